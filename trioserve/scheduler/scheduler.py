@@ -1,0 +1,420 @@
+"""Continuous batching under one token budget.
+
+There are no prefill and decode phases: a step is a list of rows, each some tokens of
+one sequence, and the sum of tokens is bounded. Who comes first, in every decision, is
+who has the lower (priority, arrival):
+
+1. Running sequences, in that order. A decoding one takes one token; one whose prompt is
+   not computed yet takes a chunk of what the budget leaves once every decoding one
+   has its token, so a long prompt delays nobody's next token by more than one step.
+2. Waiting ones, in that order, never skipping one: who waits first is admitted first,
+   so nobody starves. An admitted sequence gets the blocks of all tokens that it has,
+   so only decoding ones can run out of blocks.
+3. Who needs a block when none is free preempts the last running sequence (that may be
+   itself), which gives everything back and waits again at its old place.
+
+Invariant: a preempted sequence has no row in the plan being made. Victims are taken
+from the end of the running order and rows are made from its front.
+
+Invariant: a row's full blocks are registered in the prefix cache when the row is
+planned, not when it has been computed. Plans are executed in order, and within a step
+every layer writes all keys and values before it reads any, so whoever finds
+the block reads it after it was written.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from ..steps import (
+    BlockId,
+    FinishReason,
+    SampledToken,
+    SequenceId,
+    SequenceOutput,
+    SlotStart,
+    StepPlan,
+    StepResult,
+    StepRow,
+)
+from .blocks import BlockPool
+from .queue import WaitingQueue
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatistics:
+    """What is held at this moment; equal to a fresh scheduler's when all is done."""
+
+    num_running: int
+    num_waiting: int
+    num_steps_in_flight: int
+    num_used_blocks: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerCounters:
+    """What has happened since the start."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_sampled_tokens: int = 0
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_cached_blocks: int = 0
+
+
+class Scheduler:
+    """Plans steps; see the module's docstring for the policy.
+
+    Args:
+      num_blocks, block_size: the pool, in blocks, and a block's length in tokens.
+      max_num_seqs: sequences that run at once, and slots that plans name.
+      max_num_batched_tokens: tokens of one step; at least max_num_seqs.
+      max_model_len: no sequence grows beyond; at most num_blocks * block_size, so
+        that one sequence alone always fits.
+      prefix_caching: share full blocks by content.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        if max_num_batched_tokens < max_num_seqs:
+            raise ValueError("every running sequence must be able to decode in a step")
+        if max_model_len > num_blocks * block_size:
+            raise ValueError("the longest sequence must fit the pool alone")
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._prefix_caching = prefix_caching
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._sequences: dict[SequenceId, Sequence] = {}
+        # Sorted by Sequence.order.
+        self._running: list[Sequence] = []
+        self._waiting = WaitingQueue()
+        self._in_flight: dict[int, list[Sequence]] = {}
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_computed_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_sampled_tokens = 0
+        self._num_prefix_queried_tokens = 0
+        self._num_prefix_hit_tokens = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for admission.
+
+        Raises:
+          ValueError: it can never fit, or its id is taken.
+        """
+        if sequence.num_tokens >= self._max_model_len:
+            raise ValueError("the prompt leaves no room for a token of output")
+        if sequence.sequence_id in self._sequences:
+            raise ValueError(f"sequence {sequence.sequence_id} is there already")
+        self._sequences[sequence.sequence_id] = sequence
+        self._waiting.push(sequence)
+
+    def abort(self, sequence_id: SequenceId) -> None:
+        """End a sequence; no output follows. One that is unknown has ended already.
+
+        Its blocks are free at once, unless a step is in flight that writes them:
+        then that step's `update` frees them.
+        """
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return
+        sequence.is_aborted = True
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        elif sequence.num_in_flight == 0:
+            self._retire(sequence)
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step, or return None if nothing can be computed now."""
+        draft = _Draft(self._max_num_batched_tokens)
+        self._plan_running(draft)
+        self._admit_waiting(draft)
+        if not draft.rows:
+            return None
+        self._num_steps += 1
+        self._in_flight[self._num_steps] = draft.sequences
+        return StepPlan(
+            step_id=self._num_steps,
+            starts=tuple(draft.starts),
+            rows=tuple(draft.rows),
+        )
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Take in what a step gave; returns what it added to each living sequence.
+
+        Plans are answered in the order in which they were made.
+        """
+        sequences = self._in_flight.pop(plan.step_id)
+        sampled = iter(result.sampled)
+        outputs = []
+        for row, sequence in zip(plan.rows, sequences, strict=True):
+            token = next(sampled) if row.sample else None
+            output = self._update_sequence(sequence, row, token, result)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_steps_in_flight=len(self._in_flight),
+            num_used_blocks=self._pool.num_blocks - self._pool.num_free,
+            num_blocks=self._pool.num_blocks,
+        )
+
+    def counters(self) -> SchedulerCounters:
+        return SchedulerCounters(
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
+            num_computed_tokens=self._num_computed_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_sampled_tokens=self._num_sampled_tokens,
+            num_prefix_queried_tokens=self._num_prefix_queried_tokens,
+            num_prefix_hit_tokens=self._num_prefix_hit_tokens,
+            num_cached_blocks=self._pool.num_cached,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of queues, slots and blocks."""
+        self._pool.check(sequence.block_ids for sequence in self._running)
+        orders = [sequence.order for sequence in self._running]
+        assert orders == sorted(set(orders)), "running sequences stand in order"
+        slots = [sequence.slot for sequence in self._running] + self._free_slots
+        assert len(slots) == len(set(slots)), "a slot has one owner"
+        for sequence in self._running:
+            needed = self._count_blocks(sequence.num_computed)
+            assert len(sequence.block_ids) >= needed, "computed tokens have blocks"
+
+    # Planning.
+
+    def _plan_running(self, draft: _Draft) -> None:
+        draft.num_reserved = sum(sequence.is_decoding for sequence in self._running)
+        for sequence in tuple(self._running):
+            was_preempted = sequence.slot is None
+            if was_preempted or not sequence.can_be_planned:
+                continue
+            draft.num_reserved -= sequence.is_decoding
+            num_tokens = min(sequence.num_uncomputed, draft.num_available)
+            if num_tokens > 0 and self._make_room(sequence, num_tokens, draft):
+                self._plan_row(sequence, num_tokens, draft)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
+        """Give a sequence the blocks for its next tokens, preempting who comes last."""
+        num_blocks = self._count_blocks(sequence.num_computed + num_tokens)
+        num_missing = max(0, num_blocks - len(sequence.block_ids))
+        while self._pool.num_free < num_missing:
+            victim = self._find_victim(sequence)
+            if victim is None:
+                return False
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return False
+        sequence.block_ids += self._pool.allocate(num_missing)
+        return True
+
+    def _find_victim(self, sequence: Sequence) -> Sequence | None:
+        for victim in reversed(self._running):
+            # The device still writes the blocks of a sequence in flight.
+            if victim.num_in_flight == 0:
+                return victim
+            if victim is sequence:
+                break
+        return None
+
+    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+        draft.num_reserved -= sequence.is_decoding
+        self._num_preemptions += 1
+        self._leave(sequence)
+        self._waiting.push(sequence)
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        while draft.num_available > 0 and self._free_slots:
+            sequence = self._waiting.peek()
+            if sequence is None or not self._admit(sequence):
+                return
+            draft.starts.append(sequence.start())
+            num_tokens = min(sequence.num_uncomputed, draft.num_available)
+            self._plan_row(sequence, num_tokens, draft)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        cached = self._match_prefix(sequence)
+        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
+        num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
+        # A block for each running sequence to grow into: without it the next step
+        # would preempt whom this one admits.
+        if num_free < num_missing + len(self._running):
+            return False
+        self._pool.acquire(cached)
+        self._waiting.remove(sequence)
+        sequence.block_ids = cached + self._pool.allocate(num_missing)
+        sequence.num_computed = len(cached) * self._block_size
+        sequence.slot = self._free_slots.pop()
+        insort(self._running, sequence, key=_order)
+        self._count_admission(sequence)
+        return True
+
+    def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
+        """Return the longest chain of cached blocks that begins the sequence."""
+        # The logprobs of cached prompt tokens were never kept.
+        if not self._prefix_caching or sequence.sampling.prompt_logprobs is not None:
+            return []
+        # The last token is always computed: its logits give the next one.
+        matched: list[BlockId] = []
+        for index in range((sequence.num_tokens - 1) // self._block_size):
+            block_id = self._pool.find(sequence.block_hash(index, self._block_size))
+            if block_id is None:
+                break
+            matched.append(block_id)
+        return matched
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        if sequence.output_token_ids:
+            return
+        sequence.num_cached_tokens = sequence.num_computed
+        self._num_prompt_tokens += sequence.num_tokens
+        if self._prefix_caching:
+            self._num_prefix_queried_tokens += sequence.num_tokens
+            self._num_prefix_hit_tokens += sequence.num_computed
+
+    def _plan_row(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
+        start = sequence.num_computed
+        sequence.num_computed += num_tokens
+        sequence.num_in_flight += 1
+        sequence.is_sample_in_flight = sequence.num_uncomputed == 0
+        self._num_computed_tokens += num_tokens
+        draft.add(sequence, start)
+        if self._prefix_caching:
+            self._register_full_blocks(sequence, start)
+
+    def _register_full_blocks(self, sequence: Sequence, start: int) -> None:
+        first = start // self._block_size
+        for index in range(first, sequence.num_computed // self._block_size):
+            block_hash = sequence.block_hash(index, self._block_size)
+            self._pool.register(sequence.block_ids[index], block_hash)
+
+    # Taking in results.
+
+    def _update_sequence(
+        self,
+        sequence: Sequence,
+        row: StepRow,
+        token: SampledToken | None,
+        result: StepResult,
+    ) -> SequenceOutput | None:
+        sequence.num_in_flight -= 1
+        if token is not None:
+            sequence.is_sample_in_flight = False
+        if sequence.is_aborted:
+            if sequence.num_in_flight == 0:
+                self._retire(sequence)
+            return None
+        prompt_logprobs = result.prompt_logprobs.get(row.slot, ())
+        if token is None and not prompt_logprobs:
+            return None
+        reason, stop_token_id = self._append(sequence, token)
+        if reason is not None:
+            del self._sequences[sequence.sequence_id]
+            self._retire(sequence)
+        return SequenceOutput(
+            sequence_id=sequence.sequence_id,
+            token_ids=(token.token_id,) if token else (),
+            logprobs=(token.logprobs,) if token and token.logprobs else (),
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=sequence.num_cached_tokens,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+        )
+
+    def _append(
+        self, sequence: Sequence, token: SampledToken | None
+    ) -> tuple[FinishReason | None, int | None]:
+        """Append a sampled token; returns why it is the last one, if it is."""
+        if token is None:
+            return None, None
+        sequence.output_token_ids.append(token.token_id)
+        self._num_sampled_tokens += 1
+        sampling = sequence.sampling
+        num_output = len(sequence.output_token_ids)
+        if num_output >= sampling.min_tokens:
+            if token.token_id in sequence.eos_token_ids:
+                return "stop", None
+            if token.token_id in sampling.stop_token_ids:
+                return "stop", token.token_id
+        is_long = sampling.max_tokens is not None and num_output >= sampling.max_tokens
+        if is_long or sequence.num_tokens >= self._max_model_len:
+            return "length", None
+        return None, None
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Take back everything from a sequence that has ended."""
+        assert sequence.num_in_flight == 0, "the device writes none of its blocks"
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None, "only a running sequence holds anything"
+        self._free_slots.append(sequence.slot)
+        self._running.remove(sequence)
+        self._pool.release(sequence.give_up())
+
+    def _count_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+
+class _Draft:
+    """A plan in the making.
+
+    `num_reserved` tokens of the budget belong to decoding sequences that have not had
+    their turn yet.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.starts: list[SlotStart] = []
+        self.rows: list[StepRow] = []
+        self.sequences: list[Sequence] = []
+        self.num_reserved = 0
+        self._budget = budget
+
+    @property
+    def num_available(self) -> int:
+        return self._budget - self.num_reserved
+
+    def add(self, sequence: Sequence, start: int) -> None:
+        assert sequence.slot is not None, "only a running sequence is planned"
+        num_tokens = sequence.num_computed - start
+        self._budget -= num_tokens
+        self.sequences.append(sequence)
+        self.rows.append(
+            StepRow(
+                slot=sequence.slot,
+                start=start,
+                num_tokens=num_tokens,
+                new_block_ids=sequence.take_new_block_ids(),
+                sample=sequence.is_sample_in_flight,
+            )
+        )
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
