@@ -90,7 +90,9 @@ class NotSupported(RequestError):
 
     def __init__(self, param: str, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
-        super().__init__(f"{param} is not supported by this server{because}", param=param)
+        super().__init__(
+            f"{param} is not supported by this server{because}", param=param
+        )
 
 
 class ModelNotFound(RequestError):

@@ -87,27 +87,46 @@ class FakeExecutor:
       fail_at_step: the step with this number raises RuntimeError.
     """
 
-    depth = 1
-
     def __init__(
         self,
         device: FakeDevice | None = None,
         *,
         step_seconds: float = 0.01,
         token_seconds: float = 0.0,
+        depth: int = 1,
         fail_at_step: int | None = None,
     ) -> None:
+        self.depth = depth
         self.device = device or FakeDevice()
         self._step_seconds = step_seconds
         self._token_seconds = token_seconds
         self._fail_at_step = fail_at_step
+        self._free_at = 0.0
 
-    async def execute(self, plan: StepPlan) -> StepResult:
-        # A step cannot be called back from a device, whoever is cancelled.
-        with trio.CancelScope(shield=True):
-            await trio.sleep(
-                self._step_seconds + self._token_seconds * plan.num_tokens
-            )
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+    def submit(self, plan: StepPlan) -> _FakeHandle:
+        starts_at = max(self._free_at, trio.current_time())
+        seconds = self._step_seconds + self._token_seconds * plan.num_tokens
+        self._free_at = starts_at + seconds
+        return _FakeHandle(self, plan, self._free_at)
+
+    def compute(self, plan: StepPlan) -> StepResult:
         if plan.step_id == self._fail_at_step:
             raise RuntimeError("the device is broken")
         return self.device.step(plan)
+
+
+class _FakeHandle:
+    def __init__(self, executor: FakeExecutor, plan: StepPlan, ready_at: float) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._ready_at = ready_at
+
+    async def wait(self) -> StepResult:
+        await trio.sleep_until(self._ready_at)
+        return self._executor.compute(self._plan)

@@ -183,7 +183,9 @@ def test_siblings_of_one_step_share_the_prompt_that_the_first_computes() -> None
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cache_salt": "other"}, {"prompt_logprobs": 1}], ids=["salt", "logprobs"]
+    "changes",
+    [{"cache_salt": "other"}, {"prompt_logprobs": 1}],
+    ids=["salt", "logprobs"],
 )
 def test_nothing_is_shared_with(changes: dict[str, object]) -> None:
     """Another salt's blocks are not found, and prompt logprobs need every token."""

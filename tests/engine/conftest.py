@@ -1,0 +1,49 @@
+"""An engine over a fake device whose steps take virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from trioserve.engine import Engine
+from trioserve.scheduler import Scheduler
+from trioserve.steps import ModelInfo
+from trioserve.testing import FakeDevice, FakeExecutor
+
+
+@pytest.fixture
+def make_engine() -> Callable[..., Engine]:
+    """Return a function that builds an engine; nothing runs until somebody runs it."""
+
+    def make(
+        *,
+        num_blocks: int = 256,
+        max_num_seqs: int = 8,
+        max_num_waiting: int = 1000,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 64,
+        **executor: object,
+    ) -> Engine:
+        return Engine(
+            Scheduler(
+                num_blocks=num_blocks,
+                block_size=4,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len,
+            ),
+            FakeExecutor(
+                FakeDevice(block_size=4), **executor  # type: ignore[arg-type]
+            ),
+            info=ModelInfo(
+                name="fake",
+                architecture="Fake",
+                vocab_size=2000,
+                max_model_len=max_model_len,
+                eos_token_ids=frozenset(),
+            ),
+            max_num_sequences=max_num_seqs + max_num_waiting,
+        )
+
+    return make

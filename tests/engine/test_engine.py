@@ -1,0 +1,337 @@
+"""The engine in virtual time: batching, fairness, preemption, cancellation, failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from trioserve.engine import Engine
+from trioserve.errors import (
+    ContextLengthExceeded,
+    EngineDied,
+    InvalidParameter,
+    QueueFull,
+    ShuttingDown,
+)
+from trioserve.steps import Prompt, SamplingParams
+from trioserve.testing import count_up
+
+MakeEngine = Callable[..., Engine]
+
+
+def prompt_of(length: int, first: int = 0) -> Prompt:
+    return Prompt(token_ids=tuple(range(first, first + length)))
+
+
+async def collect(
+    engine: Engine,
+    *prompts: Prompt,
+    priority: int = 0,
+    **sampling: object,
+) -> list[list[int]]:
+    """Return the tokens of each sequence."""
+    params = SamplingParams(**({"seed": 0, "max_tokens": 5} | sampling))  # type: ignore
+    tokens: list[list[int]] = [[] for _ in range(len(prompts) * params.n)]
+    async with engine.open_stream(prompts, params, priority=priority) as deltas:
+        async for delta in deltas:
+            tokens[delta.index] += delta.token_ids
+    return tokens
+
+
+async def test_a_stream_gives_its_tokens_and_ends(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    async with engine.open_stream(
+        [prompt_of(3)], SamplingParams(seed=7, max_tokens=3)
+    ) as deltas:
+        got = [delta async for delta in deltas]
+    assert [token for delta in got for token in delta.token_ids] == [
+        count_up(7, i) for i in range(3)
+    ]
+    assert [delta.finish_reason for delta in got] == [None, None, "length"]
+    assert engine.statistics() == make_engine().statistics()
+
+
+async def test_streams_share_steps(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Eight streams of five tokens take as long as one."""
+    engine = make_engine(step_seconds=1.0)
+    await nursery.start(engine.run)
+    async with trio.open_nursery() as streams:
+        for first in range(8):
+            streams.start_soon(collect, engine, prompt_of(4, 100 * first))
+    assert trio.current_time() == 5.0
+
+
+async def test_a_newcomer_joins_at_the_next_step(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(step_seconds=1.0)
+    await nursery.start(engine.run)
+    nursery.start_soon(lambda: collect(engine, prompt_of(4), max_tokens=20))
+    await trio.sleep(2.5)
+    await collect(engine, prompt_of(4, 100), max_tokens=1)
+    assert trio.current_time() == 4.0
+
+
+async def test_a_long_prompt_delays_nobody_by_more_than_a_step(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(
+        max_num_batched_tokens=8, step_seconds=0.0, token_seconds=0.125
+    )
+    await nursery.start(engine.run)
+    gaps = []
+
+    async def decode() -> None:
+        params = SamplingParams(max_tokens=20, seed=0)
+        async with engine.open_stream([prompt_of(1)], params) as deltas:
+            last = trio.current_time()
+            async for _ in deltas:
+                gaps.append(trio.current_time() - last)
+                last = trio.current_time()
+
+    async with trio.open_nursery() as streams:
+        streams.start_soon(decode)
+        await trio.sleep(0.5)
+        streams.start_soon(lambda: collect(engine, prompt_of(50, 100)))
+    # A full step of 8 tokens takes a second.
+    assert max(gaps) == 1.0
+
+
+async def test_sequences_of_one_request_have_their_own_index_and_seed(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    tokens = await collect(engine, prompt_of(3), prompt_of(4, 50), n=2, seed=9)
+    assert tokens == [[count_up(9 + k, i) for i in range(5)] for k in (0, 1, 0, 1)]
+
+
+async def test_without_a_seed_two_requests_differ(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    runs = [await collect(engine, prompt_of(3), seed=None) for _ in range(3)]
+    assert any(run != runs[0] for run in runs[1:])
+
+
+async def test_preempted_streams_get_the_same_tokens(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(num_blocks=16)
+    await nursery.start(engine.run)
+    results: list[list[list[int]]] = []
+
+    async def run(first: int) -> None:
+        results.append(await collect(engine, prompt_of(8, first), max_tokens=40))
+
+    async with trio.open_nursery() as streams:
+        for first in (0, 100, 200):
+            streams.start_soon(run, first)
+    assert engine.counters().num_preemptions > 0
+    assert results == [[[count_up(0, i) for i in range(40)]]] * 3
+
+
+async def test_a_higher_priority_is_admitted_first(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=1)
+    await nursery.start(engine.run)
+    ended = []
+
+    async def run(priority: int) -> None:
+        await collect(engine, prompt_of(3), priority=priority)
+        ended.append(priority)
+
+    async with trio.open_nursery() as streams:
+        streams.start_soon(run, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        for priority in (3, 1, 2):
+            streams.start_soon(run, priority)
+    assert ended == [0, 1, 2, 3]
+
+
+async def test_leaving_the_block_frees_the_blocks_within_a_step(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(step_seconds=1.0)
+    await nursery.start(engine.run)
+    with trio.move_on_after(2.5):
+        await collect(engine, prompt_of(8), max_tokens=50)
+    # Step 3 is on the device and writes them.
+    assert engine.statistics().scheduler.num_used_blocks > 0
+    await trio.sleep(0.6)
+    assert engine.statistics() == make_engine().statistics()
+
+
+async def test_leaving_while_queued_costs_no_step(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=1, step_seconds=1.0)
+    await nursery.start(engine.run)
+    async with trio.open_nursery() as streams:
+        streams.start_soon(lambda: collect(engine, prompt_of(3), max_tokens=10))
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(2):
+            await collect(engine, prompt_of(30, 500))
+    assert engine.counters().num_computed_tokens == 3 + 9
+    assert engine.statistics() == make_engine(max_num_seqs=1).statistics()
+
+
+async def test_300_streams_dropped_at_random_leave_a_fresh_engine(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(num_blocks=48, token_seconds=0.001)
+    await nursery.start(engine.run)
+    rng = random.Random(5)
+
+    async def run(delay: float, patience: float, first: int) -> None:
+        await trio.sleep(delay)
+        with trio.move_on_after(patience):
+            await collect(
+                engine, prompt_of(rng.randint(1, 30), first), max_tokens=30, n=2
+            )
+
+    async with trio.open_nursery() as streams:
+        for number in range(300):
+            delay, patience = rng.uniform(0, 20), rng.expovariate(1.0)
+            streams.start_soon(run, delay, patience, number)
+    await trio.sleep(1)
+    assert engine.statistics() == make_engine(num_blocks=48).statistics()
+
+
+async def test_a_slow_reader_gets_what_gathered_in_one_delta(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(step_seconds=1.0)
+    await nursery.start(engine.run)
+    params = SamplingParams(max_tokens=10, seed=0)
+    async with engine.open_stream([prompt_of(3)], params) as deltas:
+        await trio.sleep(4.5)
+        lengths = [len(delta.token_ids) async for delta in deltas]
+    assert lengths == [4, 1, 1, 1, 1, 1, 1]
+
+
+async def test_stopping_one_sequence_leaves_its_siblings(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    tokens: list[list[int]] = [[], []]
+    params = SamplingParams(n=2, max_tokens=6, seed=0)
+    async with engine.open_stream([prompt_of(3)], params) as deltas:
+        async for delta in deltas:
+            tokens[delta.index] += delta.token_ids
+            if len(tokens[0]) == 2:
+                deltas.stop(0)
+    assert list(map(len, tokens)) == [2, 6]
+
+
+async def test_a_failing_step_ends_every_stream_and_the_loop(
+    make_engine: MakeEngine, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(fail_at_step=3)
+    died = []
+
+    async def read(first: int) -> None:
+        with pytest.raises(EngineDied):
+            await collect(engine, prompt_of(3, first), max_tokens=50)
+        died.append(first)
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RuntimeError, match="broken"), flatten_subgroups=True
+    ):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            nursery.start_soon(read, 0)
+            nursery.start_soon(read, 100)
+    assert sorted(died) == [0, 100]
+    assert not engine.is_alive
+    with pytest.raises(EngineDied):
+        await collect(engine, prompt_of(1))
+
+
+async def test_a_cancelled_engine_tells_its_streams_that_it_stops(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    told = trio.Event()
+
+    async def read() -> None:
+        with pytest.raises(ShuttingDown):
+            await collect(engine, prompt_of(3), max_tokens=50)
+        told.set()
+
+    async with trio.open_nursery() as host:
+        await host.start(engine.run)
+        nursery.start_soon(read)
+        await trio.sleep(0.1)
+        host.cancel_scope.cancel()
+    await told.wait()
+
+
+async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=2, max_num_waiting=1)
+    await nursery.start(engine.run)
+    async with trio.open_nursery() as streams:
+        streams.start_soon(lambda: collect(engine, prompt_of(3), n=3))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(QueueFull) as caught:
+            await collect(engine, prompt_of(3))
+    assert caught.value.status == 429
+    assert caught.value.retry_after_seconds >= 1
+    await collect(engine, prompt_of(3))
+
+
+@pytest.mark.parametrize(
+    ("length", "sampling", "error", "param"),
+    [
+        (64, {}, ContextLengthExceeded, "prompt"),
+        (60, {"max_tokens": 5}, ContextLengthExceeded, "prompt"),
+        (3, {"stop_token_ids": (2000,)}, InvalidParameter, "stop_token_ids"),
+        (3, {"logit_bias": ((2000, 1.0),)}, InvalidParameter, "logit_bias"),
+        (3, {"n": 100}, InvalidParameter, "n"),
+    ],
+)
+async def test_what_cannot_be_computed_is_refused_at_the_door(
+    make_engine: MakeEngine,
+    nursery: trio.Nursery,
+    length: int,
+    sampling: dict[str, object],
+    error: type[Exception],
+    param: str,
+) -> None:
+    engine = make_engine(max_num_waiting=8)
+    await nursery.start(engine.run)
+    with pytest.raises(error) as caught:
+        await collect(engine, prompt_of(length), **sampling)
+    assert caught.value.param == param  # type: ignore[attr-defined]
+    assert engine.statistics() == make_engine().statistics()
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused(
+    make_engine: MakeEngine, nursery: trio.Nursery
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    with pytest.raises(InvalidParameter, match="between 0 and 1999"):
+        await collect(engine, Prompt(token_ids=(1, 2000)))
+
+
+async def test_without_max_tokens_a_sequence_fills_the_models_length(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_model_len=20)
+    await nursery.start(engine.run)
+    assert len((await collect(engine, prompt_of(12), max_tokens=None))[0]) == 8

@@ -1,0 +1,37 @@
+"""What the rooms above see of an engine, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from ..scheduler import SchedulerCounters
+from ..steps import ModelInfo, Prompt, SamplingParams
+from .delivery import TokenStream
+
+if TYPE_CHECKING:
+    from .engine import EngineStatistics
+
+
+class EngineClient(Protocol):
+    """Opens streams of tokens."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that is served."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop runs; a dead one never comes back."""
+
+    def open_stream(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, *, priority: int = 0
+    ) -> AbstractAsyncContextManager[TokenStream]:
+        """Generate from each prompt until the block is left; see Engine."""
+
+    def statistics(self) -> EngineStatistics:
+        """Return what is held at this moment."""
+
+    def counters(self) -> SchedulerCounters:
+        """Return what has happened since the start."""
