@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+from trioserve.errors import WeightsNotFound
+from trioserve.weights import Weights, resolve_weights
+
+
+def test_a_folder_is_served_where_it_is_under_its_own_name(model_folder: Path) -> None:
+    weights = resolve_weights(str(model_folder))
+    assert weights == Weights(folder=model_folder, name="tiny-model")
+
+
+def test_a_relative_folder_has_the_name_that_it_has_on_disk(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder)
+    assert resolve_weights(".") == Weights(folder=model_folder, name="tiny-model")
+
+
+def test_a_local_folder_comes_before_a_hub_id(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder.parent.parent)
+    source = f"{model_folder.parent.name}/tiny-model"
+    assert resolve_weights(source).folder == model_folder
+
+
+def test_a_tilde_is_the_home_folder(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(model_folder.parent))
+    assert resolve_weights("~/tiny-model").folder == model_folder
+
+
+@pytest.mark.parametrize(
+    "source", ["./nowhere", "/nowhere/at/all", "~/nowhere", "a/b/c", "nowhere.gguf"]
+)
+def test_a_path_to_nothing_is_not_looked_for_on_the_hub(source: str) -> None:
+    with pytest.raises(WeightsNotFound, match="there is no such file or folder$"):
+        resolve_weights(source)
+
+
+@pytest.mark.parametrize("source", ["", "a b", "a:b", "org/", "--x", "x" * 5000, "\0"])
+def test_what_is_neither_a_path_nor_a_hub_id_is_refused(source: str) -> None:
+    with pytest.raises(WeightsNotFound, match="it is not a hub id"):
+        resolve_weights(source)
+
+
+def test_a_file_of_another_kind_is_refused(model_folder: Path) -> None:
+    with pytest.raises(WeightsNotFound, match="only .gguf is read"):
+        resolve_weights(str(model_folder / "model.safetensors"))
+
+
+@pytest.mark.slow
+def test_importing_the_room_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, trioserve.weights\n"
+        "heavy = {'torch', 'transformers', 'huggingface_hub', 'gguf', 'numpy'}\n"
+        "print(*heavy & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
+    model_folder: Path, tmp_path: Path, has_copy: bool
+) -> None:
+    repository = tmp_path / "hf" / "hub" / "models--org--tiny"
+    commit = "0123456789" * 4
+    if has_copy:
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(commit)
+        (repository / "snapshots").mkdir()
+        model_folder.rename(repository / "snapshots" / commit)
+    # The client reads these once, when it is imported.
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    code = (
+        "from trioserve.errors import StartupError\n"
+        "from trioserve.weights import resolve_weights\n"
+        "try: print(resolve_weights('org/tiny'))\n"
+        "except StartupError as error: print(error)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    if has_copy:
+        folder = repository / "snapshots" / commit
+        assert printed == f"{Weights(folder=folder, name='org/tiny')!r}\n"
+    else:
+        assert printed == (
+            "cannot find the model 'org/tiny': it is neither a local folder nor in the "
+            "Hugging Face cache, and the hub is out of reach\n"
+        )

