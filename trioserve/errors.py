@@ -11,6 +11,7 @@
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
       - ShuttingDown                503
+    * InternalError                 500; a defect of ours ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
     * StartupError                  never reaches a client: the command line ends with 2
       - WeightsNotFound
@@ -35,6 +36,7 @@ __all__ = [
     "Unavailable",
     "QueueFull",
     "ShuttingDown",
+    "InternalError",
     "EngineDied",
     "StartupError",
     "WeightsNotFound",
@@ -73,12 +75,20 @@ class ContextLengthExceeded(RequestError):
     """Raised when a prompt, with the output asked for, cannot fit the model."""
 
     def __init__(
-        self, *, num_tokens: int, limit: int, max_tokens: int = 0, param: str = "prompt"
+        self,
+        *,
+        num_tokens: int,
+        limit: int,
+        max_tokens: int = 0,
+        param: str = "prompt",
+        is_lower_bound: bool = False,
     ) -> None:
+        at_least = "at least " if is_lower_bound else ""
         asked = f" and {max_tokens} output tokens were asked for" if max_tokens else ""
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, the "
-            f"prompt has {num_tokens} tokens{asked}. Please reduce the length.",
+            f"prompt has {at_least}{num_tokens} tokens{asked}. Please reduce the "
+            "length.",
             param=param,
         )
         self.num_tokens = num_tokens
@@ -154,6 +164,13 @@ class ShuttingDown(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", retry_after_seconds=10)
+
+
+class InternalError(TrioserveError):
+    """Raised in place of what nobody expected; the log has the cause."""
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error.")
 
 
 class EngineDied(TrioserveError):

@@ -1,0 +1,204 @@
+"""Messages to text: what is taken, what is refused, and by which name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from trioserve.config import RenderConfig
+from trioserve.errors import InvalidParameter, NotSupported, RequestError
+from trioserve.render import load_renderer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Subject
+
+USER = {"role": "user", "content": "Hi"}
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    text: str
+
+
+class StructMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataclassMessage:
+    role: str
+    content: str
+
+
+async def test_messages_become_the_templates_text(byte_level: Subject) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    prompt = await byte_level.renderer.render_chat(messages, cache_salt="s")
+    assert prompt.text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.token_ids == tuple(byte_level.encode(prompt.text))
+    assert prompt.cache_salt == "s"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        USER,
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        StructMessage("user", "Hi"),
+        StructMessage("user", [TextPart("Hi")]),
+        DataclassMessage(role="user", content="Hi"),
+        {"role": "user", "content": [TextPart("Hi")], "name": "Ann"},
+    ],
+)
+async def test_structs_dataclasses_and_mappings_say_the_same(
+    byte_level: Subject, message: Mapping[str, object]
+) -> None:
+    expected = await byte_level.renderer.render_chat([USER])
+    assert await byte_level.renderer.render_chat([message]) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "x"}, "system\nx"),
+        ({"role": "tool", "content": "42", "tool_call_id": "c"}, "tool\n42"),
+        ({"role": "assistant", "content": None}, "assistant\n"),
+        ({"role": "assistant"}, "assistant\n"),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "text", "text": "b"},
+                ],
+            },
+            "user\na\nb",
+        ),
+    ],
+)
+async def test_roles_and_contents_are_brought_into_the_templates_form(
+    byte_level: Subject, message: Mapping[str, object], expected: str
+) -> None:
+    prompt = await byte_level.renderer.render_chat(
+        [message], add_generation_prompt=False
+    )
+    assert prompt.text == f"<|im_start|>{expected}<|im_end|>\n"
+
+
+async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
+    prompt = await byte_level.renderer.render_chat(
+        [USER, {"role": "assistant", "content": "Hello"}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert prompt.text is not None
+    assert prompt.text.endswith("<|im_start|>assistant\nHello")
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "param"),
+    [
+        ([], InvalidParameter, "messages"),
+        (["Hi"], InvalidParameter, "messages[0]"),
+        ([USER, 7], InvalidParameter, "messages[1]"),
+        ([{"content": "Hi"}], InvalidParameter, "messages[0].role"),
+        ([{**USER, "role": "robot"}], InvalidParameter, "messages[0].role"),
+        ([{**USER, "role": ["user"]}], InvalidParameter, "messages[0].role"),
+        ([{**USER, "content": 7}], InvalidParameter, "messages[0].content"),
+        (
+            [USER, {**USER, "content": [{"type": "image_url"}]}],
+            NotSupported,
+            "messages[1].content[0].type",
+        ),
+        (
+            [{**USER, "content": [{"type": "text", "text": 7}]}],
+            InvalidParameter,
+            "messages[0].content[0].text",
+        ),
+        ([{**USER, "content": ["Hi"]}], InvalidParameter, "messages[0].content[0]"),
+        ([{**USER, "content": "\ud83d"}], InvalidParameter, "messages"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
+            NotSupported,
+            "messages[0].tool_calls",
+        ),
+    ],
+)
+async def test_wrong_messages_are_refused_by_name(
+    byte_level: Subject,
+    messages: list[Mapping[str, object]],
+    error: type[RequestError],
+    param: str,
+) -> None:
+    with pytest.raises(error) as caught:
+        await byte_level.renderer.render_chat(messages)
+    assert caught.value.param == param
+
+
+async def test_a_message_is_either_continued_or_answered(byte_level: Subject) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        await byte_level.renderer.render_chat([USER], continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template", "tokenize", "messages", "conversations", "tools", "self"],
+)
+async def test_how_the_template_is_called_is_not_the_clients_to_set(
+    byte_level: Subject, name: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=name) as caught:
+        await byte_level.renderer.render_chat([USER], chat_template_kwargs={name: "x"})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+async def test_without_a_template_messages_are_refused(sentencepiece: Subject) -> None:
+    with pytest.raises(InvalidParameter, match="no chat template") as caught:
+        await sentencepiece.renderer.render_chat([USER])
+    assert caught.value.param == "messages"
+
+
+async def test_template_variables_reach_a_given_template(
+    sentencepiece_folder: Path,
+) -> None:
+    renderer = load_renderer(
+        sentencepiece_folder,
+        RenderConfig(),
+        max_model_len=64,
+        chat_template="{{ mood }}: {{ messages[-1].content }}",
+    )
+    prompt = await renderer.render_chat([USER], chat_template_kwargs={"mood": "happy"})
+    assert prompt.text == "happy: Hi"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].missing.deeper }}", "missing"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "unsafe"),
+        ("{{ 1 // 0 }}", "zero"),
+    ],
+)
+async def test_what_a_template_raises_is_the_requests_fault(
+    byte_level_folder: Path, template: str, reason: str
+) -> None:
+    renderer = load_renderer(
+        byte_level_folder, RenderConfig(), max_model_len=64, chat_template=template
+    )
+    with pytest.raises(InvalidParameter, match=reason) as caught:
+        await renderer.render_chat([USER])
+    assert caught.value.param == "messages"

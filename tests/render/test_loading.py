@@ -1,0 +1,129 @@
+"""Loading: what cannot serve is told before serving."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import shutil
+
+import pytest
+from tokenizers import Tokenizer, decoders
+from transformers import AutoTokenizer
+
+from trioserve.config import RenderConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from trioserve.render import Renderer, load_renderer
+from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
+
+CONFIG = RenderConfig()
+TEXTS = [
+    "",
+    "a",
+    " Hello  world\n",
+    "Zwölf größere Bücher, 你好世界 🙂",
+    "<|im_start|>user\n</s><s>x",
+    "def main():\n    return [1, 2, 3]\n" * 20,
+]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?  "},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, byte_level_folder: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(byte_level_folder, tmp_path / "model"))
+
+
+def test_a_folder_without_a_tokenizer_is_broken(tmp_path: Path) -> None:
+    with pytest.raises(WeightsBroken, match="tokenizer"):
+        load_renderer(tmp_path, CONFIG, max_model_len=64)
+
+
+def test_a_damaged_tokenizer_file_is_broken(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
+    with pytest.raises(WeightsBroken, match="tokenizer"):
+        load_renderer(folder, CONFIG, max_model_len=64)
+
+
+def test_a_tokenizer_that_does_not_join_is_unsupported(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.CTC()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="one by one"):
+        load_renderer(folder, CONFIG, max_model_len=64)
+
+
+def test_a_slow_tokenizer_is_unsupported(tmp_path: Path) -> None:
+    # ByT5's tokenizer is Python alone: UTF-8 bytes without any vocabulary file.
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(UnsupportedModel, match="fast"):
+        load_renderer(tmp_path, CONFIG, max_model_len=64)
+
+
+def test_a_template_with_a_syntax_error_is_told_at_once(folder: Path) -> None:
+    with pytest.raises(InvalidConfig, match="--chat-template: line 2"):
+        load_renderer(folder, CONFIG, max_model_len=64, chat_template="{# #}\n{% if %}")
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(WeightsBroken, match="chat template: line 1"):
+        load_renderer(folder, CONFIG, max_model_len=64)
+
+
+async def test_truncation_that_the_file_asks_for_is_not_done(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    renderer = load_renderer(folder, CONFIG, max_model_len=64)
+    assert len((await renderer.render_text("xyzxyz")).token_ids) == 6
+    assert len((await renderer.render_text("x")).token_ids) == 1
+
+
+async def check_ids(folder: Path, renderer: Renderer) -> None:
+    oracle = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for text in filter(None, TEXTS):
+        for special in (True, False):
+            ids = oracle(text, add_special_tokens=special)["input_ids"]
+            got = await renderer.render_text(text, add_special_tokens=special)
+            assert list(got.token_ids) == ids
+            assert await renderer.detokenize(ids) == oracle.decode(ids)
+    if oracle.chat_template is None:
+        return
+    chat = oracle.apply_chat_template(CHAT, add_generation_prompt=True)
+    assert list((await renderer.render_chat(CHAT)).token_ids) == chat["input_ids"]
+
+
+@pytest.mark.parametrize("build", [tiny_tokenizer, tiny_sentencepiece_tokenizer])
+async def test_ids_are_those_of_transformers(tmp_path: Path, build: object) -> None:
+    assert callable(build)
+    build(tmp_path)
+    renderer = load_renderer(tmp_path, CONFIG, max_model_len=2048)
+    await check_ids(tmp_path, renderer)
+
+
+@pytest.mark.slow
+async def test_ids_of_the_default_model_are_those_of_transformers() -> None:
+    from trioserve.config import DEFAULT_MODEL
+    from trioserve.weights import resolve_weights
+
+    folder = resolve_weights(DEFAULT_MODEL).folder
+    renderer = load_renderer(folder, CONFIG, max_model_len=2048)
+    await check_ids(folder, renderer)
+
+
+@pytest.mark.parametrize("build", [tiny_tokenizer, tiny_sentencepiece_tokenizer])
+def test_a_tiny_tokenizer_has_the_size_that_was_asked_for(
+    tmp_path: Path, build: object
+) -> None:
+    assert callable(build)
+    build(tmp_path, vocab_size=450)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 450
+    with pytest.raises(ValueError, match="the corpus gives"):
+        build(tmp_path, vocab_size=100_000)

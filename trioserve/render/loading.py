@@ -1,0 +1,88 @@
+"""A model's tokenizer, from its folder to a Renderer that is ready to work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from ..config import RenderConfig
+from ..errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from .renderer import Renderer
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_renderer(
+    folder: Path,
+    config: RenderConfig,
+    *,
+    max_model_len: int,
+    chat_template: str | None = None,
+) -> Renderer:
+    """Load a tokenizer and check that it can serve. Blocks for a second or more.
+
+    Args:
+      folder: a model in Hugging Face layout; nothing is looked up elsewhere.
+      max_model_len: tokens of prompt and output together.
+      chat_template: a Jinja template that replaces the model's own.
+
+    Raises:
+      WeightsBroken: the folder holds no tokenizer that can be read.
+      UnsupportedModel: it is not a fast one, or its text is not its tokens in a row.
+      InvalidConfig: `chat_template` is not a template.
+    """
+    tokenizer = _load_tokenizer(folder)
+    # Set for good, before threads share the tokenizer. Some files ask for truncation,
+    # which would cut prompts in silence.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    vocabulary = Vocabulary(tokenizer.backend_tokenizer)
+    if not vocabulary.joins_as_decoded():
+        raise UnsupportedModel(
+            type(tokenizer).__name__, "its tokens do not add up to text one by one"
+        )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    _check_chat_template(tokenizer, folder, is_replaced=chat_template is not None)
+    return Renderer(tokenizer, vocabulary, config, max_model_len=max_model_len)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    # Imported here because it takes seconds, and rooms that import render may never
+    # load a tokenizer.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    # Broken files raise whatever their parser raises.
+    except Exception as error:
+        raise WeightsBroken(str(folder), f"its tokenizer: {error}") from error
+    if not tokenizer.is_fast:
+        raise UnsupportedModel(
+            type(tokenizer).__name__, "it has no fast tokenizer (tokenizer.json)"
+        )
+    return tokenizer
+
+
+def _check_chat_template(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, *, is_replaced: bool
+) -> None:
+    """Compile the template: its mistakes are told before the first request."""
+    if tokenizer.chat_template is None:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        reason = f"line {error.lineno}: {error.message}"
+        if is_replaced:
+            raise InvalidConfig("chat_template", reason) from error
+        raise WeightsBroken(str(folder), f"its chat template: {reason}") from error
+    # Any other complaint is about this message; a request will hear it as a 400.
+    except Exception:
+        return

@@ -1,0 +1,148 @@
+"""What each token says, in bytes: the table that text is put together from.
+
+A token need not end where a character ends, so its text is bytes. Byte-level
+tokenizers (GPT-2, Llama 3, Qwen, SmolLM) spell every byte as a printable character;
+SentencePiece's (Llama 2, Gemma, Mistral) spell words with U+2581 for a space, and
+bytes that no word covers as <0xE4>. In both, a text's bytes are its tokens' bytes in
+a row, except that SentencePiece drops a space where the text begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+import json
+import re
+
+from tokenizers import Tokenizer
+
+# Joined token by token and compared with the tokenizer's own text before serving:
+# several scripts, bytes outside any vocabulary, runs of spaces, line ends.
+_SAMPLE = (
+    'Hello, world! It\'s 12:30.\n\n  naïve café, "quoted"\t你好 мир 🙂 e\u0301\u200d.'
+)
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _map_byte_characters() -> dict[str, int]:
+    """The printable character that stands for each byte.
+
+    Source: bytes_to_unicode of OpenAI's GPT-2 encoder.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + rank): byte for rank, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _map_byte_characters()
+
+
+class _Table(dict[int, bytes]):
+    """Token bytes, each worked out when it is first asked for.
+
+    A vocabulary has up to 256,000 tokens and a conversation uses few of them. A hit
+    is one dictionary access without a Python frame.
+    """
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._spell(token_id)
+        return piece
+
+
+class Vocabulary:
+    """Bytes of every token of one tokenizer.
+
+    Args:
+      tokenizer: read only, and only by calls that take microseconds.
+
+    Attributes:
+      size: ids run from 0 to size - 1; some may be unused.
+      longest_token: characters of the longest token, at least.
+      special_token_ids: tokens that `skip_special_tokens` leaves out.
+      drops_first_space: a space is left out where a text begins.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        self.size = max(ids.values(), default=-1) + 1
+        # In bytes for byte-level tokenizers: never less than in characters.
+        self.longest_token = max(map(len, ids), default=1)
+        self.special_token_ids = frozenset(
+            token_id
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self._all = _Table(self._choose_spelling())
+        self._plain = _Table(self._spell_plain)
+        self.drops_first_space = self._drops_first_space()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token inside a text; none for an id that has no token."""
+        return self._all[token_id]
+
+    def join(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """The bytes that tokens inside a text add to it."""
+        table = self._plain if skip_special_tokens else self._all
+        return b"".join(map(table.__getitem__, token_ids))
+
+    def joins_as_decoded(self) -> bool:
+        """Whether a sample's text is what its tokens' bytes give in a row."""
+        sample = self._tokenizer.encode_batch_fast([_SAMPLE], add_special_tokens=False)
+        ids = sample[0].ids
+        joined = self.join(ids, skip_special_tokens=False)
+        if self.drops_first_space:
+            joined = joined.removeprefix(b" ")
+        return joined.decode(errors="replace") == self._decode(ids)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _spell_plain(self, token_id: int) -> bytes:
+        return b"" if token_id in self.special_token_ids else self._all[token_id]
+
+    def _choose_spelling(self) -> Callable[[int], bytes]:
+        decoders = _list_decoders(self._tokenizer)
+        if "ByteLevel" in decoders:
+            return self._spell_byte_level
+        # A token that is no start of a text: what follows it stands inside a text.
+        anchor = self._tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        anchor_text = self._decode(anchor)
+        has_byte_tokens = "ByteFallback" in decoders
+
+        def spell(token_id: int) -> bytes:
+            token = self._tokenizer.id_to_token(token_id)
+            if token is None:
+                return b""
+            if has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(token)):
+                return bytes.fromhex(byte[1])
+            text = self._decode([*anchor, token_id])
+            return text.removeprefix(anchor_text).encode()
+
+        return spell
+
+    def _spell_byte_level(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) or ""
+        try:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+        except KeyError:
+            # An added token is spelt as it is; the decoder tells by the same rule.
+            return token.encode()
+
+    def _drops_first_space(self) -> bool:
+        ids = self._tokenizer.encode("a a", add_special_tokens=False).ids
+        spaced = [i for i in ids if self.token_bytes(i).startswith(b" ")]
+        return bool(spaced) and not self._decode(spaced[:1]).startswith(" ")
+
+
+def _list_decoders(tokenizer: Tokenizer) -> frozenset[str]:
+    if tokenizer.decoder is None:
+        return frozenset()
+    spec = json.loads(tokenizer.decoder.__getstate__())
+    return frozenset(part["type"] for part in [spec, *spec.get("decoders", ())])
