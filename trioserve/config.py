@@ -6,8 +6,11 @@ becomes known; nothing is written back and nothing is read from the environment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import msgspec
 
 from .errors import InvalidConfig
 
@@ -121,13 +124,13 @@ class HttpConfig:
     enable_h2c: bool = False
     """Speak HTTP/2 without TLS to those who ask for it."""
 
-    drain_timeout_seconds: float = 30.0
-    """After SIGTERM, streams may go on for so long before they are cancelled."""
+    drain_timeout: float = 30.0
+    """After SIGTERM, streams may go on for so many seconds before they are cancelled."""
 
     def __post_init__(self) -> None:
         parse_bytes("max_body_size", self.max_body_size)
-        if not 0 <= self.drain_timeout_seconds < float("inf"):
-            raise InvalidConfig("drain_timeout_seconds", "must be 0 or more")
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise InvalidConfig("drain_timeout", "must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,53 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     bind: BindConfig = field(default_factory=BindConfig)
+
+
+Config = TypeVar("Config")
+
+
+def build_config(config_type: type[Config], options: Mapping[str, object]) -> Config:
+    """Make a configuration from flat options, named as the fields are.
+
+    Raises:
+      InvalidConfig: an option is unknown, has the wrong type or a senseless value.
+    """
+    known = {option.name for option in list_options(config_type)}
+    for name in options:
+        if name not in known:
+            raise InvalidConfig(name, "there is no such option here")
+    config: Config = _build(config_type, options)
+    return config
+
+
+def list_options(config_type: type) -> Iterator[Field[Any]]:
+    """Yield the fields that are options: those of the innermost dataclasses."""
+    hints = get_type_hints(config_type)
+    for option in fields(config_type):
+        if is_dataclass(hints[option.name]):
+            yield from list_options(hints[option.name])
+        else:
+            yield option
+
+
+def _build(config_type: Any, options: Mapping[str, object]) -> Any:
+    hints = get_type_hints(config_type)
+    values = {}
+    for option in fields(config_type):
+        if is_dataclass(hints[option.name]):
+            values[option.name] = _build(hints[option.name], options)
+        elif option.name in options:
+            values[option.name] = _convert(
+                option.name, options[option.name], hints[option.name]
+            )
+    return config_type(**values)
+
+
+def _convert(name: str, value: object, hint: Any) -> Any:
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(name, str(error)) from error
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -153,6 +153,7 @@ class ModelInfo:
       default_sampling: fields of SamplingParams that the model's own
         generation_config sets.
       kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
+      fingerprint: changes whenever the same request could get another answer.
     """
 
     name: str
@@ -162,6 +163,7 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     default_sampling: tuple[tuple[str, float], ...] = ()
     kv_bytes_per_token: int = 0
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -298,7 +298,7 @@ async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
     ("length", "sampling", "error", "param"),
     [
         (64, {}, ContextLengthExceeded, "prompt"),
-        (60, {"max_tokens": 5}, ContextLengthExceeded, "prompt"),
+        (60, {"max_tokens": 5}, ContextLengthExceeded, "max_tokens"),
         (3, {"stop_token_ids": (2000,)}, InvalidParameter, "stop_token_ids"),
         (3, {"logit_bias": ((2000, 1.0),)}, InvalidParameter, "logit_bias"),
         (3, {"n": 100}, InvalidParameter, "n"),

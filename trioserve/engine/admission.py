@@ -50,5 +50,8 @@ def _check_length(prompt: Prompt, sampling: SamplingParams, limit: int) -> None:
     max_tokens = sampling.max_tokens or 0
     if num_tokens + max(1, max_tokens) > limit:
         raise ContextLengthExceeded(
-            num_tokens=num_tokens, limit=limit, max_tokens=max_tokens
+            num_tokens=num_tokens,
+            limit=limit,
+            max_tokens=max_tokens,
+            param="prompt" if num_tokens >= limit else "max_tokens",
         )

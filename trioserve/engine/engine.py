@@ -102,13 +102,13 @@ class Engine:
                 await self._step_forever()
         except Exception:
             logger.error("the engine failed", exc_info=True)
-            self._close(EngineDied())
+            self.close_streams(EngineDied())
             # Shielded, or a cancellation meanwhile would hide the failure.
             with trio.move_on_after(FAREWELL_SECONDS, shield=True):
                 await self._wait_no_streams()
             raise
         finally:
-            self._close(ShuttingDown())
+            self.close_streams(ShuttingDown())
 
     @asynccontextmanager
     async def open_stream(
@@ -142,6 +142,17 @@ class Engine:
             self._streams.remove(stream)
             if not self._streams:
                 self._all_closed.set()
+
+    def close_streams(self, error: Exception) -> None:
+        """Raise `error` in every open stream and in whoever would open one.
+
+        What a stream has gathered is read first. Only the first call counts.
+        """
+        if self._end is not None:
+            return
+        self._end = error
+        for stream in self._streams:
+            stream.fail(error)
 
     # Requests.
 
@@ -219,13 +230,6 @@ class Engine:
             stream.push_nowait(index, output)
             if output.finish_reason is not None:
                 del self._owners[output.sequence_id]
-
-    def _close(self, error: Exception) -> None:
-        if self._end is not None:
-            return
-        self._end = error
-        for stream in self._streams:
-            stream.fail(error)
 
     async def _wait_no_streams(self) -> None:
         while self._streams:

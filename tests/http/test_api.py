@@ -1,0 +1,473 @@
+"""The API over real sockets, with a fake device: fields, streams, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.testing_server import FakeServer, open_fake_server
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+
+Post = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+async def server(tokenizer_folder: Path) -> FakeServer:
+    async with open_fake_server(tokenizer_folder) as server:
+        with trio.fail_after(30):
+            yield server
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> httpx.AsyncClient:
+    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+async def stream(client: httpx.AsyncClient, path: str, body: object) -> list[Any]:
+    """Return the events' data: decoded, and [DONE] as it is."""
+    async with client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in response.aiter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    data = [line.removeprefix("data: ") for line in lines]
+    return [part if part == "[DONE]" else json.loads(part) for part in data]
+
+
+def answer_of(server: FakeServer, num_tokens: int) -> str:
+    """Return the text of the fake's first tokens."""
+    renderer = server.state.text_engine.renderer
+    ids = [server.answer_ids[i % len(server.answer_ids)] for i in range(num_tokens)]
+    return b"".join(map(renderer.token_bytes, ids)).decode()
+
+
+async def test_a_chat_is_answered_whole(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    response = await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 6})
+    assert response.status_code == 200
+    answer = response.json()
+    choice = answer["choices"][0]
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "fake"
+    assert answer["system_fingerprint"] == "fp_fake"
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == answer_of(server, 6)
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 6
+    prompt_tokens = answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["total_tokens"] == prompt_tokens + 6
+
+
+async def test_a_streamed_chat_begins_with_the_role_and_ends_with_done(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    events = await stream(client, CHAT_PATH, CHAT | {"max_tokens": 6, "stream": True})
+    assert events[-1] == "[DONE]"
+    chunks = events[:-1]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert all(chunk["system_fingerprint"] == "fp_fake" for chunk in chunks)
+    assert all("usage" not in chunk for chunk in chunks)
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    assert text == answer_of(server, 6)
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+
+
+async def test_usage_comes_in_a_last_chunk_of_its_own(
+    client: httpx.AsyncClient,
+) -> None:
+    body = CHAT | {
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    events = await stream(client, CHAT_PATH, body)
+    assert [event["usage"] for event in events[:-2]] == [None] * (len(events) - 2)
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == 4
+    assert events[-1] == "[DONE]"
+
+
+async def test_continuous_usage_counts_the_tokens_so_far(
+    client: httpx.AsyncClient,
+) -> None:
+    body = CHAT | {
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    events = await stream(client, CHAT_PATH, body)
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
+
+
+async def test_n_choices_are_streamed_side_by_side(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    events = await stream(
+        client, CHAT_PATH, CHAT | {"max_tokens": 5, "n": 3, "stream": True}
+    )
+    texts = ["", "", ""]
+    for event in events[:-1]:
+        choice = event["choices"][0]
+        texts[choice["index"]] += choice["delta"]["content"]
+    assert texts == [answer_of(server, 5)] * 3
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("includes", [False, True])
+async def test_a_stop_string_ends_the_text_across_tokens(
+    client: httpx.AsyncClient, server: FakeServer, streams: bool, includes: bool
+) -> None:
+    body = CHAT | {
+        "max_tokens": 50,
+        "stop": ["wn fox j"],
+        "include_stop_str_in_output": includes,
+        "stream": streams,
+    }
+    if streams:
+        events = await stream(client, CHAT_PATH, body)
+        deltas = [event["choices"][0] for event in events[:-1]]
+        text = "".join(delta["delta"]["content"] for delta in deltas)
+        last = deltas[-1]
+    else:
+        last = (await client.post(CHAT_PATH, json=body)).json()["choices"][0]
+        text = last["message"]["content"]
+    assert text == "The quick bro" + ("wn fox j" if includes else "")
+    assert last["finish_reason"] == "stop"
+    assert last["stop_reason"] == "wn fox j"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_choices"),
+    [
+        ("Once upon", 1),
+        (["Once", "upon a"], 2),
+        ([10, 11, 12], 1),
+        ([[10, 11], [12]], 2),
+    ],
+    ids=["text", "texts", "ids", "lists of ids"],
+)
+async def test_a_completion_takes_every_form_of_prompt(
+    client: httpx.AsyncClient, server: FakeServer, prompt: object, num_choices: int
+) -> None:
+    response = await client.post(
+        COMPLETION_PATH, json={"prompt": prompt, "max_tokens": 3, "n": 2}
+    )
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(2 * num_choices))
+    assert {choice["text"] for choice in choices} == {answer_of(server, 3)}
+
+
+async def test_a_completion_has_16_tokens_by_default(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post(COMPLETION_PATH, json={"prompt": "Once"})
+    assert response.json()["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", [40, 41, 42]])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_echo_puts_the_prompt_before_the_text(
+    client: httpx.AsyncClient, server: FakeServer, prompt: object, streams: bool
+) -> None:
+    body = {"prompt": prompt, "max_tokens": 3, "echo": True, "stream": streams}
+    if streams:
+        events = await stream(client, COMPLETION_PATH, body)
+        text = "".join(event["choices"][0]["text"] for event in events[:-1])
+    else:
+        response = await client.post(COMPLETION_PATH, json=body)
+        text = response.json()["choices"][0]["text"]
+    if not isinstance(prompt, str):
+        answer = await client.post("/detokenize", json={"tokens": prompt})
+        prompt = answer.json()["prompt"]
+    assert text == prompt + answer_of(server, 3)
+
+
+async def test_token_ids_are_returned_if_asked_for(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    body = {"prompt": [20, 21], "max_tokens": 4, "return_token_ids": True}
+    whole = (await client.post(COMPLETION_PATH, json=body)).json()["choices"][0]
+    assert whole["prompt_token_ids"] == [20, 21]
+    assert whole["token_ids"] == list(server.answer_ids[:4])
+    events = await stream(client, COMPLETION_PATH, body | {"stream": True})
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert choices[0]["prompt_token_ids"] == [20, 21]
+    ids = [i for choice in choices for i in choice.get("token_ids", [])]
+    assert ids == list(server.answer_ids[:4])
+
+
+async def test_a_second_identical_prompt_reports_its_cached_tokens(
+    client: httpx.AsyncClient,
+) -> None:
+    body = {"prompt": list(range(3, 60)), "max_tokens": 1}
+    await client.post(COMPLETION_PATH, json=body)
+    usage = (await client.post(COMPLETION_PATH, json=body)).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) -> None:
+    text = "Zwölf Bücher, 你好"
+    answer = await client.post(
+        "/tokenize", json={"prompt": text, "return_token_strs": True}
+    )
+    tokens = answer.json()
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    back = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert back.json() == {"prompt": text}
+
+
+async def test_tokenize_renders_a_chat(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/tokenize", json={"messages": CHAT["messages"]})
+    text = await client.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+    assert text.json()["prompt"].endswith("<|im_start|>assistant\n")
+
+
+async def test_operations_answer(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/health")).status_code == 200
+    assert (await client.get("/version")).json()["version"]
+    models = (await client.get("/v1/models")).json()
+    assert [model["id"] for model in models["data"]] == ["fake"]
+    await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 2})
+    metrics = (await client.get("/metrics")).text
+    assert "trioserve_sampled_tokens_total 2.0" in metrics
+    assert 'trioserve_finished_sequences_total{reason="length"} 1.0' in metrics
+    assert f'trioserve_requests_total{{endpoint="{CHAT_PATH}",status="200"}}' in metrics
+
+
+async def test_openapi_lists_every_route(
+    client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    from trioserve.http.app import create_http_app
+
+    document = (await client.get("/openapi.json")).json()
+    rules = create_http_app(server.state).url_map.iter_rules()
+    assert set(document["paths"]) == {rule.rule for rule in rules}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 100_000}, "n"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": "much"}, "top_p"),
+        ({"seed": 2**70}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"max_tokens": 10_000}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ],
+)
+async def test_bad_fields_are_400_and_named(
+    client: httpx.AsyncClient, changes: dict[str, object], param: str
+) -> None:
+    response = await client.post(CHAT_PATH, json=CHAT | changes)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == 400
+    assert error["message"]
+    assert error["param"].split("[")[0] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"temperature": NaN, "messages": []}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages": ' + b'[{"content":' * 5000 + b"1" + b"}]" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+async def test_bodies_that_are_no_request_are_400(
+    client: httpx.AsyncClient, body: bytes
+) -> None:
+    response = await client.post(
+        CHAT_PATH, content=body, headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/nowhere", {}, 404),
+        ("GET", CHAT_PATH, {}, 405),
+        ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415),
+        ("POST", CHAT_PATH, {}, 415),
+    ],
+)
+async def test_http_errors_are_json_too(
+    client: httpx.AsyncClient,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    response = await client.request(method, path, headers=headers, content=b"")
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["code"] == status
+    assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_a_body_that_is_too_long_is_413(tokenizer_folder: Path) -> None:
+    config = HttpConfig(max_body_size="1KiB")
+    async with open_fake_server(tokenizer_folder, http=config) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            response = await client.post(CHAT_PATH, json=CHAT | {"user": "x" * 2000})
+    assert response.status_code == 413
+    assert "1024 bytes" in response.json()["error"]["message"]
+
+
+async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHAT_PATH, json=CHAT | {"model": "../etc/passwd"})
+    assert response.status_code == 404
+    assert response.json()["error"]["param"] == "model"
+
+
+async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        CHAT_PATH, json=CHAT | {"max_tokens": 1, "of_the_future": {"a": [1]}}
+    )
+    assert response.status_code == 200
+
+
+async def test_a_full_queue_is_429_with_retry_after(tokenizer_folder: Path) -> None:
+    async with (
+        open_fake_server(
+            tokenizer_folder, max_num_waiting=0, step_seconds=0.05
+        ) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        trio.open_nursery() as nursery,
+    ):
+        body = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
+        nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=body))
+        while server.engine.statistics().num_streams == 0:
+            await trio.lowlevel.checkpoint()
+        response = await client.post(CHAT_PATH, json=CHAT)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_dies_in_mid_stream_is_an_event(
+    tokenizer_folder: Path,
+) -> None:
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with open_fake_server(tokenizer_folder, fail_at_step=4) as server:
+            async with httpx.AsyncClient(base_url=server.url) as client:
+                with trio.CancelScope(shield=True):
+                    events = await stream(client, CHAT_PATH, CHAT | {"stream": True})
+    assert events[0]["choices"]
+    assert events[-2]["error"]["code"] == 500
+    assert events[-1] == "[DONE]"
+
+
+async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with open_fake_server(tokenizer_folder, fail_at_step=4) as server:
+            async with httpx.AsyncClient(base_url=server.url) as client:
+                with trio.CancelScope(shield=True):
+                    response = await client.post(CHAT_PATH, json=CHAT)
+    assert response.status_code == 500
+    assert "engine" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_leaves_frees_its_blocks(
+    server: FakeServer, streams: bool
+) -> None:
+    fresh = server.engine.statistics()
+    body = json.dumps(CHAT | {"max_tokens": 200, "stream": streams}).encode()
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
+        await connection.send_all(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        while server.engine.statistics() == fresh:
+            await trio.lowlevel.checkpoint()
+        if streams:
+            await connection.receive_some()
+    while server.engine.statistics() != fresh:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_drain_refuses_newcomers_and_lets_streams_end(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    events: list[object] = []
+
+    async def read() -> None:
+        body = CHAT | {"stream": True, "max_tokens": 150}
+        events.extend(await stream(client, CHAT_PATH, body))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        while server.engine.statistics().num_streams == 0:
+            await trio.lowlevel.checkpoint()
+        server.state.lifecycle.begin_drain()
+        refused = await client.post(CHAT_PATH, json=CHAT)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert (await client.get("/health")).status_code == 503
+    assert events[-1] == "[DONE]"
+    assert events[-2]["choices"][0]["finish_reason"] == "length"  # type: ignore
+
+
+async def test_a_drains_deadline_ends_streams_with_an_error(
+    tokenizer_folder: Path,
+) -> None:
+    config = HttpConfig(drain_timeout=0.1)
+    async with open_fake_server(
+        tokenizer_folder, http=config, step_seconds=0.02
+    ) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            body = CHAT | {"stream": True, "max_tokens": 200}
+            events: list[object] = []
+
+            async def read() -> None:
+                events.extend(await stream(client, CHAT_PATH, body))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                while server.engine.statistics().num_streams == 0:
+                    await trio.lowlevel.checkpoint()
+                server.state.lifecycle.begin_drain()
+    assert events[-2]["error"]["code"] == 503  # type: ignore[index]
+    assert events[-1] == "[DONE]"

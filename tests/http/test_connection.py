@@ -1,0 +1,877 @@
+"""The guarded connections of trioserve.http.connection, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import contextlib
+from dataclasses import dataclass, field
+from functools import partial
+import itertools
+import logging
+import os
+from pathlib import Path
+import re
+import runpy
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import hypercorn.protocol
+from hypercorn.trio import serve
+import hypercorn.trio.run
+import hypercorn.trio.tcp_server
+import pytest
+from quart import request
+from quart_trio import QuartTrio
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trioserve.errors import StartupError
+from trioserve.http.connection import install_guard, make_config
+
+# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+INPUTS: dict[str, bytes] = runpy.run_path(str(Path(__file__).with_name("hostile.py")))[
+    "INPUTS"
+]
+
+CLOSE = b"Host: h\r\nConnection: close\r\n\r\n"
+KEEP = b"Host: h\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\n"
+
+Asgi = Callable[..., Awaitable[None]]
+
+
+LARGE = b"".join(b"%07d\n" % i for i in range(2**20))
+
+
+@dataclass
+class Story:
+    """What the app's streams wait for, and whether one has been left."""
+
+    gate: trio.Event = field(default_factory=trio.Event)
+    left: trio.Event = field(default_factory=trio.Event)
+
+    async def play(self, script: Script) -> AsyncIterator[bytes]:  # noqa: ASYNC900
+        """Yield the chunks of `script`, and wait for its events."""
+        try:
+            for item in script:
+                if isinstance(item, trio.Event):
+                    await item.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
+                    yield item
+        finally:
+            self.left.set()
+
+
+Script = Iterable[bytes | trio.Event]
+
+
+def make_app(story: Story) -> QuartTrio:
+    """An app with a short answer, an echo, and streams that end, wait or do not end."""
+    app = QuartTrio("test")
+    app.config.update(RESPONSE_TIMEOUT=None, MAX_CONTENT_LENGTH=2**20)
+    scripts: dict[str, Script] = {
+        "events": [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"],
+        "gated": [b"first", story.gate, b"last"],
+        "endless": itertools.repeat(bytes(2**16)),
+        "large": [LARGE],
+    }
+
+    @app.get("/health")
+    async def health() -> str:
+        await trio.lowlevel.checkpoint()
+        return "well"
+
+    @app.post("/echo")
+    async def echo() -> bytes:
+        data: bytes = await request.get_data()
+        return data
+
+    @app.get("/<any(events, gated, endless, large):name>")
+    async def stream(name: str) -> AsyncIterator[bytes]:
+        await trio.lowlevel.checkpoint()
+        return story.play(scripts[name])
+
+    return app
+
+
+@dataclass
+class Server:
+    port: int
+    stop: trio.Event
+    stopped: trio.Event
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+    async def ask(self, packet: bytes) -> bytes:
+        """Send `packet` and read until the server closes."""
+        async with await self.connect() as client:
+            await client.send_all(packet)
+            return await read_all(client)
+
+
+async def read_all(client: trio.abc.ReceiveStream) -> bytes:
+    return b"".join([data async for data in client])
+
+
+async def read_until(client: trio.abc.ReceiveStream, end: bytes) -> bytes:
+    data = bytearray()
+    while data.find(end, -len(end) - 2**16) < 0:
+        more = await client.receive_some(2**16)
+        assert more, f"closed before {end!r}: {data!r}"
+        data += more
+    return bytes(data)
+
+
+StartServer = Callable[..., Awaitable[Server]]
+
+
+@pytest.fixture(autouse=True)
+def unguarded_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in [
+        (hypercorn.trio.run, "TCPServer"),
+        (hypercorn.protocol, "H11Protocol"),
+        (hypercorn.protocol, "H2Protocol"),
+    ]:
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+@pytest.fixture
+async def start_server(nursery: trio.Nursery) -> StartServer:
+    async def start(
+        app: Asgi | QuartTrio,
+        *,
+        enable_h2c: bool = False,
+        write_timeout_seconds: float = 30.0,
+        certificate: Path | None = None,
+        server_names: list[str] | None = None,
+        **timeouts: float,
+    ) -> Server:
+        install_guard(
+            enable_h2c=enable_h2c, write_timeout_seconds=write_timeout_seconds
+        )
+        config = make_config(bind=["127.0.0.1:0"], **timeouts)
+        config.server_names = server_names or []
+        if certificate is not None:
+            config.certfile = config.keyfile = str(certificate)
+        stop, stopped = trio.Event(), trio.Event()
+
+        async def run(  # noqa: ASYNC128 (hypercorn calls started)
+            task_status: trio.TaskStatus[list[str]],
+        ) -> None:
+            await serve(
+                app,  # type: ignore[arg-type]
+                config,
+                shutdown_trigger=stop.wait,
+                task_status=task_status,
+            )
+            stopped.set()
+
+        [address] = await nursery.start(run)
+        return Server(int(address.rpartition(":")[2]), stop, stopped)
+
+    return start
+
+
+@pytest.mark.parametrize("enable_h2c", [False, True])
+async def test_a_hostile_packet_hurts_nobody_else(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture, enable_h2c: bool
+) -> None:
+    story = Story()
+    with trio.fail_after(60):
+        server = await start_server(make_app(story), enable_h2c=enable_h2c)
+        async with await server.connect() as neighbour:
+            await neighbour.send_all(b"GET /gated HTTP/1.1\r\n" + CLOSE)
+            beginning = await read_until(neighbour, b"first")
+            for name, packet in INPUTS.items():
+                async with await server.connect() as stranger:
+                    await send_whole(stranger, packet)
+                    await wait_all_tasks_blocked()
+                assert b"well" in await server.ask(HEALTH + CLOSE), name
+                errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
+                assert not errors, f"{name} fills the log"
+            story.gate.set()
+            answer = beginning + await read_all(neighbour)
+    assert answer.endswith(b"5\r\nfirst\r\n4\r\nlast\r\n0\r\n\r\n")
+
+
+async def send_whole(stranger: trio.SocketStream, packet: bytes) -> None:
+    # It may be refused before it is read.
+    with contextlib.suppress(trio.BrokenResourceError):
+        await stranger.send_all(packet)
+
+
+async def test_a_storm_of_resets_is_survived(start_server: StartServer) -> None:
+    with trio.fail_after(20):
+        server = await start_server(make_app(Story()))
+        for _ in range(50):
+            client = await server.connect()
+            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
+            await reset(client)
+        assert b"well" in await server.ask(HEALTH + CLOSE)
+
+
+async def reset(client: trio.SocketStream) -> None:
+    # A linger of zero seconds makes close send a reset.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("HTTP/1: transfer-encoding and content-length", b"400"),
+        ("HTTP/1: transfer-encoding in HTTP/1.0", b"400"),
+        ("HTTP/1: target without a path", b"400"),
+        ("HTTP/1: target is an IPv6 bracket", b"404"),
+        ("HTTP/1: authority form", b"400"),
+        ("HTTP/1: absolute form", b"200"),
+        ("HTTP/1: HTTP/9.9", b"505"),
+        ("HTTP/1: header of 200 kB", b"431"),
+        ("HTTP/1: websocket upgrade and one byte", b"200"),
+        ("HTTP/1: h2c upgrade", b"200"),
+        ("HTTP/2: preface alone", b"505"),
+    ],
+)
+async def test_what_may_be_read_in_two_ways_is_refused_and_upgrades_are_ignored(
+    start_server: StartServer, name: str, status: bytes
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()))
+        async with await server.connect() as client:
+            await client.send_all(INPUTS[name])
+            answer = await read_until(client, b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"hypercorn" not in answer
+
+
+async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()), keep_alive_timeout_seconds=0.1)
+        answer = await server.ask(HEALTH + KEEP)
+        assert answer.endswith(b"well")
+        # The same limit holds for headers that never end.
+        assert await server.ask(b"GET /health HT") == b""
+
+
+async def test_a_connection_serves_one_request_after_another(
+    start_server: StartServer,
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()))
+        async with await server.connect() as client:
+            for _ in range(3):
+                await client.send_all(HEALTH + KEEP)
+                await read_until(client, b"well")
+
+
+async def test_connection_close_is_honoured(start_server: StartServer) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()))
+        answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
+    assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
+
+
+async def test_an_http_1_0_stream_ends(start_server: StartServer) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()))
+        answer = await server.ask(b"GET /events HTTP/1.0\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
+
+
+async def test_what_the_kernel_does_not_take_at_once_follows_in_order(
+    start_server: StartServer,
+) -> None:
+    with trio.fail_after(10):
+        server = await start_server(make_app(Story()))
+        async with await server.connect() as client:
+            await client.send_all(b"GET /large HTTP/1.0\r\n\r\n")
+            await wait_all_tasks_blocked()
+            answer = await read_all(client)
+    assert answer.partition(b"\r\n\r\n")[2] == LARGE
+
+
+@pytest.mark.parametrize("fields", [KEEP, CLOSE])
+@pytest.mark.parametrize("extra", [b"", b"\r\n", HEALTH + KEEP])
+async def test_a_client_that_leaves_cancels_its_request_whatever_it_sent_before(
+    start_server: StartServer, fields: bytes, extra: bytes
+) -> None:
+    story = Story()
+    with trio.fail_after(5):
+        server = await start_server(make_app(story))
+        async with await server.connect() as client:
+            await client.send_all(b"GET /gated HTTP/1.1\r\n" + fields + extra)
+            await read_until(client, b"first")
+        await story.left.wait()
+
+
+async def test_a_reset_cancels_a_request_that_waits(start_server: StartServer) -> None:
+    story = Story()
+    with trio.fail_after(5):
+        server = await start_server(make_app(story))
+        client = await server.connect()
+        await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+        await read_until(client, b"first")
+        await reset(client)
+        await story.left.wait()
+
+
+async def test_a_client_that_is_far_ahead_is_read_no_further(
+    start_server: StartServer,
+) -> None:
+    story = Story()
+    has_sent = trio.Event()
+
+    async def send_much(client: trio.SocketStream) -> None:
+        await send_whole(client, bytes(2**26))
+        has_sent.set()
+
+    with trio.fail_after(10):
+        server = await start_server(make_app(story))
+        async with await server.connect() as client, trio.open_nursery() as nursery:
+            await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+            await read_until(client, b"first")
+            nursery.start_soon(send_much, client)
+            await wait_all_tasks_blocked()
+            assert not has_sent.is_set()
+            story.gate.set()
+            await read_until(client, b"last\r\n0\r\n\r\n")
+            nursery.cancel_scope.cancel()
+
+
+async def test_pipelined_requests_are_answered_in_turn(
+    start_server: StartServer,
+) -> None:
+    upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 300_000
+    with trio.fail_after(10):
+        server = await start_server(make_app(Story()))
+        answer = await server.ask(
+            (HEALTH + KEEP) * 20
+            + upload
+            + KEEP
+            + bytes(300_000)
+            + b"GET /events HTTP/1.1\r\n"
+            + CLOSE
+        )
+    assert answer.count(b"well") == 20
+    assert answer.index(bytes(300_000)) < answer.index(b"data: 0")
+    assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
+
+
+async def test_bytes_after_the_last_request_keep_no_connection_open(
+    start_server: StartServer,
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()), graceful_timeout_seconds=60.0)
+        answer = await server.ask(HEALTH + CLOSE + bytes(300_000))
+        assert answer.endswith(b"well")
+        server.stop.set()
+        await server.stopped.wait()
+
+
+async def test_a_refusal_reaches_a_client_that_is_still_uploading(
+    start_server: StartServer,
+) -> None:
+    upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 2**24
+    with trio.fail_after(10):
+        server = await start_server(make_app(Story()))
+        answer = await server.ask(upload + KEEP + bytes(2**24))
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a key and a certificate of localhost."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()
+    name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
+    out = ["-keyout", str(path), "-out", str(path.with_suffix(".crt"))]
+    subprocess.run(
+        [openssl, "req", "-x509", *key, *name, *out], check=True, capture_output=True
+    )
+    path.write_bytes(path.read_bytes() + path.with_suffix(".crt").read_bytes())
+    return path
+
+
+async def connect_tls(
+    server: Server, certificate: Path, protocol: str = "http/1.1"
+) -> trio.SSLStream[trio.SocketStream]:
+    context = ssl.create_default_context(cafile=certificate)
+    context.set_alpn_protocols([protocol])
+    stream = trio.SSLStream(
+        await server.connect(),
+        context,
+        server_hostname="localhost",
+        https_compatible=True,
+    )
+    await stream.do_handshake()
+    return stream
+
+
+async def test_tls_streams_arrive_whole_and_end(
+    start_server: StartServer, certificate: Path
+) -> None:
+    with trio.fail_after(10):
+        server = await start_server(make_app(Story()), certificate=certificate)
+        async with await connect_tls(server, certificate) as client:
+            await client.send_all(HEALTH + KEEP + b"GET /large HTTP/1.1\r\n" + KEEP)
+            await read_until(client, LARGE[-8:])
+            await client.send_all(b"GET /events HTTP/1.1\r\n" + CLOSE)
+            answer = await read_all(client)
+    assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
+
+
+@pytest.fixture(params=["plain", "TLS"])
+def client_kind(request: pytest.FixtureRequest) -> Path | None:
+    """None, or the certificate to speak TLS with."""
+    if request.param == "plain":
+        return None
+    path: Path = request.getfixturevalue("certificate")
+    return path
+
+
+async def connect(server: Server, certificate: Path | None) -> trio.abc.Stream:
+    if certificate is None:
+        return await server.connect()
+    return await connect_tls(server, certificate)
+
+
+@pytest.mark.parametrize("is_half_closed", [False, True])
+async def test_a_client_that_never_reads_does_not_hold_up_the_exit(
+    start_server: StartServer, client_kind: Path | None, is_half_closed: bool
+) -> None:
+    story = Story()
+    with trio.fail_after(10):
+        server = await start_server(
+            make_app(story), certificate=client_kind, graceful_timeout_seconds=0.05
+        )
+        async with await connect(server, client_kind) as client:
+            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
+            await wait_all_tasks_blocked()
+            if is_half_closed and isinstance(client, trio.SocketStream):
+                await client.send_eof()
+            server.stop.set()
+            await server.stopped.wait()
+            await trio.aclose_forcefully(client)
+    assert story.left.is_set()
+
+
+async def test_a_client_that_never_reads_is_dropped(
+    start_server: StartServer, client_kind: Path | None
+) -> None:
+    story = Story()
+    with trio.fail_after(10):
+        server = await start_server(
+            make_app(story), certificate=client_kind, write_timeout_seconds=0.1
+        )
+        async with await connect(server, client_kind) as client:
+            await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
+            await story.left.wait()
+            await trio.aclose_forcefully(client)
+
+
+async def test_requests_may_end_after_the_shutdown_trigger(
+    start_server: StartServer,
+) -> None:
+    story = Story()
+    with trio.fail_after(5):
+        server = await start_server(make_app(story), graceful_timeout_seconds=60.0)
+        async with await server.connect() as client, await server.connect():
+            await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
+            await read_until(client, b"first")
+            server.stop.set()
+            await wait_all_tasks_blocked()
+            assert not server.stopped.is_set()
+            story.gate.set()
+            assert (await read_all(client)).endswith(b"last\r\n0\r\n\r\n")
+            await server.stopped.wait()
+
+
+async def answer(send: Any, *, status: int = 200, **start: Any) -> None:
+    head = {"type": "http.response.start", "status": status, "headers": []} | start
+    await send(head)
+    await send({"type": "http.response.body", "body": b"well", "more_body": False})
+
+
+async def cancel_at_response_start(send: Any) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await answer(send)
+
+
+async def send_body_first(send: Any) -> None:
+    await send({"type": "http.response.body", "body": b"well"})
+
+
+async def raise_group(send: Any) -> None:
+    await answer(send)
+    raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
+
+
+FAULTS: dict[str, Callable[[Any], Awaitable[None]]] = {
+    "cancel-at-response-start": cancel_at_response_start,
+    "status-101": partial(answer, status=101),
+    "status-9999": partial(answer, status=9999),
+    "line-end-in-header": partial(answer, headers=[(b"x", b"a\r\nb")]),
+    "text-header": partial(answer, headers=[("x", "y")]),
+    "body-first": send_body_first,
+    "group": raise_group,
+}
+
+
+async def faulty_app(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "http", "no lifespan"
+    await FAULTS.get(scope["path"][1:], answer)(send)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_app_that_breaks_the_protocol_breaks_one_connection(
+    start_server: StartServer, client_kind: Path | None, fault: str
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(faulty_app, certificate=client_kind)
+        for path in [fault, "health"]:
+            async with await connect(server, client_kind) as client:
+                await client.send_all(b"GET /%s HTTP/1.1\r\n" % path.encode() + CLOSE)
+                answer = await read_all(client)
+    assert b"well" in answer
+
+
+async def test_an_unforeseen_error_is_logged_once_and_ends_one_connection(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(5):
+        # hypercorn decodes the host for this comparison alone.
+        server = await start_server(make_app(Story()), server_names=["h"])
+        assert await server.ask(b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n") == b""
+        assert b"well" in await server.ask(HEALTH + CLOSE)
+    errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    assert errors == ["a connection failed and was closed"]
+
+
+async def test_system_exit_is_no_connections_error(start_server: StartServer) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        await receive()
+        raise SystemExit(3)
+
+    install_guard()
+    config = make_config(bind=["127.0.0.1:0"])
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(SystemExit, match="3"), flatten_subgroups=True
+    ):
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                [address] = await nursery.start(serve, app, config)
+                port = int(address.rpartition(":")[2])
+                async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+                    await client.send_all(HEALTH + CLOSE)
+                    await read_all(client)
+
+
+class Http2Client:
+    """Just enough HTTP/2 to see what happens to each stream."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        settings = h2.config.H2Configuration(validate_outbound_headers=False)
+        self.connection = h2.connection.H2Connection(settings)
+        self.connection.initiate_connection()
+        self._ends: dict[int, type[h2.events.Event]] = {}
+        self.bodies: dict[int, bytes] = {}
+
+    async def request(
+        self, stream_id: int, path: bytes | str, method: str = "GET"
+    ) -> None:
+        self.connection.send_headers(
+            stream_id,
+            [
+                (":method", method),
+                (":path", path),
+                (":scheme", "http"),
+                (":authority", "h"),
+            ],
+            end_stream=method == "GET",
+        )
+        await self.flush()
+
+    async def flush(self) -> None:
+        await self._stream.send_all(self.connection.data_to_send())
+
+    async def wait_body(self, stream_id: int, body: bytes) -> None:
+        while body not in self.bodies.get(stream_id, b""):
+            await self.receive()
+
+    def has_ended(self, stream_id: int) -> bool:
+        return stream_id in self._ends
+
+    async def wait_end(self, stream_id: int) -> type[h2.events.Event]:
+        while not self.has_ended(stream_id):
+            await self.receive()
+        return self._ends[stream_id]
+
+    async def receive(self) -> None:
+        await self.flush()
+        data = await self._stream.receive_some()
+        assert data, "the server closed the connection"
+        for event in self.connection.receive_data(data):
+            if isinstance(event, (h2.events.StreamEnded, h2.events.StreamReset)):
+                self._ends[event.stream_id] = type(event)
+            elif isinstance(event, h2.events.DataReceived):
+                body = self.bodies.get(event.stream_id, b"")
+                self.bodies[event.stream_id] = body + event.data
+                self.connection.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id
+                )
+        await self.flush()
+
+
+async def reset_a_stream(client: Http2Client, story: Story) -> None:
+    await client.request(3, "/endless")
+    await client.wait_body(3, bytes(9))
+    client.connection.reset_stream(3)
+    await client.flush()
+    await story.left.wait()
+
+
+async def send_a_body_after_its_answer(client: Http2Client, story: Story) -> None:
+    await client.request(3, "/nowhere", "POST")
+    await client.wait_end(3)
+    client.connection.send_data(3, b"late", end_stream=True)
+    await client.flush()
+
+
+async def send_a_path_with_a_high_byte(client: Http2Client, story: Story) -> None:
+    await client.request(3, b"/\xff")
+    assert await client.wait_end(3) is h2.events.StreamReset
+
+
+async def ask_for_a_tunnel(client: Http2Client, story: Story) -> None:
+    client.connection.send_headers(3, [(":method", "CONNECT"), (":authority", "h")])
+    await client.flush()
+    assert await client.wait_end(3) is h2.events.StreamReset
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        reset_a_stream,
+        send_a_body_after_its_answer,
+        send_a_path_with_a_high_byte,
+        ask_for_a_tunnel,
+    ],
+)
+async def test_an_http2_stream_does_not_hurt_its_neighbour(
+    start_server: StartServer,
+    disturb: Callable[[Http2Client, Story], Awaitable[None]],
+) -> None:
+    story = Story()
+    with trio.fail_after(5):
+        server = await start_server(make_app(story), enable_h2c=True)
+        async with await server.connect() as stream:
+            client = Http2Client(stream)
+            await client.request(1, "/gated")
+            await client.wait_body(1, b"first")
+            await disturb(client, story)
+            story.gate.set()
+            assert await client.wait_end(1) is h2.events.StreamEnded
+    assert client.bodies[1] == b"firstlast"
+
+
+async def test_http2_frames_of_several_writers_do_not_mix(
+    start_server: StartServer,
+) -> None:
+    with trio.fail_after(10):
+        server = await start_server(make_app(Story()), enable_h2c=True)
+        async with await server.connect() as stream:
+            client = Http2Client(stream)
+            client.connection.increment_flow_control_window(2**24)
+            await client.request(1, "/large")
+            client.connection.increment_flow_control_window(2**24, stream_id=1)
+            while not client.has_ended(1):
+                # The kernel has room again for what is queued just as an answer to
+                # this is written.
+                client.connection.ping(b"whatever")
+                await client.receive()
+    assert client.bodies[1] == LARGE
+
+
+async def test_an_http2_request_cancelled_as_it_answers_hurts_no_other(
+    start_server: StartServer, certificate: Path
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(faulty_app, certificate=certificate)
+        async with await connect_tls(server, certificate, "h2") as stream:
+            client = Http2Client(stream)
+            await client.request(1, "/cancel-at-response-start")
+            await client.request(3, "/health")
+            await client.wait_end(3)
+    assert client.bodies[3] == b"well"
+
+
+async def test_a_client_that_pings_and_never_reads_does_not_hold_up_the_exit(
+    start_server: StartServer,
+) -> None:
+    pings = INPUTS["HTTP/2: ping flood"].removeprefix(INPUTS["HTTP/2: preface alone"])
+    with trio.fail_after(10):
+        server = await start_server(
+            make_app(Story()), enable_h2c=True, graceful_timeout_seconds=0.05
+        )
+        async with await server.connect() as client, trio.open_nursery() as nursery:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            await client.send_all(INPUTS["HTTP/2: preface alone"])
+            nursery.start_soon(send_for_ever, client, pings)
+            await wait_all_tasks_blocked()
+            server.stop.set()
+            await server.stopped.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def send_for_ever(client: trio.SocketStream, data: bytes) -> None:
+    with contextlib.suppress(trio.BrokenResourceError):
+        while True:
+            await client.send_all(data)
+
+
+async def test_http2_over_tls_needs_no_option(
+    start_server: StartServer, certificate: Path
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()), certificate=certificate)
+        async with await connect_tls(server, certificate, "h2") as stream:
+            client = Http2Client(stream)
+            await client.request(1, "/health")
+            await client.wait_end(1)
+    assert client.bodies[1] == b"well"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's options and /proc")
+async def test_the_kernel_is_told_to_detect_dead_peers(
+    start_server: StartServer,
+) -> None:
+    with trio.fail_after(5):
+        server = await start_server(make_app(Story()))
+        async with await server.connect() as client:
+            await client.send_all(HEALTH + KEEP)
+            await read_until(client, b"well")
+            with accepted_from(client.socket.getsockname()) as accepted:
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert accepted.getsockopt(socket.SOL_TCP, socket.TCP_USER_TIMEOUT)
+
+
+def accepted_from(client: tuple[str, int]) -> socket.socket:
+    """Find the server's end of a connection among this process's files."""
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(int(number)))
+            if found.family == socket.AF_INET and found.getpeername() == client:
+                return found
+            found.close()
+    raise AssertionError("there is no such connection")
+
+
+async def test_a_unix_socket_is_served(nursery: trio.Nursery, tmp_path: Path) -> None:
+    install_guard()
+    path = tmp_path / "socket"
+    with trio.fail_after(5):
+        config = make_config(bind=[f"unix:{path}"])
+        await nursery.start(partial(serve, make_app(Story()), config))
+        async with await trio.open_unix_socket(path) as client:
+            await client.send_all(HEALTH + CLOSE)
+            assert (await read_all(client)).endswith(b"well")
+
+
+def test_the_guard_may_be_installed_twice() -> None:
+    install_guard()
+    guarded = hypercorn.trio.run.TCPServer
+    install_guard(enable_h2c=True)
+    assert hypercorn.trio.run.TCPServer is guarded
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "hypercorn.trio.run.TCPServer",
+        "hypercorn.trio.tcp_server.TCPServer._read_data",
+        "hypercorn.protocol.h2.H2Protocol._flush",
+    ],
+)
+def test_a_name_that_hypercorn_no_longer_has_is_named(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.delattr(place)
+    with pytest.raises(StartupError, match=place.rpartition(".")[2]):
+        install_guard()
+
+
+def test_a_function_that_takes_something_else_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = hypercorn.trio.tcp_server.TCPServer
+    monkeypatch.setattr(server, "protocol_send", lambda self, event, more: None)
+    with pytest.raises(StartupError, match="protocol_send"):
+        install_guard()
+
+
+def test_another_release_of_hypercorn_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trioserve.http.connection.version", lambda name: "0.19.1")
+    with pytest.raises(StartupError, match="0.18 is needed, but 0.19.1"):
+        install_guard()
+
+
+GUARDED_MODULE = """
+from quart_trio import QuartTrio
+from trioserve.http.connection import install_guard
+
+install_guard()
+app = QuartTrio("test")
+
+
+@app.get("/health")
+async def health():
+    return "well"
+"""
+
+
+@pytest.mark.slow
+async def test_the_plain_hypercorn_command_is_guarded_by_an_app_that_installs_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "guarded.py").write_text(GUARDED_MODULE)
+    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-k", "trio"]
+    with trio.fail_after(30):
+        process = await trio.lowlevel.open_process(
+            [*command, "-b", "127.0.0.1:0", "guarded:app"],
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stderr is not None
+        try:
+            log = await read_until(process.stderr, b" (CTRL")
+            port = int(re.findall(rb"127.0.0.1:(\d+)", log)[0])
+            server = Server(port, trio.Event(), trio.Event())
+            for name in ["HTTP/1: websocket upgrade and one byte", "HTTP/2: goaway"]:
+                async with await server.connect() as stranger:
+                    await stranger.send_all(INPUTS[name])
+                    await stranger.receive_some()
+            assert (await server.ask(HEALTH + CLOSE)).endswith(b"well")
+        finally:
+            process.kill()
+            with trio.move_on_after(5, shield=True):
+                await process.wait()
+                await process.stderr.aclose()

@@ -1,0 +1,127 @@
+"""The OpenAPI document: complete, consistent, and no other than what is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from trioserve.http import requests
+from trioserve.http.openapi import openapi_document
+from trioserve.steps import SAMPLING_BOUNDS
+
+DOCUMENT: Any = json.loads(msgspec.json.encode(openapi_document("1.2.3")))
+SCHEMAS = DOCUMENT["components"]["schemas"]
+OPERATIONS = [
+    (path, method, operation)
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+]
+POSTS = {
+    "/v1/chat/completions": requests.ChatRequest,
+    "/v1/completions": requests.CompletionRequest,
+    "/tokenize": requests.TokenizeRequest,
+    "/detokenize": requests.DetokenizeRequest,
+}
+
+
+def walk(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from walk(child)
+
+
+def numbers(field: dict[str, Any]) -> list[dict[str, Any]]:
+    branches = field.get("anyOf", [field])
+    return [branch for branch in branches if branch["type"] in ("integer", "number")]
+
+
+def test_it_is_of_version_3_1_and_names_the_servers() -> None:
+    assert DOCUMENT["openapi"].startswith("3.1.")
+    assert DOCUMENT["info"] == {"title": "trioserve", "version": "1.2.3"}
+
+
+def test_every_endpoint_is_there() -> None:
+    assert {(path, method) for path, method, _ in OPERATIONS} == {
+        *((path, "post") for path in POSTS),
+        ("/v1/models", "get"),
+        ("/health", "get"),
+        ("/version", "get"),
+        ("/metrics", "get"),
+        ("/openapi.json", "get"),
+    }
+
+
+def test_every_reference_resolves() -> None:
+    references = [node["$ref"] for node in walk(DOCUMENT) if "$ref" in node]
+    assert references
+    for reference in references:
+        prefix, _, name = reference.rpartition("/")
+        assert prefix == "#/components/schemas"
+        assert name in SCHEMAS
+
+
+def test_every_schema_is_referred_to() -> None:
+    references = {node["$ref"] for node in walk(DOCUMENT) if "$ref" in node}
+    assert references == {f"#/components/schemas/{name}" for name in SCHEMAS}
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS)
+def test_every_operation_has_described_responses(
+    path: str, method: str, operation: dict[str, Any]
+) -> None:
+    assert operation["summary"]
+    assert "200" in operation["responses"]
+    for response in operation["responses"].values():
+        assert response["description"]
+
+
+@pytest.mark.parametrize(("path", "request_type"), POSTS.items())
+def test_every_post_takes_its_request_and_lists_its_errors(
+    path: str, request_type: type[msgspec.Struct]
+) -> None:
+    operation = DOCUMENT["paths"][path]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["$ref"].endswith(f"/{request_type.__name__}")
+    assert set(SCHEMAS[request_type.__name__]["properties"]) == set(
+        request_type.__struct_fields__
+    )
+    errors = {s: r for s, r in operation["responses"].items() if s != "200"}
+    assert set(errors) == {"400", "404", "408", "413", "415", "429", "500", "503"}
+    for response in errors.values():
+        body = response["content"]["application/json"]["schema"]
+        assert body == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+@pytest.mark.parametrize("name", SAMPLING_BOUNDS)
+def test_bounds_are_those_that_are_checked(name: str) -> None:
+    low, high = SAMPLING_BOUNDS[name]
+    field = SCHEMAS["CompletionRequest"]["properties"][name]
+    assert numbers(field)
+    for branch in numbers(field):
+        assert (branch["minimum"], branch["maximum"]) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [("top_logprobs", "logprobs"), ("max_completion_tokens", "max_tokens")],
+)
+def test_bounds_hold_for_chats_names_too(name: str, bounds: str) -> None:
+    (branch,) = numbers(SCHEMAS["ChatRequest"]["properties"][name])
+    assert (branch["minimum"], branch["maximum"]) == SAMPLING_BOUNDS[bounds]
+
+
+def test_chats_logprobs_are_a_flag() -> None:
+    assert numbers(SCHEMAS["ChatRequest"]["properties"]["logprobs"]) == []
+
+
+def test_streams_are_described() -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/event-stream"}

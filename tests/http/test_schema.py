@@ -1,0 +1,742 @@
+"""Requests: whatever the bytes are, a struct or an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import json
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+import msgspec
+import pytest
+
+from trioserve.errors import InvalidParameter, NotSupported, RequestError
+from trioserve.http import unsupported
+from trioserve.http.schema import (
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+    decode_detokenize,
+    decode_tokenize,
+    list_unknown_fields,
+    to_messages,
+    to_sampling,
+)
+from trioserve.steps import SAMPLING_BOUNDS, SamplingParams
+
+Decode = Callable[[bytes], Any]
+
+DECODERS: dict[str, Decode] = {
+    "chat": decode_chat,
+    "completion": decode_completion,
+    "tokenize": decode_tokenize,
+    "detokenize": decode_detokenize,
+}
+MINIMAL: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "completion": {"prompt": "hi"},
+    "tokenize": {"prompt": "hi"},
+    "detokenize": {"tokens": [1]},
+}
+REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
+    "chat": unsupported.CHAT,
+    "completion": unsupported.COMPLETION,
+    "tokenize": unsupported.TOKENIZE,
+}
+
+
+def encode(endpoint: str, **fields: Any) -> bytes:
+    return json.dumps(MINIMAL[endpoint] | fields).encode()
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode_chat(encode("chat", **fields))
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode_completion(encode("completion", **fields))
+
+
+every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
+
+
+# Bodies that are no requests.
+
+
+@every_endpoint
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b"1",
+        b'"text"',
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        '{"prompt":"a"}'.encode("utf-16"),
+        b'{"prompt":NaN}',
+        b'{"prompt":Infinity}',
+        b'{"prompt":"a",}',
+        b'{"prompt":"a"} x',
+        b'{"prompt":"\xff","messages":"\xff","tokens":"\xff"}',
+        b'{"prompt":"\xed\xa0\x80","tokens":"\xed\xa0\x80"}',
+        b'{"prompt":"\\ud800","messages":"\\ud800","tokens":"\\ud800"}',
+        b'{"prompt":"\\udc00","messages":"\\udc00","tokens":"\\udc00"}',
+        b'{"prompt":"\\ud800x","messages":"\\ud800x","tokens":"\\ud800x"}',
+        b'{"prompt":' + b"[" * 100_000,
+        b'{"unknown":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"unknown":' + b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_what_is_no_request_is_refused(endpoint: str, body: bytes) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](body)
+    assert caught.value.status == 400
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("number", ["9" * 25, "9" * 400, "9" * 5000, "1e999", "1.5"])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("name", ["max_tokens", "seed", "n", "top_k", "priority"])
+def test_numbers_of_any_length_name_their_field(
+    number: str, sign: str, name: str
+) -> None:
+    body = f'{{"prompt":"a","{name}":{sign}{number}}}'.encode()
+    with pytest.raises(InvalidParameter) as caught:
+        decode_completion(body)
+    assert caught.value.param == name
+    assert len(str(caught.value)) < 200
+
+
+def test_of_two_fields_of_one_name_the_last_counts() -> None:
+    assert decode_completion(b'{"prompt":"a","prompt":"b"}').prompts == ("b",)
+
+
+def test_half_a_surrogate_pair_is_explained() -> None:
+    with pytest.raises(InvalidParameter, match="half a surrogate pair"):
+        decode_completion(b'{"prompt":"\\ud83d"}')
+
+
+def test_deep_nesting_is_explained() -> None:
+    body = b'{"prompt":"a","unknown":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    with pytest.raises(InvalidParameter, match="nested too deeply"):
+        decode_completion(body)
+
+
+@settings(deadline=None, max_examples=150)
+@given(body=st.binary(max_size=200))
+@every_endpoint
+def test_random_bytes_are_decoded_or_refused(endpoint: str, body: bytes) -> None:
+    try:
+        DECODERS[endpoint](body)
+    except RequestError as error:
+        assert error.status == 400
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+_NAMES = sorted(
+    {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    | unsupported.CHAT.keys()
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    fields=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4),
+    endpoint=st.sampled_from(["chat", "completion"]),
+)
+def test_any_value_in_any_field_is_taken_or_refused(
+    fields: dict[str, Any], endpoint: str
+) -> None:
+    try:
+        request = DECODERS[endpoint](encode(endpoint, **fields))
+        assert isinstance(to_sampling(request, {}), SamplingParams)
+    except RequestError as error:
+        assert error.status == 400
+        assert error.param is None or error.param.partition("[")[0].partition(".")[
+            0
+        ] in {*fields, *MINIMAL[endpoint]}
+
+
+# Fields that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": [1]}, "temperature"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stream": "true"}, "stream"),
+        ({"n": [1]}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 33}, "stop"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1, True]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"priority": 2**63}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 1025}, "cache_salt"),
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "a\r\nX: y"}, "request_id"),
+        ({"request_id": "a\n"}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"model": ""}, "model"),
+        ({"model": "x" * 1025}, "model"),
+        ({"user": 1}, "user"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream_options": {}, "stream": False}, "stream_options"),
+        (
+            {"stream_options": {"include_usage": 1}, "stream": True},
+            "stream_options.include_usage",
+        ),
+        (
+            {
+                "stream_options": {
+                    "include_usage": False,
+                    "continuous_usage_stats": True,
+                },
+                "stream": True,
+            },
+            "stream_options.continuous_usage_stats",
+        ),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "completion"])
+def test_a_wrong_field_is_named(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](encode(endpoint, **fields))
+    assert caught.value.param == param
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "x - at `$.n`", "content": ""}]},
+            "messages[0].role",
+        ),
+        ({"messages": [{"role": "x" * 9999}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": ""}] * 16_385},
+            "messages",
+        ),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "a"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * 16_384}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": 0}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"messages": 0}}, "chat_template_kwargs.messages"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 1}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], ["a"]]}, "prompt[1][0]"),
+        ({"prompt": [1.5]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [None]}, "prompt[0]"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [[0, -1]]}, "prompt[0][1]"),
+        ({"prompt": [2**31]}, "prompt[0]"),
+        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": [[1]] * 1025}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": "yes"}, "echo"),
+        ({"best_of": "1"}, "best_of"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(
+    fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_a_missing_prompt_is_named() -> None:
+    with pytest.raises(InvalidParameter, match="^prompt: is required$"):
+        decode_completion(b"{}")
+
+
+def test_what_was_sent_is_not_quoted() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        chat(messages=[{"role": "secret", "content": ""}])
+    assert str(caught.value) == (
+        "messages[0].role: must be one of system, developer, user, assistant, tool"
+    )
+
+
+def test_a_type_is_explained_shortly() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(max_tokens="5")
+    assert str(caught.value) == "max_tokens: expected int or null, got str"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{}", "prompt"),
+        (b'{"prompt":"a","messages":[{"role":"user","content":"a"}]}', "prompt"),
+        (b'{"prompt":1}', "prompt"),
+        (b'{"messages":[{"role":"user"}]}', "messages[0].content"),
+        (b'{"prompt":"a","add_special_tokens":1}', "add_special_tokens"),
+    ],
+)
+def test_a_wrong_field_to_tokenize_is_named(body: bytes, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode_tokenize(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("tokens", "param"),
+    [("[1,-1]", "tokens[1]"), ('"a"', "tokens"), ("[true]", "tokens[0]")],
+)
+def test_a_wrong_token_to_detokenize_is_named(tokens: str, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode_detokenize(f'{{"tokens":{tokens}}}'.encode())
+    assert caught.value.param == param
+
+
+# Fields that are known and not implemented.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name", "neutral"),
+    [
+        (endpoint, name, neutral)
+        for endpoint, table in REFUSED.items()
+        for name, values in table.items()
+        for neutral in (None, *values)
+    ],
+)
+def test_a_neutral_value_is_accepted(endpoint: str, name: str, neutral: Any) -> None:
+    DECODERS[endpoint](encode(endpoint, **{name: neutral}))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name"),
+    [(endpoint, name) for endpoint, table in REFUSED.items() for name in table],
+)
+@pytest.mark.parametrize("value", [{"type": "other"}, ["x"], "x" * 99, 7])
+def test_any_other_value_is_not_supported(endpoint: str, name: str, value: Any) -> None:
+    with pytest.raises(NotSupported) as caught:
+        DECODERS[endpoint](encode(endpoint, **{name: value}))
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+def test_no_row_hides_a_field_of_a_request() -> None:
+    assert not unsupported.CHAT.keys() & set(ChatRequest.__struct_fields__)
+    assert not unsupported.COMPLETION.keys() & set(CompletionRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"[" * 30 + b"]" * 30])
+def test_a_value_that_cannot_be_decoded_is_not_neutral(value: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"a"}],"tools":' + value + b"}"
+    with pytest.raises(RequestError):
+        decode_chat(body)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1"}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            {"role": "assistant", "function_call": {"name": "f"}},
+            "messages[0].function_call",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages[0].content[0]",
+        ),
+    ],
+)
+def test_tool_calls_and_images_are_not_supported(
+    message: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(NotSupported) as caught:
+        chat(messages=[message])
+    assert caught.value.param == param
+
+
+def test_best_of_may_only_repeat_n() -> None:
+    assert completion(best_of=1).best_of == 1
+    assert completion(best_of=3, n=3).best_of == 3
+    with pytest.raises(NotSupported) as caught:
+        completion(best_of=3, n=2)
+    assert caught.value.param == "best_of"
+
+
+# What requests say.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([0, 5], ((0, 5),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_a_prompt_is_one_of_four_forms(
+    prompt: Any, prompts: tuple[str | tuple[int, ...], ...]
+) -> None:
+    assert completion(prompt=prompt).prompts == prompts
+
+
+def test_a_prompt_of_many_ids_is_not_many_prompts() -> None:
+    (prompt,) = completion(prompt=[7] * 5000).prompts
+    assert len(prompt) == 5000
+
+
+def test_a_request_without_options_has_defaults() -> None:
+    request = chat()
+    assert request.stop_strings == ()
+    assert request.skips_special_tokens
+    assert request.adds_generation_prompt
+    assert not request.adds_special_tokens
+    assert completion().adds_special_tokens
+    assert not request.reports_usage
+    assert not request.reports_usage_continuously
+
+
+def test_null_is_the_same_as_nothing() -> None:
+    required = {"messages", "prompt"}
+    names = [name for name in ChatRequest.__struct_fields__ if name not in required]
+    assert chat(**dict.fromkeys(names)) == chat()
+    names = [n for n in CompletionRequest.__struct_fields__ if n not in required]
+    assert completion(**dict.fromkeys(names)) == completion()
+
+
+def test_stop_is_a_string_or_several() -> None:
+    assert chat(stop="a").stop_strings == ("a",)
+    assert chat(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert chat(stop=[]).stop_strings == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "at_the_end", "always"),
+    [
+        (None, False, False),
+        ({}, False, False),
+        ({"include_usage": True}, True, False),
+        ({"include_usage": None}, False, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, True, True),
+        # vLLM's default of include_usage is true.
+        ({"continuous_usage_stats": True}, True, True),
+    ],
+)
+def test_a_stream_reports_usage_where_asked(
+    options: dict[str, Any] | None, at_the_end: bool, always: bool
+) -> None:
+    request = chat(stream=True, stream_options=options)
+    assert request.reports_usage is at_the_end
+    assert request.reports_usage_continuously is always
+
+
+def test_a_continued_message_opens_no_new_turn() -> None:
+    assert not chat(continue_final_message=True).adds_generation_prompt
+    assert not chat(add_generation_prompt=False).adds_generation_prompt
+
+
+def test_template_arguments_are_any_small_object() -> None:
+    kwargs = {"enable_thinking": False, "deep": {"list": [1, None, "a"]}}
+    assert chat(chat_template_kwargs=kwargs).chat_template_kwargs == kwargs
+    assert chat(chat_template_kwargs={}).chat_template_kwargs == {}
+    assert chat(chat_template_kwargs=None).chat_template_kwargs is None
+
+
+def test_template_arguments_may_not_be_nested_without_end() -> None:
+    body = b'{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":'
+    with pytest.raises(InvalidParameter):
+        decode_chat(body + b"[" * 900 + b"\xff" + b"]" * 900 + b"}}")
+
+
+def test_messages_become_mappings_of_strings() -> None:
+    request = chat(
+        messages=[
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "name": "ann",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "text", "text": "b"},
+                ],
+            },
+            {"role": "assistant", "content": None, "refusal": None},
+            {"role": "tool", "content": "42", "tool_call_id": "t"},
+        ]
+    )
+    assert to_messages(request.messages) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a\nb", "name": "ann"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "42", "tool_call_id": "t"},
+    ]
+
+
+def test_an_answer_can_be_sent_back_as_the_client_library_dumps_it() -> None:
+    dumped = {
+        "role": "assistant",
+        "content": "hello",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    assert to_messages(chat(messages=[dumped]).messages) == [
+        {"role": "assistant", "content": "hello"}
+    ]
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    prompt = decode_tokenize(b'{"prompt":""}')
+    assert prompt.adds_special_tokens
+    messages = decode_tokenize(b'{"messages":[{"role":"user","content":"a"}]}')
+    assert not messages.adds_special_tokens
+    assert messages.adds_generation_prompt
+
+
+def test_detokenize_takes_no_tokens() -> None:
+    assert decode_detokenize(b'{"tokens":[]}').tokens == ()
+
+
+def test_unknown_fields_are_listed_and_nothing_else() -> None:
+    body = encode("chat", surprise=1, tools=[], metadata={}, temperature=1)
+    assert list_unknown_fields(body, decode_chat(body)) == ("surprise",)
+    many = encode("completion", **{f"{i:03}" + "x" * 99: i for i in range(99)})
+    names = list_unknown_fields(many, decode_completion(many))
+    assert len(names) == 16
+    assert max(map(len, names)) == 64
+
+
+def test_unknown_fields_whose_names_are_no_text_are_not_listed() -> None:
+    body = b'{"prompt":"a","\xff":1}'
+    assert list_unknown_fields(body, decode_completion(body)) == ()
+
+
+# Sampling.
+
+
+def test_a_bare_request_samples_as_openai_does() -> None:
+    assert to_sampling(chat(), {}) == SamplingParams()
+    assert to_sampling(completion(), {}) == SamplingParams(max_tokens=16)
+
+
+def test_the_models_defaults_stand_where_nothing_was_sent() -> None:
+    defaults = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 50.0,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    }
+    sampling = to_sampling(chat(temperature=None, top_p=0.5), defaults)
+    assert sampling == SamplingParams(
+        temperature=0.6, top_p=0.5, top_k=50, min_p=0.05, repetition_penalty=1.1
+    )
+    assert isinstance(sampling.top_k, int)
+
+
+def test_every_sampling_field_is_passed_on() -> None:
+    fields: dict[str, Any] = {
+        "n": 2,
+        "temperature": 0.1,
+        "top_p": 0.2,
+        "top_k": 3,
+        "min_p": 0.4,
+        "seed": -5,
+        "presence_penalty": 0.6,
+        "frequency_penalty": -0.7,
+        "repetition_penalty": 1.8,
+        "min_tokens": 9,
+        "max_tokens": 10,
+        "ignore_eos": True,
+        "prompt_logprobs": 2,
+    }
+    expected = SamplingParams(
+        **fields, stop_token_ids=(1, 2), logit_bias=((5, -100.0), (6, 1.5))
+    )
+    extras = {"stop_token_ids": [1, 2], "logit_bias": {"5": -100, "6": 1.5}}
+    assert to_sampling(chat(**fields, **extras), {}) == expected
+    assert to_sampling(completion(**fields, **extras), {}) == expected
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert to_sampling(chat(max_tokens=5), {}).max_tokens == 5
+    request = chat(max_tokens=5, max_completion_tokens=6)
+    assert to_sampling(request, {}).max_tokens == 6
+
+
+def test_completions_default_to_16_tokens() -> None:
+    assert to_sampling(completion(max_tokens=None), {}).max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_chat_asks_for_logprobs_in_two_fields(
+    fields: dict[str, Any], logprobs: int | None
+) -> None:
+    assert to_sampling(chat(**fields), {}).logprobs == logprobs
+
+
+def test_an_echo_reports_the_prompts_logprobs_too() -> None:
+    assert to_sampling(completion(logprobs=3), {}).prompt_logprobs is None
+    assert to_sampling(completion(logprobs=3, echo=True), {}).prompt_logprobs == 3
+    request = completion(logprobs=3, echo=True, prompt_logprobs=1)
+    assert to_sampling(request, {}).prompt_logprobs == 1
+
+
+_SENT_BY_CHAT = {"logprobs": "top_logprobs"}
+_BOUNDED = [
+    (name, value)
+    for name, (low, high) in SAMPLING_BOUNDS.items()
+    for value in (low - 1, high + 1)
+    # Wider than 64 bits is refused when it is decoded.
+    if abs(value) < 2**63
+]
+
+
+@pytest.mark.parametrize(("name", "value"), _BOUNDED)
+def test_a_number_out_of_bounds_names_the_field_that_was_sent(
+    name: str, value: float
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        to_sampling(completion(**{name: value}), {})
+    assert caught.value.param == name
+    sent = _SENT_BY_CHAT.get(name, name)
+    flag = {"logprobs": True} if name == "logprobs" else {}
+    with pytest.raises(InvalidParameter) as caught:
+        to_sampling(chat(**flag, **{sent: value}), {})
+    assert caught.value.param == sent
+    assert str(caught.value).startswith(f"{sent}: must be between")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_at_all_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        to_sampling(chat(**{name: 0}), {})
+    assert caught.value.param == name
+
+
+def test_no_tokens_at_all_are_refused_even_with_echo() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        to_sampling(completion(max_tokens=0, echo=True), {})
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_p": 0}, "top_p"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {" 1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+        ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+        ({"logit_bias": {"": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ],
+)
+def test_sampling_rules_name_the_field(fields: dict[str, Any], param: str) -> None:
+    for request in (chat(**fields), completion(**fields)):
+        with pytest.raises(InvalidParameter) as caught:
+            to_sampling(request, {})
+        assert caught.value.param == param
+
+
+def test_a_request_is_of_its_public_type() -> None:
+    assert type(chat(tools=[])) is ChatRequest
+    assert msgspec.structs.asdict(chat(tools=[])) == msgspec.structs.asdict(chat())

@@ -1,0 +1,123 @@
+"""Imports point one way: the layout is the architecture."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "trioserve"
+
+VOCABULARY = {"errors", "steps", "config", "observe"}
+
+# Room -> what it may import besides itself.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "steps": {"errors"},
+    "observe": set(),
+    "scheduler": VOCABULARY,
+    "model": VOCABULARY,
+    "render": VOCABULARY,
+    "weights": VOCABULARY,
+    "executor": VOCABULARY | {"model"},
+    "engine": VOCABULARY | {"scheduler", "executor"},
+    "text_engine": VOCABULARY | {"engine", "render"},
+    "http": VOCABULARY | {"engine", "render", "text_engine"},
+    "launch": VOCABULARY
+    | {"engine", "executor", "model", "render", "scheduler", "text_engine", "weights"},
+    "server": VOCABULARY | {"http", "launch"},
+    "asgi": VOCABULARY | {"http", "launch"},
+    "__main__": VOCABULARY | {"server"},
+    "__init__": VOCABULARY | {"launch", "text_engine"},
+    "testing": {"steps"},
+    "testing_server": VOCABULARY
+    | {"engine", "http", "render", "scheduler", "testing", "text_engine"},
+    "testing_models": set(),
+    "testing_tokenizer": set(),
+}
+
+# Package -> the only rooms that may import it.
+ONLY_IN: dict[str, set[str]] = {
+    "torch": {"model", "executor", "weights", "testing_models"},
+    "transformers": {
+        *("model", "weights", "render"),
+        *("testing_models", "testing_tokenizer"),
+    },
+    "quart": {"http"},
+    "quart_trio": {"http"},
+    "werkzeug": {"http"},
+    "hypercorn": {"http", "server", "testing_server"},
+    "prometheus_client": {"observe", "http"},
+    "tyro": {"__main__"},
+}
+NOT_IN: dict[str, set[str]] = {
+    "scheduler": {"trio", "logging", "time", "random"},
+    "model": {"trio"},
+    "weights": {"trio"},
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def list_imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield ("own", room) and ("other", package) for each import of a module."""
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield "other", name.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                yield "other", (node.module or "").split(".")[0]
+            elif node.level == depth:
+                names = [node.module] if node.module else [a.name for a in node.names]
+                for name in names:
+                    yield "own", (name or "").split(".")[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
+    room = room_of(path)
+    for kind, name in list_imports(path):
+        if kind == "own" and name != "__version__":
+            assert name in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
+        if kind == "other":
+            assert room in ONLY_IN.get(name, {room}), f"{room} imports {name}"
+            assert name not in NOT_IN.get(room, set()), f"{room} imports {name}"
+
+
+def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:
+    public = {"hypercorn.trio", "hypercorn.typing", "hypercorn.config"}
+    for path in MODULES:
+        if path.name == "connection.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            for name in names:
+                assert not name.startswith("hypercorn") or name in public
+
+
+def test_importing_the_package_loads_neither_torch_nor_quart() -> None:
+    """--help must not take seconds."""
+    script = (
+        "import sys, trioserve, trioserve.__main__\n"
+        "print([m for m in ('torch', 'transformers', 'quart') if m in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"

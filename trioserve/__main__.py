@@ -1,0 +1,133 @@
+"""The command line.
+
+    trioserve serve [MODEL] [--config FILE] [--port PORT] ...
+
+Exit codes: 0 after a stop that was asked for, 2 for what the user can mend (a wrong
+option, a model that cannot be found), 3 when the engine failed, 128 + N when a second
+signal N cut the drain short.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import logging
+from pathlib import Path
+import signal
+import socket
+import sys
+import tomllib
+
+import trio
+
+from . import __version__
+from .config import BindConfig, ServeConfig, build_config
+from .errors import InvalidConfig, StartupError
+
+logger = logging.getLogger("trioserve")
+
+_USAGE = """\
+usage: trioserve serve [MODEL] [--config FILE] [options]
+       trioserve serve --help
+       trioserve --version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    match arguments:
+        case ["--version" | "-V"]:
+            sys.stdout.write(f"trioserve {__version__}\n")
+            return 0
+        case ["serve", *rest]:
+            return _serve(rest)
+        case ["--help" | "-h"]:
+            sys.stdout.write(_USAGE)
+            return 0
+        case _:
+            sys.stderr.write(_USAGE)
+            return 2
+
+
+def _serve(arguments: list[str]) -> int:
+    try:
+        config = parse_serve(arguments)
+        _set_up_logging(config.bind.log_level)
+        with _bind(config.bind) as sock:
+            # Here and not above: --help need not wait for quart.
+            from .server import Server
+
+            return trio.run(Server(config, sock).run)
+    except StartupError as error:
+        sys.stderr.write(f"trioserve: {error}\n")
+        return 2
+
+
+def parse_serve(arguments: Sequence[str]) -> ServeConfig:
+    """Read the options of `serve`; flags win over the file that --config names.
+
+    Raises:
+      InvalidConfig: the file is unreadable, or an option in it is wrong.
+      SystemExit: a flag is wrong (2), or --help was asked for (0).
+    """
+    import tyro
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    known, rest = parser.parse_known_args(arguments)
+    if rest and not rest[0].startswith("-"):
+        rest = ["--model", *rest]
+    return tyro.cli(
+        ServeConfig,
+        prog="trioserve serve [MODEL] [--config FILE]",
+        description=(
+            "Serve MODEL over an OpenAI-compatible API. FILE is TOML; its keys are "
+            "the options below with underscores, and flags win over it."
+        ),
+        args=rest,
+        default=build_config(ServeConfig, _read_options(known.config)),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def _read_options(path: str | None) -> dict[str, object]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidConfig("config", f"cannot read {path}: {error}") from error
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+def _bind(config: BindConfig) -> socket.socket:
+    """Take the port before the model is loaded, without listening yet.
+
+    A port that is taken is told at once instead of after the load, and until the model
+    is there clients are refused rather than left hanging.
+
+    Raises:
+      InvalidConfig: the address cannot be taken.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        address = f"{config.host}:{config.port}"
+        raise InvalidConfig("port", f"cannot take {address}: {error}") from error
+    return sock
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The door for hypercorn: an ASGI app whose lifespan holds the engine.
+
+    hypercorn -w 0 -k trio 'trioserve.asgi:create_app("MODEL", max_num_seqs=32)'
+
+hypercorn owns the sockets and the process; see README for what that costs against
+`trioserve serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+
+import trio
+
+from .config import (
+    DEFAULT_MODEL,
+    EngineConfig,
+    HttpConfig,
+    build_config,
+)
+from .http import ServerState, ServingApp, create_http_app, install_guard
+from .launch import open_engine
+from .observe import LoopMonitor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AppConfig:
+    engine: EngineConfig
+    http: HttpConfig
+
+
+def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
+    """Make the app; the model is loaded when hypercorn starts it.
+
+    Args:
+      model: as on the command line.
+      options: every option of `trioserve serve` but those of the socket.
+
+    Raises:
+      SystemExit: hypercorn runs more than one worker.
+      InvalidConfig: an option is unknown or senseless.
+    """
+    _refuse_workers()
+    config = build_config(_AppConfig, {"model": model, **options})
+    install_guard(enable_h2c=config.http.enable_h2c)
+    app = create_http_app(ServerState(config=config.http))
+
+    async def start() -> None:
+        trio.lowlevel.add_instrument(LoopMonitor(app.state.metrics.loop_turn.observe))
+        await app.nursery.start(_run_engine, app.state, config.engine)
+        app.nursery.start_soon(_drain_on_sigterm, app.state)
+
+    app.before_serving(start)
+    return app
+
+
+async def _run_engine(
+    state: ServerState,
+    config: EngineConfig,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    is_serving = False
+    try:
+        async with open_engine(config) as state.text_engine:
+            is_serving = True
+            task_status.started()
+            await trio.sleep_forever()
+    except* Exception:
+        if not is_serving:
+            raise
+        # hypercorn would log the error, go on without an engine, and end with 0
+        # one day. Nobody restarts a server that looks alive.
+        logger.critical("the engine is dead, so the server ends", exc_info=True)
+        logging.shutdown()
+        os._exit(3)
+
+
+async def _drain_on_sigterm(state: ServerState) -> None:
+    # hypercorn without workers would be killed by SIGTERM at once.
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            state.lifecycle.begin_drain()
+            break
+        await state.finish_drain()
+    _interrupt_hypercorn()
+
+
+@trio.lowlevel.enable_ki_protection
+def _interrupt_hypercorn() -> None:
+    # Its graceful stop is bound to SIGINT alone. Protected, or the KeyboardInterrupt
+    # would be raised here, in a task that is not hypercorn's.
+    signal.raise_signal(signal.SIGINT)
+
+
+def _refuse_workers() -> None:
+    """End the process if hypercorn was told to run several.
+
+    Raises:
+      SystemExit: each worker would load the model again, and a client's requests
+        would meet different prefix caches; one engine is as fast as the device.
+    """
+    # A spawned worker has the parent's argv.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-w", "--workers", type=int, default=1)
+    known, _ = parser.parse_known_args(sys.argv[1:])
+    number = multiprocessing.current_process()._identity
+    if known.workers > 1 or (number and number[0] > 1):
+        raise SystemExit(
+            "trioserve: run hypercorn with -w 0 (or 1): each further worker would load "
+            "the model once more and split the batch and the prefix cache, which makes "
+            "all of them slower"
+        )

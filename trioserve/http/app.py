@@ -1,0 +1,121 @@
+"""The ASGI app: routes, and one shape for whatever goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+import logging
+from typing import Any, cast
+
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from ..config import parse_bytes
+from ..errors import InternalError, PayloadTooLarge, TrioserveError, Unavailable
+from .body import respond_json
+from .chat import answer_chat
+from .completions import answer_completion
+from .operations import (
+    answer_health,
+    answer_metrics,
+    answer_models,
+    answer_openapi,
+    answer_version,
+)
+from .responses import ErrorBody, ErrorDetail
+from .scope import ScopedConnection, ScopedRequest
+from .state import ServerState
+from .tokens import answer_detokenize, answer_tokenize
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
+
+_ROUTES: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/chat/completions"): answer_chat,
+    ("POST", "/v1/completions"): answer_completion,
+    ("POST", "/tokenize"): answer_tokenize,
+    ("POST", "/detokenize"): answer_detokenize,
+    ("GET", "/v1/models"): answer_models,
+    ("GET", "/health"): answer_health,
+    ("GET", "/version"): answer_version,
+    ("GET", "/metrics"): answer_metrics,
+    ("GET", "/openapi.json"): answer_openapi,
+}
+
+
+class ServingApp(QuartTrio):
+    """Quart with our request scope."""
+
+    asgi_http_class = ScopedConnection
+    request_class = ScopedRequest
+    state: ServerState
+
+
+def create_http_app(state: ServerState) -> ServingApp:
+    """Make the app of one server; `state.text_engine` may come later."""
+    app = ServingApp("trioserve", static_folder=None)
+    app.state = state
+    app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
+        "max_body_size", state.config.max_body_size
+    )
+    # Quart would cut a stream after a minute, without a word.
+    app.config["RESPONSE_TIMEOUT"] = None
+    for (method, path), handler in _ROUTES.items():
+        app.add_url_rule(
+            path, handler.__name__, _bind(handler, state), methods=[method]
+        )
+    app.register_error_handler(TrioserveError, _respond_error)
+    app.register_error_handler(HTTPException, _respond_http_exception)
+    app.register_error_handler(Exception, _respond_unexpected)
+    app.after_request(_count_request(state))
+    return app
+
+
+def _bind(handler: Handler, state: ServerState) -> Callable[[], Awaitable[Response]]:
+    async def handle() -> Response:
+        # The object behind quart's proxy, which is bound to this task's context.
+        return await handler(
+            state, cast(ScopedRequest, cast(Any, request)._get_current_object())
+        )
+
+    return handle
+
+
+def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
+    async def count(response: Response) -> Response:
+        # Only paths that exist become labels: a stranger must not make up new ones.
+        rule = request.url_rule
+        path = "unknown" if rule is None else rule.rule
+        state.metrics.requests.labels(path, response.status_code).inc()
+        return response
+
+    return count
+
+
+async def _respond_error(error: TrioserveError) -> Response:
+    headers = {}
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    return respond_json(ErrorBody.of(error), error.status, headers)
+
+
+async def _respond_http_exception(error: HTTPException) -> Response:
+    status = error.code or 500
+    if status == 413:
+        limit = request.max_content_length or 0
+        return await _respond_error(PayloadTooLarge(limit))
+    detail = ErrorDetail(
+        message=error.description or error.name,
+        type=error.name.replace(" ", ""),
+        param=None,
+        code=status,
+    )
+    # Allow belongs to a 405; the others describe the HTML body that is not sent.
+    headers = {k: v for k, v in error.get_headers() if k == "Allow"}
+    return respond_json(ErrorBody(error=detail), status, headers)
+
+
+async def _respond_unexpected(error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return await _respond_error(InternalError())

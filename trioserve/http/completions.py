@@ -1,0 +1,195 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import UNSET
+from quart import Response
+
+from ..steps import Prompt, TokenLogprobs
+from ..text_engine import TextDelta, TextEngine
+from .body import log_unknown_fields, read_json_body, respond_json
+from .chunks import CompletionChunks, StreamHeader, completion_usage_event
+from .generation import make_header, make_token_texts, open_stream
+from .meter import MeteredStream
+from .requests import CompletionRequest
+from .responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TokenTexts,
+    Usage,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+)
+from .schema import decode_completion, to_sampling
+from .scope import ScopedRequest
+from .sse import respond_events
+from .state import ServerState
+
+
+async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
+    """Continue one or several prompts, whole or token by token."""
+    body = await read_json_body(request)
+    asked = decode_completion(body)
+    log_unknown_fields(body, asked)
+    engine = state.require_engine(asked.model)
+    sampling = to_sampling(asked, dict(engine.info.default_sampling))
+    prompts = [await _render(engine, asked, prompt) for prompt in asked.prompts]
+    stream = await open_stream(state, request, asked, engine, prompts, sampling)
+    header = make_header("cmpl", request, asked, engine)
+    choices = _Choices(asked, stream, make_token_texts(asked, engine))
+    if asked.stream:
+        return respond_events(stream, _CompletionEvents(header, choices))
+    return respond_json(await _build_answer(header, choices))
+
+
+async def _render(
+    engine: TextEngine, asked: CompletionRequest, prompt: str | tuple[int, ...]
+) -> Prompt:
+    salt = asked.cache_salt or ""
+    if isinstance(prompt, str):
+        return await engine.renderer.render_text(
+            prompt, add_special_tokens=asked.adds_special_tokens, cache_salt=salt
+        )
+    text = None
+    if asked.echo:
+        text = await engine.renderer.detokenize(
+            prompt,
+            skip_special_tokens=asked.skips_special_tokens,
+            param="prompt",
+        )
+    return Prompt(token_ids=prompt, text=text, cache_salt=salt)
+
+
+class _Choices:
+    """Says of each choice what was asked: its echo, logprobs and offsets."""
+
+    def __init__(
+        self, asked: CompletionRequest, stream: MeteredStream, texts: TokenTexts
+    ) -> None:
+        self.asked = asked
+        self.stream = stream
+        self._texts = texts
+        self._num_per_prompt = stream.num_sequences // len(stream.prompts)
+        # Characters that the tokens reported so far stand for, by choice.
+        self._text_offsets: dict[int, int] = {}
+
+    def prompt(self, index: int) -> Prompt:
+        return self.stream.prompts[index // self._num_per_prompt]
+
+    def begins(self, delta: TextDelta) -> bool:
+        """Whether this is the choice's first delta with a token; true once."""
+        if delta.index in self._text_offsets or not delta.token_ids:
+            return False
+        self._text_offsets[delta.index] = 0
+        return True
+
+    def echo(self, index: int) -> str:
+        return (self.prompt(index).text or "") if self.asked.echo else ""
+
+    def report(
+        self, delta: TextDelta, *, with_prompt: bool
+    ) -> CompletionLogprobs | None:
+        """Return the logprobs of a delta's tokens, behind its prompt's if echoed."""
+        if self.asked.logprobs is None or not delta.logprobs:
+            return None
+        token_ids: tuple[int, ...] = delta.token_ids
+        logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
+        if with_prompt and self.asked.echo:
+            token_ids = self.prompt(delta.index).token_ids + token_ids
+            # Nothing predicted the first one.
+            logprobs = (None, *delta.prompt_logprobs, *logprobs)
+        report = build_completion_logprobs(
+            token_ids,
+            logprobs,
+            self._texts,
+            text_offset=self._text_offsets[delta.index],
+        )
+        self._text_offsets[delta.index] = report.text_offset[-1] + len(
+            self._texts.text(token_ids[-1])
+        )
+        return report
+
+    def build(self, whole: TextDelta) -> CompletionChoice:
+        self.begins(whole)
+        asked, prompt = self.asked, self.prompt(whole.index)
+        shows_ids = asked.return_token_ids
+        return CompletionChoice(
+            index=whole.index,
+            text=self.echo(whole.index) + whole.text,
+            logprobs=self.report(whole, with_prompt=True),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            token_ids=whole.token_ids if shows_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if shows_ids else UNSET,
+            prompt_logprobs=(
+                UNSET
+                if asked.prompt_logprobs is None
+                else build_prompt_logprobs(whole.prompt_logprobs, self._texts)
+            ),
+        )
+
+
+class _CompletionEvents:
+    """The EventWriter of completions."""
+
+    def __init__(self, header: StreamHeader, choices: _Choices) -> None:
+        self._header = header
+        self._choices = choices
+        self._chunks = [
+            CompletionChunks(header, index)
+            for index in range(choices.stream.num_sequences)
+        ]
+        # Prompt logprobs come chunk by chunk, before the first token.
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+
+    def write(self, delta: TextDelta) -> bytes:
+        choices, asked = self._choices, self._choices.asked
+        if delta.prompt_logprobs:
+            before = self._prompt_logprobs.get(delta.index, ())
+            self._prompt_logprobs[delta.index] = before + delta.prompt_logprobs
+        if not delta.token_ids:
+            return b""
+        is_first = choices.begins(delta)
+        delta = replace(
+            delta, prompt_logprobs=self._prompt_logprobs.pop(delta.index, ())
+        )
+        text = choices.echo(delta.index) + delta.text if is_first else delta.text
+        logprobs = choices.report(delta, with_prompt=is_first)
+        shows_ids = asked.return_token_ids
+        if not (text or delta.finish_reason or logprobs or shows_ids):
+            return b""
+        prompt = choices.prompt(delta.index)
+        return self._chunks[delta.index].text(
+            text,
+            logprobs=logprobs,
+            token_ids=delta.token_ids if shows_ids else None,
+            prompt_token_ids=prompt.token_ids if shows_ids and is_first else None,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            usage=self._usage_so_far(),
+        )
+
+    def end(self) -> bytes:
+        if not self._choices.asked.reports_usage:
+            return b""
+        return completion_usage_event(self._header, self._choices.stream.usage)
+
+    def _usage_so_far(self) -> Usage | None:
+        if not self._choices.asked.reports_usage_continuously:
+            return None
+        return self._choices.stream.usage
+
+
+async def _build_answer(header: StreamHeader, choices: _Choices) -> Completion:
+    wholes = await choices.stream.collect()
+    return Completion(
+        id=header.id,
+        created=header.created,
+        model=header.model,
+        system_fingerprint=header.system_fingerprint,
+        choices=tuple(choices.build(whole) for whole in wholes),
+        usage=choices.stream.usage,
+    )

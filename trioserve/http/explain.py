@@ -1,0 +1,50 @@
+"""What is wrong with a body, in a sentence that never quotes the body."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from ..errors import InvalidParameter
+from .requests import ROLES
+
+
+def explain(error: Exception) -> InvalidParameter:
+    """Say what is wrong with a body, without quoting it."""
+    if isinstance(error, RecursionError):
+        return InvalidParameter(None, "The body is nested too deeply.")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidParameter(None, "The body is not valid UTF-8.")
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        return _explain_value(text)
+    if "truncated" in text:
+        # The decoder takes half a surrogate pair for the end of the input.
+        text = "it ends early, or a string holds half a surrogate pair"
+    reason = text.removeprefix("JSON is malformed: ")
+    return InvalidParameter(None, f"The body is not valid JSON: {reason}.")
+
+
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+
+
+def _explain_value(text: str) -> InvalidParameter:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words."""
+    # The path comes last: a quoted value before it may look like one.
+    reason, separator, path = text.rpartition(" - at `$")
+    if not separator:
+        reason, path = text, ""
+    # Keys of mappings are not in the path; [...] stands for any of them.
+    param = path.rstrip("`").replace("[...]", "").removeprefix(".")
+    if missing := _MISSING.fullmatch(reason):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return InvalidParameter(param, "is required")
+    if not param:
+        return InvalidParameter(None, "The body must be a JSON object.")
+    # The one enumeration in requests.py; msgspec would quote what was sent.
+    if reason.startswith("Invalid enum value"):
+        reason = f"must be one of {', '.join(ROLES)}"
+    reason = reason.replace("`", "").replace(" | ", " or ")
+    return InvalidParameter(param, reason[0].lower() + reason[1:])

@@ -1,0 +1,59 @@
+"""What operators and client libraries ask: health, version, metrics, models, OpenAPI.
+
+None of it waits for a renderer worker or for the device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+import time
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from quart import Response
+
+from .. import __version__
+from ..errors import EngineDied, ShuttingDown
+from .body import respond_json
+from .openapi import openapi_document
+from .responses import ErrorBody, Version, list_models
+from .scope import ScopedRequest
+from .state import ServerState
+
+_STARTED_AT = int(time.time())
+
+
+async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
+    """200 while requests are taken, 503 otherwise."""
+    if state.is_healthy:
+        return Response(b"", 200)
+    engine = state.text_engine
+    has_died = engine is not None and not state.lifecycle.is_draining
+    error = EngineDied() if has_died else ShuttingDown()
+    return respond_json(ErrorBody.of(error), 503)
+
+
+async def answer_version(state: ServerState, request: ScopedRequest) -> Response:
+    """The server's own version."""
+    return respond_json(Version(version=__version__))
+
+
+async def answer_metrics(state: ServerState, request: ScopedRequest) -> Response:
+    """Everything that is counted, for Prometheus."""
+    return Response(state.metrics.render(), content_type=CONTENT_TYPE_LATEST)
+
+
+async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
+    """The one model that is served."""
+    info = state.require_engine().info
+    return respond_json(list_models(info, created=_STARTED_AT))
+
+
+async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
+    """This API, described."""
+    return Response(_render_openapi(), content_type="application/json")
+
+
+@cache
+def _render_openapi() -> bytes:
+    return msgspec.json.encode(openapi_document(__version__))

@@ -1,0 +1,326 @@
+"""What clients may send: one frozen struct for each POST endpoint.
+
+Types, lengths and rules between fields are checked here, wherever a request comes
+from. Ranges of sampling numbers are not: they have one table, steps.SAMPLING_BOUNDS,
+and `schema.to_sampling` is where a request meets it. Fields are nullable where
+OpenAI's are; null means the same as nothing, and the properties say what that is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, cast, get_args
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import InvalidParameter, NotSupported
+
+# Bounds of what one request makes the server allocate or walk through; none has a
+# source but "more than clients were seen to send", except that vLLM has the same
+# kinds of limits (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
+MAX_PROMPTS: Final = 1024
+MAX_MESSAGES: Final = 16_384
+MAX_STOP_STRINGS: Final = 32
+MAX_STOP_CHARACTERS: Final = 1024
+MAX_CACHE_SALT_CHARACTERS: Final = 1024
+MAX_NAME_CHARACTERS: Final = 1024
+
+# JSON allows numbers of any length; what is wider than 64 bits is refused before any
+# arithmetic or message meets it.
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+# Part of response ids, which clients log and put into headers: visible ASCII alone.
+# The last group keeps Python's `$` from matching before a line end.
+RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: Final[tuple[str, ...]] = get_args(Role)
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a message's content; only those of type `text` are implemented."""
+
+    type: str
+    text: str | None = None
+
+
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """An object that is refused wherever it stands: its fields are never built."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One turn of a conversation."""
+
+    role: Role
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[Unread, ...] | None = None
+    function_call: Unread | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string.
+
+        Source: vLLM joins text parts by line ends for templates that take strings.
+        """
+        if isinstance(self.content, tuple):
+            return "\n".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+
+Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+# A union may hold one array type only, so that strings, ids and lists of ids mix as
+# far as the decoder is concerned; CompletionRequest refuses mixtures.
+PromptItem = (
+    Annotated[str, Meta(min_length=1)]
+    | TokenId
+    | Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+)
+CompletionPrompt = (
+    Annotated[str, Meta(min_length=1)]
+    | Annotated[tuple[PromptItem, ...], Meta(min_length=1)]
+)
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream reports besides the text.
+
+    Args:
+      include_usage: a last chunk, without choices, counts the tokens.
+      continuous_usage_stats: every chunk counts the tokens so far.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and self.include_usage is False:
+            raise InvalidParameter(
+                "stream_options.continuous_usage_stats", "needs include_usage"
+            )
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and plain completions have in common."""
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Int64 | None = None
+    max_tokens: Int64 | None = None
+    ignore_eos: bool | None = None
+    stop: (
+        StopString
+        | Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)]
+        | None
+    ) = None
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Int64 | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Int64 | None = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
+    ) = None
+    request_id: RequestIdText | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options", "is only taken with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidParameter("prompt_logprobs", "is not taken with stream=true")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end a text; none by default."""
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return self.stop or ()
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        """Whether special tokens are left out of the text; by default they are."""
+        return self.skip_special_tokens is not False
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether a stream's last chunk counts the tokens."""
+        options = self.stream_options
+        return options is not None and bool(
+            options.include_usage or options.continuous_usage_stats
+        )
+
+    @property
+    def reports_usage_continuously(self) -> bool:
+        """Whether every chunk of a stream counts the tokens so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_messages(self.messages)
+        _check_continuation(self.add_generation_prompt, self.continue_final_message)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the assistant's turn is opened; not where a message goes on."""
+        return _adds_generation_prompt(self)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own; by default the template writes them."""
+        return bool(self.add_special_tokens)
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: CompletionPrompt
+    echo: bool | None = None
+    logprobs: Int64 | None = None
+    best_of: Int64 | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_prompt(self.prompt)
+        if self.best_of not in (None, 1 if self.n is None else self.n):
+            raise NotSupported("best_of", "only the value of n is taken")
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """Each prompt, as text or as token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return (prompt,)
+        # Invariant: _check_prompt left items of one type only.
+        if isinstance(prompt[0], int):
+            return (cast(tuple[int, ...], prompt),)
+        return cast(tuple[str | tuple[int, ...], ...], prompt)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own, such as the first; by default it does."""
+        return self.add_special_tokens is not False
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a prompt, or messages as chat takes them."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameter("prompt", "send either prompt or messages")
+        _check_messages(self.messages or ())
+        _check_continuation(self.add_generation_prompt, self.continue_final_message)
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the assistant's turn is opened; not where a message goes on."""
+        return _adds_generation_prompt(self)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own: by default to prompts, not to chats."""
+        if self.add_special_tokens is None:
+            return self.prompt is not None
+        return self.add_special_tokens
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: tuple[TokenId, ...]
+
+
+def _check_messages(messages: tuple[Message, ...]) -> None:
+    """Refuse messages without text and with what is not text.
+
+    Raises:
+      InvalidParameter: a message, or a part of one, has no text.
+      NotSupported: a message calls tools or holds images, audio or files.
+    """
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if message.tool_calls:
+            raise NotSupported(f"{path}.tool_calls")
+        if message.function_call is not None:
+            raise NotSupported(f"{path}.function_call")
+        # An assistant's turn may be empty, and is null where it only called tools.
+        if message.content is None and message.role != "assistant":
+            raise InvalidParameter(f"{path}.content", "is required")
+        if isinstance(message.content, tuple):
+            _check_parts(f"{path}.content", message.content)
+
+
+def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
+    for index, part in enumerate(parts):
+        if part.type != "text":
+            raise NotSupported(f"{path}[{index}]", "only parts of type text are taken")
+        if part.text is None:
+            raise InvalidParameter(f"{path}[{index}].text", "is required")
+
+
+def _check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+    if adds_prompt and continues:
+        raise InvalidParameter(
+            "continue_final_message", "cannot be combined with add_generation_prompt"
+        )
+
+
+def _adds_generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:
+    if request.add_generation_prompt is None:
+        return not request.continue_final_message
+    return request.add_generation_prompt
+
+
+def _check_prompt(prompt: CompletionPrompt) -> None:
+    if isinstance(prompt, str):
+        return
+    # At the speed of C: a prompt may have millions of ids.
+    types = set(map(type, prompt))
+    if len(types) > 1:
+        raise InvalidParameter(
+            "prompt", "must not mix strings, token ids and lists of token ids"
+        )
+    if types != {int} and len(prompt) > MAX_PROMPTS:
+        raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts are taken")

@@ -1,0 +1,408 @@
+"""What clients get: structs in the shapes that OpenAI's and vLLM's clients read.
+
+Fields without a default are always sent, null included, because OpenAI sends them;
+those with UNSET are sent where something is to be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ..errors import RequestError, TrioserveError
+from ..steps import ModelInfo, TokenLogprobs
+
+# JSON has no infinity; OpenAI's and vLLM's floor for tokens that cannot be sampled.
+LOWEST_LOGPROB: Final = -9999.0
+
+TokenBytes = Callable[[int], bytes]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(
+        cls, *, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int
+    ) -> Usage:
+        return cls(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_output_tokens,
+            total_tokens=num_prompt_tokens + num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The token that was sampled at a position, and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in chat's form."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in the legacy form: lists side by side."""
+
+    text_offset: tuple[int, ...]
+    token_logprobs: tuple[float | None, ...]
+    tokens: tuple[str, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A candidate for a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One for each token of the prompt; None for the first, which nothing predicted.
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the assistant says."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[ChatChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage
+
+
+class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[CompletionChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["trioserve"] = "trioserve"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /detokenize."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /version."""
+
+    version: str
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong.
+
+    Args:
+      type: the family of the error.
+      param: the field of the request that is at fault, if one is.
+      code: the HTTP status.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is no success."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: TrioserveError) -> ErrorBody:
+        return cls(
+            error=ErrorDetail(
+                message=str(error),
+                type=error.code,
+                param=error.param if isinstance(error, RequestError) else None,
+                code=error.status,
+            )
+        )
+
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def list_models(info: ModelInfo, *, created: int) -> ModelList:
+    """Describe the one model that is served; `created` is in seconds since 1970."""
+    card = ModelCard(
+        id=info.name,
+        created=created,
+        root=info.name,
+        max_model_len=info.max_model_len,
+    )
+    return ModelList(data=(card,))
+
+
+class TokenTexts:
+    """How a token is shown in logprobs.
+
+    Args:
+      token_bytes: what a token says; it may begin or end inside a character.
+      as_token_ids: show `token_id:123` instead, as return_tokens_as_token_ids asks.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, *, as_token_ids: bool = False) -> None:
+        self._token_bytes = token_bytes
+        self._as_token_ids = as_token_ids
+
+    def show(self, token_id: int) -> str:
+        """The token in a field of its own, where an id may stand for it."""
+        if self._as_token_ids:
+            return f"token_id:{token_id}"
+        return self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        return self._token_bytes(token_id).decode(errors="replace")
+
+    def bytes(self, token_id: int) -> tuple[int, ...]:
+        return tuple(self._token_bytes(token_id))
+
+
+def build_chat_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> ChatLogprobs:
+    """Report sampled tokens in chat's form."""
+    return ChatLogprobs(
+        content=tuple(
+            TokenLogprob(
+                token=texts.show(entry.token_id),
+                logprob=_floor(entry.logprob),
+                bytes=texts.bytes(entry.token_id),
+                top_logprobs=tuple(
+                    TopLogprob(
+                        token=texts.show(token_id),
+                        logprob=_floor(logprob),
+                        bytes=texts.bytes(token_id),
+                    )
+                    for token_id, logprob in entry.top
+                ),
+            )
+            for entry in logprobs
+        )
+    )
+
+
+def build_completion_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    texts: TokenTexts,
+    *,
+    text_offset: int = 0,
+) -> CompletionLogprobs:
+    """Report tokens in the legacy form.
+
+    Args:
+      logprobs: one for each token; None for the first token of an echoed prompt.
+      text_offset: characters of the text before these tokens.
+    """
+    offsets = []
+    for token_id in token_ids:
+        offsets.append(text_offset)
+        text_offset += len(texts.text(token_id))
+    return CompletionLogprobs(
+        text_offset=tuple(offsets),
+        token_logprobs=tuple(
+            _floor(entry.logprob) if entry else None for entry in logprobs
+        ),
+        tokens=tuple(map(texts.show, token_ids)),
+        top_logprobs=tuple(
+            _map_top(entry, texts) if entry else None for entry in logprobs
+        ),
+    )
+
+
+def build_prompt_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> PromptLogprobs:
+    """Report a prompt's tokens in vLLM's form.
+
+    Args:
+      logprobs: of the prompt's tokens 1, 2, ...
+    """
+    return (None, *(_map_candidates(entry, texts) for entry in logprobs))
+
+
+def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    top = {texts.show(token_id): _floor(logprob) for token_id, logprob in entry.top}
+    # OpenAI: the sampled token is always there, so that there may be one more.
+    top.setdefault(texts.show(entry.token_id), _floor(entry.logprob))
+    return top
+
+
+def _map_candidates(
+    entry: TokenLogprobs, texts: TokenTexts
+) -> dict[str, PromptLogprob]:
+    ranked = [
+        (entry.token_id, entry.logprob, entry.rank),
+        *((token_id, logprob, i) for i, (token_id, logprob) in enumerate(entry.top, 1)),
+    ]
+    # The prompt's own token comes first, and once.
+    return {
+        str(token_id): PromptLogprob(
+            logprob=_floor(logprob), rank=rank, decoded_token=texts.text(token_id)
+        )
+        for token_id, logprob, rank in ranked
+    }
+
+
+def _floor(logprob: float) -> float:
+    # In this order a NaN becomes the floor too: JSON has no NaN either.
+    return max(LOWEST_LOGPROB, logprob)

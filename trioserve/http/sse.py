@@ -1,0 +1,58 @@
+"""Streams text as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+import logging
+from typing import Protocol
+
+from quart import Response
+
+from ..errors import InternalError, TrioserveError
+from ..text_engine import TextDelta
+from .chunks import DONE, error_event
+from .meter import MeteredStream
+
+logger = logging.getLogger(__name__)
+
+
+class EventWriter(Protocol):
+    """Turns an endpoint's deltas into events."""
+
+    def write(self, delta: TextDelta) -> bytes:
+        """Return the events of a delta; none if it says nothing new."""
+
+    def end(self) -> bytes:
+        """Return what follows the last delta."""
+
+
+def respond_events(stream: MeteredStream, writer: EventWriter) -> Response:
+    """Answer with a stream that may last for hours."""
+    response = Response(
+        _generate_events(stream, writer),
+        headers={
+            "Cache-Control": "no-cache",
+            # nginx would gather the tokens otherwise.
+            "X-Accel-Buffering": "no",
+        },
+        content_type="text/event-stream; charset=utf-8",
+    )
+    response.timeout = None
+    return response
+
+
+# The one async generator of the project: quart takes a body in no other form. Nothing
+# is opened in it, since it is not always started (scope.py).
+async def _generate_events(  # noqa: ASYNC900
+    stream: MeteredStream, writer: EventWriter
+) -> AsyncIterator[bytes]:
+    try:
+        async for delta in stream:
+            if events := writer.write(delta):
+                yield events
+        yield writer.end() + DONE
+    except TrioserveError as error:
+        yield error_event(error) + DONE
+    except Exception:
+        logger.exception("a stream failed")
+        yield error_event(InternalError()) + DONE

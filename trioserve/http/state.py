@@ -1,0 +1,75 @@
+"""What all handlers of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..config import HttpConfig
+from ..errors import ModelNotFound, ShuttingDown
+from ..observe import Metrics
+from ..observe.metrics import name_fields
+from ..text_engine import TextEngine
+from .lifecycle import Lifecycle
+
+
+@dataclass(kw_only=True)
+class ServerState:
+    """The server's parts.
+
+    Attributes:
+      text_engine: None until the model is loaded, where the server starts first.
+    """
+
+    config: HttpConfig
+    text_engine: TextEngine | None = None
+    lifecycle: Lifecycle = field(init=False)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
+        self.metrics = Metrics(self._read_gauges, self._read_counters)
+
+    @property
+    def is_healthy(self) -> bool:
+        return (
+            self.text_engine is not None
+            and self.text_engine.engine.is_alive
+            and not self.lifecycle.is_draining
+        )
+
+    async def finish_drain(self) -> None:
+        """Wait until draining has begun and is over, one way or the other.
+
+        What still runs at the drain's deadline is told so: its stream ends with an
+        error that its client can read, where a cancellation would only cut it.
+        """
+        if not await self.lifecycle.wait_drained() and self.text_engine is not None:
+            self.text_engine.engine.close_streams(ShuttingDown())
+
+    def require_engine(self, model: str | None = None) -> TextEngine:
+        """Return the engine if it takes requests, for this model where one is named.
+
+        Raises:
+          ShuttingDown, ModelNotFound
+        """
+        self.lifecycle.check_open()
+        if self.text_engine is None:
+            raise ShuttingDown()
+        if model and model != self.text_engine.info.name:
+            raise ModelNotFound(model)
+        return self.text_engine
+
+    def _read_gauges(self) -> dict[str, float]:
+        gauges: dict[str, float] = {"http_requests_active": self.lifecycle.num_active}
+        if self.text_engine is not None:
+            statistics = self.text_engine.engine.statistics()
+            gauges |= name_fields("", statistics) | name_fields(
+                "", statistics.scheduler
+            )
+            gauges |= name_fields("renderer_", self.text_engine.renderer.statistics())
+        return gauges
+
+    def _read_counters(self) -> dict[str, float]:
+        if self.text_engine is None:
+            return {}
+        return name_fields("", self.text_engine.engine.counters())

@@ -1,0 +1,108 @@
+"""`trioserve serve`: hypercorn inside the engine's nursery, and signals outside both.
+
+    signals          the first drains, the second cancels
+      engine         open_engine: loads the model, runs the loop
+        http         hypercorn, until drained
+
+Stop is leaving the inner block before the outer one. The worst case is arithmetic:
+drain_timeout, then two seconds for streams to say good-bye, then one step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+
+import hypercorn.trio
+import trio
+
+from .config import ServeConfig
+from .errors import StartupError
+from .http import ServerState, create_http_app, install_guard, make_config
+from .launch import open_engine
+from .observe import LoopMonitor
+
+logger = logging.getLogger("trioserve.server")
+
+
+class Server:
+    """One run of `trioserve serve`.
+
+    Args:
+      sock: bound, not listening.
+    """
+
+    def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
+        self._config = config
+        self._sock = sock
+        self._state = ServerState(config=config.http)
+        self._everything = trio.CancelScope()
+        self._exit_code = 0
+        self._began = time.perf_counter()
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit code.
+
+        Raises:
+          StartupError: the model cannot be served.
+        """
+        logger.info("%s", self._config)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._everything = nursery.cancel_scope
+                nursery.start_soon(self._watch_signals)
+                await self._serve()
+                nursery.cancel_scope.cancel()
+        except* StartupError as errors:
+            raise _first(errors) from None
+        except* Exception:
+            # The engine has logged the cause; told here once more, last and short.
+            logger.critical("the engine failed, so the server ends")
+            self._exit_code = 3
+        return self._exit_code
+
+    async def _serve(self) -> None:
+        state = self._state
+        install_guard(enable_h2c=self._config.http.enable_h2c)
+        trio.lowlevel.add_instrument(LoopMonitor(state.metrics.loop_turn.observe))
+        # Waiting for the GIL is waiting: with the default of 5 ms a thread in pure
+        # Python delays the loop seven times as long.
+        sys.setswitchinterval(0.0005)
+        async with open_engine(self._config.engine) as state.text_engine:
+            async with trio.open_nursery() as nursery:
+                binds = await nursery.start(self._serve_http)
+                seconds = time.perf_counter() - self._began
+                logger.info(
+                    "ready after %.1f s: %s on %s",
+                    seconds,
+                    state.text_engine.info.name,
+                    ", ".join(binds),
+                )
+
+    async def _serve_http(
+        self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        await hypercorn.trio.serve(
+            create_http_app(self._state),
+            make_config(bind=[f"fd://{self._sock.fileno()}"]),
+            shutdown_trigger=self._state.finish_drain,
+            task_status=task_status,
+        )
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for signum in signals:
+                is_second = self._state.lifecycle.is_draining
+                self._state.lifecycle.begin_drain()
+                if is_second:
+                    self._exit_code = 128 + signum
+                if is_second or self._state.text_engine is None:
+                    self._everything.cancel()
+
+
+def _first(errors: BaseExceptionGroup[StartupError]) -> StartupError:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,114 @@
+"""A whole server without a model, for tests that speak HTTP.
+
+    async with open_fake_server(tokenizer_folder) as server:
+        ...  # server.url answers; the text is server.answer, over and over
+
+Real sockets, the real renderer, scheduler and engine; only the device is a fake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypercorn.trio
+from tokenizers import Tokenizer
+import trio
+
+from .config import HttpConfig, RenderConfig
+from .engine import Engine
+from .http import ServerState, create_http_app, install_guard, make_config
+from .render import load_renderer
+from .scheduler import Scheduler
+from .steps import ModelInfo
+from .testing import FakeDevice, FakeExecutor
+from .text_engine import TextEngine
+
+ANSWER = "The quick brown fox jumps over the lazy dog. "
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeServer:
+    """A server that runs.
+
+    Attributes:
+      url: where, as http://127.0.0.1:PORT.
+      answer: what every sequence says, over and over, until max_tokens.
+      answer_ids: its tokens.
+    """
+
+    url: str
+    port: int
+    state: ServerState
+    engine: Engine
+    answer: str
+    answer_ids: tuple[int, ...]
+
+
+@asynccontextmanager
+async def open_fake_server(
+    tokenizer_folder: Path,
+    *,
+    http: HttpConfig | None = None,
+    step_seconds: float = 0.001,
+    fail_at_step: int | None = None,
+    max_num_waiting: int = 1000,
+    max_model_len: int = 256,
+) -> AsyncIterator[FakeServer]:
+    """Serve until the block is left."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    ids = tuple(tokenizer.encode(ANSWER).ids)
+    device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
+    engine = Engine(
+        Scheduler(
+            num_blocks=1024,
+            block_size=16,
+            max_num_seqs=32,
+            max_num_batched_tokens=256,
+            max_model_len=max_model_len,
+        ),
+        FakeExecutor(device, step_seconds=step_seconds, fail_at_step=fail_at_step),
+        info=ModelInfo(
+            name="fake",
+            architecture="Fake",
+            vocab_size=tokenizer.get_vocab_size(),
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(),
+            fingerprint="fp_fake",
+        ),
+        max_num_sequences=32 + max_num_waiting,
+    )
+    renderer = load_renderer(
+        tokenizer_folder, RenderConfig(), max_model_len=max_model_len
+    )
+    state = ServerState(config=http or HttpConfig())
+    state.text_engine = TextEngine(engine, renderer)
+    install_guard(enable_h2c=state.config.enable_h2c)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        binds = await nursery.start(_serve, state)
+        port = int(binds[0].rpartition(":")[2])
+        yield FakeServer(
+            url=f"http://127.0.0.1:{port}",
+            port=port,
+            state=state,
+            engine=engine,
+            answer=ANSWER,
+            answer_ids=ids,
+        )
+        nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    state: ServerState,
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await hypercorn.trio.serve(
+        create_http_app(state),
+        make_config(bind=["127.0.0.1:0"]),
+        shutdown_trigger=state.finish_drain,
+        task_status=task_status,
+    )

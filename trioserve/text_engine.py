@@ -1,0 +1,282 @@
+"""Text in, text out: the renderer and the engine put together.
+
+Render and engine do not know each other; this module composes them, once, for the HTTP
+room and for programs that embed the engine. It knows no HTTP and no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields, replace
+import itertools
+from typing import TypeVar
+
+from .engine import EngineClient, TokenStream
+from .errors import InvalidParameter
+from .render import Detokenizer, Renderer
+from .steps import (
+    FinishReason,
+    ModelInfo,
+    Prompt,
+    SamplingParams,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+T = TypeVar("T")
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_STRING_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParams:
+    """How token ids become text, and which text ends a sequence.
+
+    Args:
+      stop: strings that end a sequence, wherever they stand relative to tokens.
+      include_stop_str_in_output: keep what ended it, be it a string or a token.
+      skip_special_tokens: leave out tokens such as <|im_end|>.
+
+    Raises:
+      InvalidParameter: `stop` has an empty string, or too many or too long ones.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are taken")
+        if not all(0 < len(text) <= MAX_STOP_STRING_CHARS for text in self.stop):
+            raise InvalidParameter(
+                "stop", f"each must have 1 to {MAX_STOP_STRING_CHARS} characters"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """What an open text yields: new text of one of its sequences.
+
+    Args:
+      index: prompt number * n + sequence number within the prompt.
+      text: never half a character, never taken back; may be empty.
+      token_ids: the tokens that were taken in, the one that ended it included; their
+        text may still be held back.
+      logprobs, prompt_logprobs: as in steps.TokenDelta.
+      num_cached_tokens: prompt tokens found in the prefix cache.
+      finish_reason: set in a sequence's last delta.
+      stop_reason: the stop string or stop token id that ended it.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """Put the deltas of one sequence together; at least one."""
+        return replace(
+            deltas[-1],
+            text="".join(delta.text for delta in deltas),
+            token_ids=_chain(delta.token_ids for delta in deltas),
+            logprobs=_chain(delta.logprobs for delta in deltas),
+            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
+        )
+
+
+class TextStream:
+    """An async iterator over the text of one request's sequences."""
+
+    def __init__(
+        self,
+        tokens: TokenStream,
+        detokenizers: Sequence[Detokenizer],
+        prompts: Sequence[Prompt],
+        text: TextParams,
+    ) -> None:
+        self._tokens = tokens
+        self._detokenizers = detokenizers
+        self._text = text
+        self.prompts = prompts
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._detokenizers)
+
+    def __aiter__(self) -> TextStream:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        return self._render(await self._tokens.__anext__())
+
+    async def collect(self) -> list[TextDelta]:
+        """Read to the end; returns each sequence whole, by index."""
+        return await collect_texts(self, self.num_sequences)
+
+    def _render(self, delta: TokenDelta) -> TextDelta:
+        detokenizer = self._detokenizers[delta.index]
+        taken = detokenizer.push(self._visible_ids(delta))
+        if taken.finished:
+            self._tokens.stop(delta.index)
+            return _make_delta(delta, taken.text, taken.num_tokens, "stop", taken.stop)
+        num_tokens = len(delta.token_ids)
+        if delta.finish_reason is None:
+            return _make_delta(delta, taken.text, num_tokens, None, None)
+        # What was held back may yet complete a stop string.
+        rest = detokenizer.finish()
+        text = taken.text + rest.text
+        if rest.stop is not None:
+            return _make_delta(delta, text, num_tokens, "stop", rest.stop)
+        return _make_delta(
+            delta, text, num_tokens, delta.finish_reason, delta.stop_token_id
+        )
+
+    def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
+        # The token that ended the sequence is no part of the answer.
+        ended_by_token = delta.finish_reason == "stop"
+        if ended_by_token and not self._text.include_stop_str_in_output:
+            return delta.token_ids[:-1]
+        return delta.token_ids
+
+
+class TextEngine:
+    """What open_engine gives.
+
+    Args:
+      engine, renderer: running, respectively loaded.
+    """
+
+    def __init__(self, engine: EngineClient, renderer: Renderer) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    @asynccontextmanager
+    async def open_text(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        text: TextParams,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[TextStream]:
+        """Generate from rendered prompts until the block is left.
+
+        Raises: what EngineClient.open_stream raises.
+        """
+        detokenizers = [
+            self.renderer.open_detokenizer(
+                prompt,
+                stop=text.stop,
+                include_stop_str_in_output=text.include_stop_str_in_output,
+                skip_special_tokens=text.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
+            )
+            for prompt in prompts
+            for _ in range(sampling.n)
+        ]
+        async with self.engine.open_stream(
+            prompts, sampling, priority=priority
+        ) as tokens:
+            yield TextStream(tokens, detokenizers, prompts, text)
+
+    @asynccontextmanager
+    async def open_completion(
+        self, prompt: str, **options: object
+    ) -> AsyncIterator[TextStream]:
+        """Continue a text.
+
+        Args:
+          prompt: with the tokenizer's own special tokens put before it.
+          options: fields of SamplingParams and TextParams, and `priority`; what is
+            missing comes from the model's generation_config.
+
+        Raises:
+          TypeError: an option is unknown.
+          TrioserveError: see errors.py.
+        """
+        sampling, text, priority = self._split(options)
+        rendered = await self.renderer.render_text(prompt)
+        async with self.open_text(
+            [rendered], sampling, text, priority=priority
+        ) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def open_chat(
+        self, messages: Sequence[Mapping[str, object]], **options: object
+    ) -> AsyncIterator[TextStream]:
+        """Answer a conversation; `options` as in open_completion.
+
+        Args:
+          messages: {"role": ..., "content": ...} each, oldest first.
+        """
+        sampling, text, priority = self._split(options)
+        rendered = await self.renderer.render_chat(messages)
+        async with self.open_text(
+            [rendered], sampling, text, priority=priority
+        ) as stream:
+            yield stream
+
+    def _split(
+        self, options: Mapping[str, object]
+    ) -> tuple[SamplingParams, TextParams, int]:
+        options = dict(options)
+        priority = options.pop("priority", 0)
+        if not isinstance(priority, int):
+            raise TypeError("priority must be an int")
+        text = {
+            field.name: options.pop(field.name)
+            for field in fields(TextParams)
+            if field.name in options
+        }
+        return (
+            replace(self._defaults, **options),  # type: ignore[arg-type]
+            TextParams(**text),  # type: ignore[arg-type]
+            priority,
+        )
+
+
+async def collect_texts(
+    deltas: AsyncIterator[TextDelta], num_sequences: int
+) -> list[TextDelta]:
+    """Read deltas to their end; returns each sequence whole, by index."""
+    gathered: list[list[TextDelta]] = [[] for _ in range(num_sequences)]
+    async for delta in deltas:
+        gathered[delta.index].append(delta)
+    return [TextDelta.join(parts) for parts in gathered]
+
+
+def _make_delta(
+    delta: TokenDelta,
+    text: str,
+    num_tokens: int,
+    finish_reason: FinishReason | None,
+    stop_reason: str | int | None,
+) -> TextDelta:
+    return TextDelta(
+        index=delta.index,
+        text=text,
+        token_ids=delta.token_ids[:num_tokens],
+        logprobs=delta.logprobs[:num_tokens],
+        prompt_logprobs=delta.prompt_logprobs,
+        num_cached_tokens=delta.num_cached_tokens,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+    )
+
+
+def _chain(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))
