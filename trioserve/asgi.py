@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+import gc
 import logging
 import multiprocessing
 import os
@@ -72,6 +73,8 @@ async def _run_engine(
     try:
         async with open_engine(config) as state.text_engine:
             is_serving = True
+            # As in server.py.
+            gc.freeze()
             task_status.started()
             await trio.sleep_forever()
     except* Exception:

@@ -10,6 +10,7 @@ drain_timeout, then two seconds for streams to say good-bye, then one step.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -72,6 +73,10 @@ class Server:
         # Python delays the loop seven times as long.
         sys.setswitchinterval(0.0005)
         async with open_engine(self._config.engine) as state.text_engine:
+            # A collection of torch's and transformers' objects, which live as long as
+            # the process, would stall the loop for half a second, and so would the one
+            # that the interpreter makes at its end.
+            gc.freeze()
             async with trio.open_nursery() as nursery:
                 binds = await nursery.start(self._serve_http)
                 seconds = time.perf_counter() - self._began
@@ -87,7 +92,8 @@ class Server:
     ) -> None:
         await hypercorn.trio.serve(
             create_http_app(self._state),
-            make_config(bind=[f"fd://{self._sock.fileno()}"]),
+            # hypercorn takes the descriptor over and closes it.
+            make_config(bind=[f"fd://{self._sock.detach()}"]),
             shutdown_trigger=self._state.finish_drain,
             task_status=task_status,
         )
