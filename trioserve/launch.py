@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from . import __version__
-from .config import EngineConfig, ModelConfig, SchedulerConfig
+from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig, build_config
 from .engine import Engine
 from .errors import InvalidConfig
 from .executor import LocalExecutor
@@ -35,21 +35,24 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_engine(
-    config: EngineConfig | str | None = None,
+    model: str | EngineConfig = DEFAULT_MODEL, **options: object
 ) -> AsyncIterator[TextEngine]:
     """Load a model and serve it to the block's body.
 
     Args:
-      config: all options, or the model alone; by default the default model.
+      model: as on the command line, or a whole EngineConfig.
+      options: fields of EngineConfig's parts, by name, where `model` is a string.
 
     Raises:
       StartupError: the model cannot be found, read or run, or an option is wrong.
       ExceptionGroup: with whatever ended the engine or was raised in the block.
     """
-    if config is None:
-        config = EngineConfig()
-    elif isinstance(config, str):
-        config = EngineConfig(model=ModelConfig(model=config))
+    if isinstance(model, str):
+        config = build_config(EngineConfig, {"model": model, **options})
+    elif options:
+        raise TypeError("options belong into the EngineConfig")
+    else:
+        config = model
     # Abandoned on cancel: nobody shares what it loads, and stopping must not wait.
     loaded = await trio.to_thread.run_sync(
         _load, config, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True

@@ -1,7 +1,7 @@
 """One packet each: what strangers send to a port that speaks plain HTTP.
 
-The first eight of each protocol's list ended hypercorn 0.18's whole process, or ended
-in a 500; the others are what a server must be indifferent to.
+The first six of each protocol's list ended the whole process of hypercorn 0.18, or in
+a 500; to the others a server must be indifferent.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ def _encode(text: str | bytes) -> bytes:
 
 HTTP1 = {
     "websocket upgrade and one byte": UPGRADE_WEBSOCKET + b"x",
+    "websocket upgrade and a frame": UPGRADE_WEBSOCKET
+    + b"\x81\x85aaaa\x00\x00\x00\x00\x00",
     "h2c upgrade, settings of odd length": UPGRADE_H2C % b"AAMAAABkAA",
     "h2c upgrade, invalid setting": UPGRADE_H2C % b"AAIAAAAC",
+    "target without a path": b"GET ? HTTP/1.1\r\nHost: h\r\n\r\n",
+    "target is an IPv6 bracket": b"GET http://[ HTTP/1.1\r\nHost: h\r\n\r\n",
     "h2c upgrade, settings not base64": UPGRADE_H2C % b"!!!",
     "h2c upgrade, no settings": UPGRADE_H2C.replace(b"HTTP2-Settings: %s\r\n", b""),
     "h2c upgrade of a CONNECT": UPGRADE_H2C.replace(b"GET", b"CONNECT") % b"AAMAAABk",
-    "target without a path": b"GET ? HTTP/1.1\r\nHost: h\r\n\r\n",
-    "target is an IPv6 bracket": b"GET http://[ HTTP/1.1\r\nHost: h\r\n\r\n",
     "h2c upgrade": UPGRADE_H2C % b"AAMAAABkAAQAAP__",
     "h2c upgrade and garbage": UPGRADE_H2C % b"AAMAAABkAAQAAP__" + b"\xff" * 99,
     "websocket upgrade": UPGRADE_WEBSOCKET,
-    "websocket upgrade and a frame": UPGRADE_WEBSOCKET
-    + b"\x81\x85aaaa\x00\x00\x00\x00\x00",
     "websocket upgrade without a key": UPGRADE_WEBSOCKET.replace(b"-Key", b"-Kex"),
     "garbage": bytes(range(256)) * 4,
     "only line ends": b"\r\n" * 100,

@@ -194,6 +194,7 @@ async def start_server(nursery: trio.Nursery) -> StartServer:
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enable_h2c", [False, True])
 async def test_a_hostile_packet_hurts_nobody_else(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, enable_h2c: bool

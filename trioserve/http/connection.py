@@ -29,8 +29,10 @@ What is mended, and where:
 Plain HTTP/2 (h2c) is refused unless enabled: a client that begins with its preface,
 by prior knowledge, is answered 505 and closed. Upgrades, to h2c (which RFC 9113 3.1
 gave up) or to websockets, are always ignored, as RFC 9110 7.8 allows: the request is
-served as the HTTP/1.1 request that it also is. HTTP/2 over TLS is not concerned. hypercorn's read_timeout, which would cut every stream whose client has
-nothing more to say, has no effect.
+served as the HTTP/1.1 request that it also is. HTTP/2 over TLS is not concerned.
+
+hypercorn's read_timeout, which would cut every stream whose client has nothing more
+to say, has no effect. A client that shuts its sending side down counts as gone.
 """
 
 from __future__ import annotations
@@ -448,8 +450,10 @@ _PRIVATE = {
     "hypercorn.trio.tcp_server:TCPServer.protocol_send": "self event",
     "hypercorn.trio.tcp_server:TCPServer._read_data": "self",
     "hypercorn.protocol.h11:H11Protocol.__init__": _CONNECTION,
+    "hypercorn.protocol.h11:H11Protocol.stream_send": "self event",
     "hypercorn.protocol.h11:H11Protocol._handle_events": "self",
     "hypercorn.protocol.h2:H2Protocol.__init__": _CONNECTION,
+    "hypercorn.protocol.h2:H2Protocol.stream_send": "self event",
     "hypercorn.protocol.h2:H2Protocol._handle_events": "self events",
     "hypercorn.protocol.h2:H2Protocol._flush": "self",
 }

@@ -1,0 +1,96 @@
+"""Real servers in processes of their own, over tiny models with a real tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from trioserve.testing_models import save_tiny_model
+from trioserve.testing_tokenizer import tiny_tokenizer
+
+START_SECONDS = 60
+
+
+@dataclass(kw_only=True)
+class ServerProcess:
+    """A server that said it is ready."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: list[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self, signum: int = signal.SIGINT, seconds: float = 20) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(signum)
+        return self.process.wait(seconds)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama that reads and writes the tiny tokenizer's tokens."""
+    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
+    save_tiny_model("llama", folder, vocab_size=512, max_position_embeddings=512)
+    return tiny_tokenizer(folder)
+
+
+def start_process(stack: ExitStack, command: list[str]) -> ServerProcess:
+    process = stack.enter_context(
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    )
+    stack.callback(process.kill)
+    log: list[str] = []
+    urls: list[str] = []
+    is_settled = threading.Event()
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            log.append(line)
+            if found := re.search(r"Running on (http://\S+)", line):
+                urls.append(found[1])
+                is_settled.set()
+        is_settled.set()
+
+    # Read to the end, or a full pipe would stop the server.
+    thread = threading.Thread(target=read)
+    thread.start()
+    stack.callback(thread.join)
+    assert is_settled.wait(START_SECONDS), "the server neither starts nor ends"
+    assert urls, "".join(log)
+    return ServerProcess(process=process, url=urls[0], log=log)
+
+
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Return a function that starts `trioserve serve` with some arguments."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str) -> ServerProcess:
+            module = [sys.executable, "-m", "trioserve", "serve"]
+            return start_process(stack, [*module, *arguments, "--port", "0"])
+
+        # Processes first are killed, then their output is read to the end.
+        yield start
+
+
+@pytest.fixture(scope="module")
+def server(
+    start_server: Callable[..., ServerProcess], model_folder: Path
+) -> ServerProcess:
+    """One server for the tests that leave it as they found it."""
+    return start_server(
+        str(model_folder), "--kv-cache-memory", "64MiB", "--num-threads", "1"
+    )

@@ -1,0 +1,179 @@
+"""The official client, sync and async, with transformers' generate() as the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import trio
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: list[Any] = [{"role": "user", "content": "Who waits for whom?"}]
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expect(model_folder: Path) -> Any:
+    """Return a function: prompt ids -> generate()'s greedy continuation, as text."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+
+    def run(ids: list[int], max_tokens: int) -> str:
+        out = model.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=max_tokens
+        )
+        text: str = tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+        return text
+
+    def chat(messages: list[Any], max_tokens: int) -> str:
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        return run(ids, max_tokens)
+
+    run.chat = chat  # type: ignore[attr-defined]
+    return run
+
+
+def test_a_chat_is_what_generate_says(client: openai.OpenAI, expect: Any) -> None:
+    answer = client.chat.completions.create(
+        model="tiny-llama", messages=MESSAGES, max_tokens=24, temperature=0
+    )
+    assert answer.choices[0].message.content == expect.chat(MESSAGES, 24)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24
+
+
+def test_a_streamed_chat_is_what_generate_says(
+    client: openai.OpenAI, expect: Any
+) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny-llama",
+            messages=MESSAGES,
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == expect.chat(MESSAGES, 24)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 24
+
+
+def test_a_completion_is_what_generate_says(client: openai.OpenAI, expect: Any) -> None:
+    ids = [300, 301, 302, 40, 41]
+    answer = client.completions.create(
+        model="tiny-llama", prompt=ids, max_tokens=16, temperature=0
+    )
+    assert answer.choices[0].text == expect(ids, 16)
+
+
+async def test_16_chats_stream_at_once_and_each_is_what_generate_says(
+    server: Any, expect: Any
+) -> None:
+    texts: dict[int, str] = {}
+
+    async def run(client: openai.AsyncOpenAI, number: int) -> None:
+        messages: list[Any] = [
+            {"role": "user", "content": f"Number {number} waits. " * (1 + number % 5)}
+        ]
+        stream = await client.chat.completions.create(
+            model="tiny-llama",
+            messages=messages,
+            max_tokens=20 + number,
+            temperature=0,
+            stream=True,
+        )
+        texts[number] = ""
+        async for chunk in stream:
+            texts[number] += chunk.choices[0].delta.content or ""
+        assert texts[number] == expect.chat(messages, 20 + number)
+
+    with trio.fail_after(60):
+        async with (
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+            trio.open_nursery() as nursery,
+        ):
+            for number in range(16):
+                nursery.start_soon(run, client, number)
+    assert len(texts) == 16
+
+
+def test_logprobs_have_openais_forms(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny-llama",
+        messages=MESSAGES,
+        max_tokens=3,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content
+    assert content is not None
+    assert len(content) == 3
+    for entry in content:
+        best = max(entry.top_logprobs, key=lambda top: top.logprob)
+        assert (entry.token, entry.logprob) == (best.token, best.logprob)
+        assert entry.logprob <= 0
+    completion = client.completions.create(
+        model="tiny-llama",
+        prompt="Once upon",
+        max_tokens=2,
+        logprobs=2,
+        echo=True,
+        temperature=0,
+    )
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert "".join(logprobs.tokens or ()) == completion.choices[0].text
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+
+
+def test_a_seeded_request_repeats_itself_in_any_batch(client: openai.OpenAI) -> None:
+    def run(n: int) -> list[str]:
+        answer = client.chat.completions.create(
+            model="tiny-llama", messages=MESSAGES, max_tokens=12, seed=5, n=n
+        )
+        return [choice.message.content or "" for choice in answer.choices]
+
+    alone = run(1)
+    assert run(4)[:1] == alone
+    assert len(set(run(4))) > 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [({"max_tokens": 0}, "max_tokens"), ({"temperature": -1}, "temperature")],
+)
+def test_errors_arrive_as_the_clients_own(
+    client: openai.OpenAI, changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny-llama", messages=MESSAGES, **changes)
+    assert caught.value.param == param
+
+
+def test_a_wrong_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+
+
+def test_the_served_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny-llama"]

@@ -1,0 +1,262 @@
+"""Real processes and real signals: starting, stopping, being left and being killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+import json
+from pathlib import Path
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Any]
+
+
+def request_of(body: dict[str, object]) -> bytes:
+    content = json.dumps(body).encode()
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+    )
+
+
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+
+def read_gauges(url: str) -> dict[str, float]:
+    text = httpx.get(f"{url}/metrics").text
+    names = ("streams", "running", "waiting", "used_blocks")
+    gauges = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name.removeprefix("trioserve_") in names:
+            gauges[name] = float(value)
+    assert len(gauges) == len(names)
+    return gauges
+
+
+async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -> None:
+    fresh = read_gauges(server.url)
+    assert set(fresh.values()) == {0.0}
+    rng = random.Random(1)
+
+    async def run(number: int) -> None:
+        await trio.sleep(rng.uniform(0, 2))
+        body = LONG | {"prompt": f"Stream {number} " * rng.randint(1, 20)}
+        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        async with stream:
+            await stream.send_all(request_of(body))
+            with trio.move_on_after(rng.expovariate(2)):
+                while await stream.receive_some():
+                    pass
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(run, number)
+        while await trio.to_thread.run_sync(read_gauges, server.url) != fresh:
+            await trio.sleep(0.05)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_idle_server_ends_with_0(
+    start_server: Start, model_folder: Path, signum: int
+) -> None:
+    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert server.stop(signum) == 0
+    assert "Traceback" not in "".join(server.log)
+
+
+def test_a_client_that_never_reads_cannot_hold_up_the_exit(
+    start_server: Start, model_folder: Path
+) -> None:
+    server = start_server(
+        str(model_folder), "--kv-cache-memory", "16MiB", "--drain-timeout", "0.5"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Logprobs make events long, so that the kernel's buffers fill.
+        body = LONG | {"logprobs": 20, "n": 32}
+        connection.sendall(request_of(body))
+        while read_gauges(server.url)["trioserve_running"] == 0:
+            pass
+        assert server.stop(signal.SIGTERM) == 0
+
+
+def test_a_drain_lets_a_stream_end(start_server: Start, model_folder: Path) -> None:
+    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_signal_cuts_the_drain(
+    start_server: Start, model_folder: Path
+) -> None:
+    server = start_server(
+        str(model_folder), "--kv-cache-memory", "64MiB", "--max-num-seqs", "2"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(request_of(LONG | {"n": 100}))
+        while read_gauges(server.url)["trioserve_running"] == 0:
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{server.url}/health").status_code == 200:
+            pass
+        assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_with_0(model_folder: Path, signum: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trioserve", "serve", str(model_folder), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        # The first line is the configuration, logged just before loading.
+        process.stderr.readline()
+        process.send_signal(signum)
+        assert process.wait(20) == 0
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded(model_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_serve(str(model_folder), "--port", port)
+    assert done.returncode == 2
+    assert done.stderr.startswith("trioserve: --port: cannot take")
+
+
+def test_wrong_models_are_one_sentence_and_exit_code_2(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    truncated = tmp_path / "truncated"
+    truncated.mkdir()
+    for path in model_folder.iterdir():
+        content = path.read_bytes()
+        is_weights = path.suffix == ".safetensors"
+        (truncated / path.name).write_bytes(content[:-100] if is_weights else content)
+    unsupported = tmp_path / "unsupported"
+    unsupported.mkdir()
+    for path in model_folder.iterdir():
+        (unsupported / path.name).write_bytes(path.read_bytes())
+    (unsupported / "config.json").write_text('{"model_type": "mamba"}')
+    for model in ("/no/such/folder", str(empty), str(truncated), str(unsupported)):
+        done = run_serve(model, "--port", "0", "--log-level", "error")
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("trioserve: ")
+
+
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trioserve", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+HYPERCORN = [sys.executable, "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0"]
+
+
+def create_app_of(model_folder: Path) -> str:
+    return (
+        f"trioserve.asgi:create_app({str(model_folder)!r},"
+        " kv_cache_memory='16MiB', drain_timeout=5.0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "signum"),
+    [("0", signal.SIGINT), ("0", signal.SIGTERM), ("1", signal.SIGTERM)],
+)
+def test_the_hypercorn_door_serves_and_drains(
+    model_folder: Path, workers: str, signum: int
+) -> None:
+    start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
+        "start_process"
+    ]
+    with ExitStack() as stack:
+        server = start_process(
+            stack, [*HYPERCORN, "-w", workers, create_app_of(model_folder)]
+        )
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            if workers == "0":
+                server.process.send_signal(signum)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        if workers != "0":
+            server.process.send_signal(signum)
+        assert server.process.wait(20) == 0
+
+
+def test_several_hypercorn_workers_are_refused_with_the_reason(
+    model_folder: Path,
+) -> None:
+    done = subprocess.run(
+        [*HYPERCORN, "-w", "2", create_app_of(model_folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "run hypercorn with -w 0" in done.stderr
+
+
+EMBEDDING = """
+import trio
+import trioserve
+
+async def main():
+    async with trioserve.open_engine(MODEL, kv_cache_memory="16MiB") as engine:
+        fresh = engine.engine.statistics()
+        async with engine.open_completion("Once", max_tokens=20, temperature=0) as long:
+            with trio.move_on_after(5):
+                async with engine.open_completion("Two", max_tokens=400) as other:
+                    async for delta in other:
+                        break
+            (text,) = await long.collect()
+        while engine.engine.statistics() != fresh:
+            await trio.sleep(0.01)
+        print(len(text.token_ids), text.finish_reason)
+
+trio.run(main)
+"""
+
+
+def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
+    script = EMBEDDING.replace("MODEL", repr(str(model_folder)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "20 length\n"

@@ -1,0 +1,222 @@
+"""Whatever shape the batches have, what is written is what `generate` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trioserve.config import ModelConfig
+from trioserve.model import load_model
+from trioserve.testing_models import TINY_MODELS, save_tiny_model
+
+every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+
+
+@every_model
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_alone(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
+    chunk: int,
+) -> None:
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    story = planner.begin(make_prompt(19))
+    planner.run(story, num_tokens=24, chunk=chunk)
+    assert story.outputs == model.generate(story.prompt, 24)
+
+
+@every_model
+def test_beside_others(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    """Prompts of all lengths, of which some come while others are being answered."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    lengths = (33, 1, 12, 4, 5)
+    stories = [
+        planner.begin(make_prompt(length, slot), slot=slot)
+        for slot, length in enumerate(lengths)
+    ]
+    planner.step((stories[0], 7))
+    planner.step((stories[1], 1), (stories[0], 13), (stories[2], 3))
+    planner.step((stories[2], 9), (stories[1], 1), (stories[0], 13))
+    planner.step((stories[0], 1), (stories[3], 4), (stories[1], 1), (stories[4], 4))
+    planner.run(*stories, num_tokens=16)
+    for story in stories:
+        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+
+
+@every_model
+def test_prefix_hit(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    """Blocks that another sequence has filled are read and not computed again."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    prefix = make_prompt(12)
+    first = planner.begin(prefix + make_prompt(6, 1), slot=0)
+    planner.run(first, num_tokens=3)
+    second = planner.begin(
+        prefix + make_prompt(9, 2), slot=1, shared=first.block_ids[:3]
+    )
+    planner.run(first, second, num_tokens=14)
+    for story in (first, second):
+        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+
+
+@every_model
+def test_after_preemption(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    """What a sequence had written is computed again, in another slot and blocks."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    story = planner.begin(make_prompt(10), slot=0)
+    other = planner.begin(make_prompt(11, 1), slot=1)
+    planner.run(story, other, num_tokens=6)
+    planner.preempt(story, slot=5)
+    planner.run(other, num_tokens=9)
+    planner.run(story, other, num_tokens=18, chunk=7)
+    for sequence in (story, other):
+        assert sequence.outputs == model.generate(sequence.prompt, 18)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
+def test_block_sizes(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
+    block_size: int,
+) -> None:
+    model = tiny(model_type)
+    planner = make_planner(model.loaded, block_size=block_size)
+    stories = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
+    planner.run(*stories, num_tokens=14, chunk=6)
+    for story in stories:
+        assert story.outputs == model.generate(story.prompt, 14)
+
+
+def test_rows_share_a_block_that_is_filled_in_the_same_step(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    prefix = make_prompt(8)
+    first = planner.begin(prefix + make_prompt(3, 1), slot=0)
+    planner.step((first, 4))
+    # The blocks of first's next tokens, which second reads as a prefix at once.
+    first.block_ids.append(planner.take_block())
+    second = planner.begin(prefix + [5], slot=1, shared=first.block_ids[:2])
+    planner.step((second, 1), (first, 7))
+    planner.run(first, second, num_tokens=10)
+    for story in (first, second):
+        assert story.outputs == model.generate(story.prompt, 10)
+
+
+def test_slot_forgets_its_former_sequence(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    planner.run(planner.begin(make_prompt(30)), num_tokens=9)
+    story = planner.begin(make_prompt(6, 1))
+    planner.run(story, num_tokens=9)
+    assert story.outputs == model.generate(story.prompt, 9)
+
+
+def test_lengths_far_apart(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    """One step's decodes are read in several buckets, whatever their order is."""
+    model = tiny("mistral")
+    planner = make_planner(model.loaded, num_blocks=200)
+    stories = [
+        planner.begin(make_prompt(length, slot), slot=slot)
+        for slot, length in enumerate((2, 70, 9, 41, 68, 1, 22))
+    ]
+    planner.run(*stories, num_tokens=10)
+    for story in stories:
+        assert story.outputs == model.generate(story.prompt, 10)
+
+
+def test_two_runners_of_one_model_have_caches_of_their_own(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama")
+    planners = [make_planner(model.loaded) for _ in range(2)]
+    stories = [
+        planner.begin(make_prompt(9, seed)) for seed, planner in enumerate(planners)
+    ]
+    for _ in range(8):
+        for planner, story in zip(planners, stories):
+            planner.step((story, story.num_tokens - story.num_computed))
+    for story in stories:
+        assert story.outputs == model.generate(story.prompt, 8)
+
+
+def test_warm_up_leaves_nothing_behind(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    planner.runner.warm_up()
+    story = planner.begin(make_prompt(5))
+    planner.run(story, num_tokens=9)
+    assert story.outputs == model.generate(story.prompt, 9)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_warm_up_of_the_smallest_cache(
+    tiny: Callable[..., Any], make_planner: Any, num_blocks: int
+) -> None:
+    planner = make_planner(
+        tiny("llama").loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
+    )
+    planner.runner.warm_up()
+
+
+def test_plan_without_rows_only_starts(
+    tiny: Callable[..., Any], make_planner: Any
+) -> None:
+    planner = make_planner(tiny("llama").loaded)
+    assert planner.step().sampled == ()
+
+
+def test_up_to_the_last_position(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded, max_model_len=20)
+    story = planner.begin(make_prompt(11))
+    planner.run(story, num_tokens=9)
+    assert story.outputs == model.generate(story.prompt, 9)
+
+
+def test_broken_numbers_stay_with_their_sequence(
+    tmp_path: Path, make_planner: Any, make_prompt: Any
+) -> None:
+    """Neither who runs beside a sequence of NaN nor who gets its blocks sees any."""
+    folder = save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
+    model = load_model(folder, ModelConfig(device="cpu"), name="tiny")
+    whole = make_planner(model)
+    prompts = [make_prompt(9, seed) for seed in (1, 2)]
+    expected = [whole.begin(prompt, slot=i) for i, prompt in enumerate(prompts)]
+    whole.run(*expected, num_tokens=8)
+    model.model.get_input_embeddings().weight.data[120] = math.nan
+    planner = make_planner(model, num_blocks=10)
+    broken = planner.begin([120] * 15, slot=0)
+    beside = planner.begin(prompts[0], slot=1)
+    planner.run(broken, beside, num_tokens=8)
+    planner.preempt(broken, slot=0)
+    after = planner.begin(prompts[1], slot=2)
+    planner.run(after, num_tokens=8)
+    assert [beside.outputs, after.outputs] == [s.outputs for s in expected]

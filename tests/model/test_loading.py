@@ -1,0 +1,268 @@
+"""What a folder becomes, and what is said of folders that become nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from trioserve.model import LoadedModel, load_model
+from trioserve.testing_models import save_tiny_model
+
+
+def load(folder: Path, **fields: object) -> LoadedModel:
+    config = ModelConfig(**{"device": "cpu", **fields})  # type: ignore[arg-type]
+    return load_model(folder, config, name="tiny")
+
+
+def change_json(path: Path, **fields: object) -> None:
+    """Set fields of a JSON file; None takes one away."""
+    described = {**json.loads(path.read_text()), **fields}
+    path.write_text(
+        json.dumps(
+            {key: value for key, value in described.items() if value is not None}
+        )
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model("llama", tmp_path / "model")
+
+
+def test_info(folder: Path) -> None:
+    info = load(folder).info
+    assert info.name == "tiny"
+    assert info.architecture == "LlamaForCausalLM"
+    assert info.vocab_size == 131
+    assert info.max_model_len == 128
+    assert info.eos_token_ids == {2}
+
+
+def test_dtype(folder: Path) -> None:
+    assert load(folder).dtype == torch.float32
+    assert load(folder, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_num_threads(folder: Path) -> None:
+    load(folder, num_threads=1)
+    assert torch.get_num_threads() == 1
+
+
+def test_end_of_sequence_is_an_id_or_a_list_and_generation_config_decides(
+    folder: Path,
+) -> None:
+    change_json(folder / "generation_config.json", eos_token_id=[5, 6])
+    assert load(folder).info.eos_token_ids == {5, 6}
+    (folder / "generation_config.json").unlink()
+    change_json(folder / "config.json", eos_token_id=7)
+    assert load(folder).info.eos_token_ids == {7}
+
+
+def test_default_sampling_is_what_the_file_sets(folder: Path) -> None:
+    change_json(
+        folder / "generation_config.json",
+        do_sample=False,
+        temperature=0.6,
+        top_k=20,
+        num_beams=1,
+    )
+    assert dict(load(folder).info.default_sampling) == {"temperature": 0.6, "top_k": 20}
+    assert load(folder, generation_config="none").info.default_sampling == ()
+
+
+@pytest.mark.parametrize("value", [0.0, "high", [1]])
+def test_default_sampling_that_no_request_could_use(
+    folder: Path, value: object
+) -> None:
+    change_json(folder / "generation_config.json", top_p=value)
+    with pytest.raises(InvalidConfig, match="top_p|generation_config"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "rope, length",
+    [
+        ({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, 512),
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 256),
+        (
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+            },
+            256,
+        ),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+            },
+            128,
+        ),
+    ],
+)
+def test_scaled_rotary_embeddings_reach_further(
+    tmp_path: Path, rope: dict[str, object], length: int
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, rope_parameters=rope)
+    assert load(folder).info.max_model_len == length
+
+
+def test_max_model_len_may_be_lower(folder: Path) -> None:
+    assert load(folder, max_model_len=50).info.max_model_len == 50
+    with pytest.raises(InvalidConfig, match="129 is more than the model's own 128"):
+        load(folder, max_model_len=129)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta", "cuda:99"])
+def test_device_that_is_not_there(folder: Path, device: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load(folder, device=device)
+    assert caught.value.field == "device"
+
+
+@pytest.mark.parametrize(
+    "model_type, rope",
+    [
+        ("llama", {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}),
+        (
+            "phi3",
+            {
+                "rope_type": "longrope",
+                "original_max_position_embeddings": 16,
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+            },
+        ),
+    ],
+)
+def test_rotary_embeddings_do_not_depend_on_neighbours(
+    tmp_path: Path,
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
+    rope: dict[str, object],
+) -> None:
+    """A short sequence writes the same beside one that is beyond the scaling."""
+    folder = save_tiny_model(
+        model_type, tmp_path, rope_parameters=rope, original_max_position_embeddings=16
+    )
+    model = load(folder)
+    outputs = []
+    for has_neighbour in (False, True):
+        planner = make_planner(model, num_blocks=200, max_model_len=160)
+        stories = [planner.begin(make_prompt(6))]
+        if has_neighbour:
+            stories.append(planner.begin(make_prompt(125, 1), slot=1))
+        planner.run(*stories, num_tokens=8)
+        outputs.append(stories[0].outputs)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    "model_type, fields, reason",
+    [
+        ("bert", {}, "tokens that follow"),
+        ("bloom", {}, "attention cannot be replaced"),
+        ("mamba", {}, "state|attention"),
+        ("t5", {}, "not a decoder"),
+        ("vit", {}, "not a decoder"),
+        ("qwen3_next", {"num_hidden_layers": 4}, "attention cannot be replaced"),
+        ("llama4_text", {"num_hidden_layers": 4}, "layers besides"),
+    ],
+)
+def test_architectures_that_cannot_be_served(
+    tmp_path: Path, model_type: str, fields: dict[str, object], reason: str
+) -> None:
+    """Said in a sentence, and from config.json alone where that tells it."""
+    config = AutoConfig.for_model(model_type, **fields)
+    config.save_pretrained(tmp_path)
+    if model_type == "bert":
+        tiny_fields = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 50}
+        save_bert(tmp_path, **tiny_fields)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(tmp_path)
+
+
+def save_bert(folder: Path, **fields: int) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "bert", num_hidden_layers=1, num_attention_heads=2, **fields
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def test_unknown_model_type(folder: Path) -> None:
+    change_json(folder / "config.json", model_type="llama_nine", architectures=["X"])
+    with pytest.raises(UnsupportedModel, match="llama_nine"):
+        load(folder)
+
+
+def test_code_beside_the_weights_is_never_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('was run')")
+    change_json(
+        folder / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+    )
+    with pytest.raises(UnsupportedModel):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b"{", b"\xff\xfe", b'"text"'])
+def test_broken_config(folder: Path, content: bytes | None) -> None:
+    path = folder / "config.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(WeightsBroken, match=re.escape(str(folder))):
+        load(folder)
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": "x"}, {"hidden_size": None}])
+def test_config_whose_values_make_no_sense(
+    folder: Path, fields: dict[str, object]
+) -> None:
+    change_json(folder / "config.json", **fields)
+    with pytest.raises((WeightsBroken, UnsupportedModel)):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 64, b"cut"])
+def test_broken_weights(folder: Path, content: bytes | None) -> None:
+    path = folder / "model.safetensors"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:5000] if content == b"cut" else content)
+    with pytest.raises(WeightsBroken):
+        load(folder)
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    change_json(folder / "config.json", intermediate_size=48)
+    with pytest.raises(WeightsBroken):
+        load(folder)
+
+
+def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
+    """Weights without the output projection would get random numbers there."""
+    config = AutoConfig.from_pretrained(
+        save_tiny_model("llama", tmp_path / "whole", tie_word_embeddings=False)
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path / "part")
+    with pytest.raises(WeightsBroken, match="lm_head"):
+        load(tmp_path / "part")

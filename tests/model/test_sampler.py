@@ -1,0 +1,313 @@
+"""What each wish does to the choice of the next token."""
+
+from __future__ import annotations
+
+from collections import Counter
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from trioserve.model.sampler import Sampler
+from trioserve.steps import SampledToken, SamplingParams, SlotStart
+
+VOCAB_SIZE = 600
+
+
+def make_logits(num_rows: int = 1, seed: int = 0, vocab: int = VOCAB_SIZE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 3.0 * torch.randn((num_rows, vocab), generator=generator)
+
+
+def make_sampler(
+    *samplings: SamplingParams,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    outputs: tuple[int, ...] = (),
+    stops: frozenset[int] = frozenset(),
+    vocab_size: int = VOCAB_SIZE,
+) -> Sampler:
+    """A sampler whose slots 0, 1, ... want what is given."""
+    sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"))
+    for slot, sampling in enumerate(samplings):
+        sampler.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=prompt,
+                output_token_ids=outputs,
+                sampling=sampling,
+                seed=sampling.seed or 0,
+                stop_token_ids=stops,
+            )
+        )
+    return sampler
+
+
+def sample_one(
+    sampling: SamplingParams, logits: Tensor, num_outputs: int = 0, **start: object
+) -> SampledToken:
+    sampler = make_sampler(sampling, **start)  # type: ignore[arg-type]
+    return sampler.sample([0], [num_outputs], logits)[0]
+
+
+def find_best(logits: Tensor) -> int:
+    return int(logits[0].argmax())
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 9e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:
+    logits = make_logits(40).to(dtype)
+    sampler = make_sampler(*[SamplingParams(temperature=temperature)] * 40)
+    sampled = sampler.sample(list(range(40)), [0] * 40, logits)
+    assert [token.token_id for token in sampled] == logits.argmax(-1).tolist()
+
+
+def test_greedy_beside_wishes_is_the_same_as_alone() -> None:
+    """Whichever path a batch takes, a greedy row writes the same token."""
+    logits = make_logits(3)
+    others = (SamplingParams(seed=4), SamplingParams(temperature=0.0, logprobs=2))
+    sampled = make_sampler(*others, GREEDY).sample([0, 1, 2], [0, 0, 0], logits)
+    assert sampled[2].token_id == int(logits[2].argmax())
+    assert sampled[1].token_id == int(logits[1].argmax())
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = make_logits()
+    before = logits.clone()
+    wishes = SamplingParams(
+        temperature=0.7, top_k=4, min_p=0.1, logit_bias=((5, 9.0),), logprobs=1
+    )
+    sample_one(wishes, logits)
+    assert torch.equal(logits, before)
+
+
+def test_a_row_samples_the_same_in_any_batch() -> None:
+    logits = make_logits(5)
+    samplings = [
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_p=0.8),
+        SamplingParams(seed=3, top_k=7, temperature=1.4),
+        SamplingParams(seed=4, min_p=0.05),
+        SamplingParams(seed=5, presence_penalty=1.0, top_p=0.99, top_k=599),
+    ]
+    together = make_sampler(*samplings).sample([4, 2, 0, 1, 3], [7] * 5, logits)
+    for row, slot in enumerate([4, 2, 0, 1, 3]):
+        alone = sample_one(samplings[slot], logits[row, None], num_outputs=7)
+        assert together[row] == alone
+
+
+def test_noise_goes_on_with_the_output_and_not_with_the_batch() -> None:
+    logits = make_logits()
+    sampling = SamplingParams(seed=8, temperature=3.0)
+    sampler = make_sampler(sampling)
+    tokens = [sampler.sample([0], [i], logits)[0] for i in range(12)]
+    assert len(set(tokens)) > 6
+    # As after a preemption, when another slot starts with the outputs so far.
+    assert tokens[9] == sample_one(sampling, logits, num_outputs=9, outputs=(1,) * 9)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=2.0),
+        SamplingParams(temperature=0.6, top_k=4),
+        SamplingParams(temperature=1.0, top_p=0.75),
+        SamplingParams(temperature=1.5, top_k=6, top_p=0.9, min_p=0.1),
+    ],
+)
+def test_frequencies_are_the_distribution(sampling: SamplingParams) -> None:
+    """Over many seeds, tokens come as often as transformers' warpers let them."""
+    logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -4.0]])
+    num_draws = 2000
+    sampler = Sampler(vocab_size=8, device=torch.device("cpu"))
+    for slot in range(num_draws):
+        sampler.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=(1,),
+                output_token_ids=(),
+                sampling=sampling,
+                seed=slot,
+            )
+        )
+    sampled = sampler.sample(
+        list(range(num_draws)), [0] * num_draws, logits.expand(num_draws, -1)
+    )
+    counts = Counter(token.token_id for token in sampled)
+    expected = warp(logits[0], sampling)
+    for token_id, probability in enumerate(expected.tolist()):
+        deviation = math.sqrt(probability * (1 - probability) / num_draws)
+        assert abs(counts[token_id] / num_draws - probability) <= 5 * deviation
+
+
+def warp(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """The distribution, in vLLM's order: temperature, min_p, top_k, top_p."""
+    probabilities = (logits / sampling.temperature).softmax(-1)
+    probabilities[probabilities < sampling.min_p * probabilities.max()] = 0
+    if sampling.top_k:
+        probabilities[probabilities < probabilities.topk(sampling.top_k)[0][-1]] = 0
+    probabilities /= probabilities.sum()
+    ordered, token_ids = probabilities.sort(descending=True)
+    probabilities[token_ids[ordered.cumsum(0) - ordered >= sampling.top_p]] = 0
+    return probabilities / probabilities.sum()
+
+
+def test_logit_bias() -> None:
+    logits = make_logits()
+    sampling = SamplingParams(temperature=0.0, logit_bias=((17, 100.0), (9, -100.0)))
+    assert sample_one(sampling, logits).token_id == 17
+    best = find_best(logits)
+    banned = SamplingParams(temperature=0.0, logit_bias=((best, -100.0),))
+    logits_without = logits.clone()
+    logits_without[0, best] = -math.inf
+    assert sample_one(banned, logits).token_id == find_best(logits_without)
+
+
+def test_ids_beyond_the_vocabulary_are_never_sampled() -> None:
+    logits = make_logits()
+    sampling = SamplingParams(
+        temperature=0.0, min_tokens=2, logit_bias=((VOCAB_SIZE, 100.0),)
+    )
+    sampled = sample_one(sampling, logits, stops=frozenset({VOCAB_SIZE, -1}))
+    assert sampled.token_id == find_best(logits)
+
+
+@pytest.mark.parametrize(
+    "num_outputs, is_held_back", [(0, True), (1, True), (2, False)]
+)
+def test_min_tokens_holds_stop_tokens_back(
+    num_outputs: int, is_held_back: bool
+) -> None:
+    logits = make_logits()
+    best = find_best(logits)
+    sampling = SamplingParams(temperature=0.0, min_tokens=2)
+    sampled = sample_one(
+        sampling, logits, num_outputs=num_outputs, stops=frozenset({best, 5})
+    )
+    assert (sampled.token_id != best) is is_held_back
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.7, 100.0])
+def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    """Over prompt and output, and over what is sampled while it runs."""
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=penalty)
+    prompt, written = (3, 3, 8), [11]
+    sampler = make_sampler(sampling, prompt=prompt, outputs=tuple(written))
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    logits = make_logits()
+    for _ in range(12):
+        context = torch.tensor([[*prompt, *written]])
+        expected = find_best(processor(context, logits.clone()))
+        assert sampler.sample([0], [len(written)], logits)[0].token_id == expected
+        written.append(expected)
+
+
+@pytest.mark.parametrize("presence, frequency", [(1.5, 0.0), (0.0, 0.7), (-0.3, 0.4)])
+def test_presence_and_frequency_penalties_count_outputs(
+    presence: float, frequency: float
+) -> None:
+    sampling = SamplingParams(
+        temperature=0.0, presence_penalty=presence, frequency_penalty=frequency
+    )
+    written = [4, 4, 7]
+    sampler = make_sampler(sampling, prompt=(20, 21), outputs=tuple(written))
+    logits = make_logits()
+    for _ in range(12):
+        lowered = logits.clone()
+        for token_id, count in Counter(written).items():
+            lowered[0, token_id] -= presence + frequency * count
+        expected = find_best(lowered)
+        assert sampler.sample([0], [len(written)], logits)[0].token_id == expected
+        written.append(expected)
+
+
+def test_penalties_of_many_slots_and_their_followers() -> None:
+    """Counts belong to slots; a slot's next sequence begins from nothing."""
+    penalized = SamplingParams(temperature=0.0, presence_penalty=2.0)
+    sampler = make_sampler(*[penalized, GREEDY, penalized, penalized])
+    logits = make_logits(4)
+    first = sampler.sample([3, 2, 1, 0], [0] * 4, logits)
+    second = sampler.sample([3, 2, 1, 0], [1] * 4, logits)
+    lowered = logits.clone()
+    for row in (0, 1, 3):
+        lowered[row, first[row].token_id] -= 2.0
+    assert [t.token_id for t in second] == lowered.argmax(-1).tolist()
+    for slot in (0, 2):
+        sampler.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=(1,),
+                output_token_ids=(),
+                sampling=penalized,
+                seed=0,
+            )
+        )
+    third = sampler.sample([0, 2], [0, 0], logits[[3, 1]])
+    assert third == [first[3], first[1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
+    """Whatever temperature, bias and top_k do to the choice."""
+    logits = make_logits().to(dtype)
+    sampling = SamplingParams(
+        temperature=0.7, top_k=3, seed=5, logit_bias=((9, 100.0),), logprobs=4
+    )
+    report = sample_one(sampling, logits).logprobs
+    assert report is not None
+    expected = logits[0].float().log_softmax(-1)
+    values, token_ids = expected.topk(4)
+    assert report.token_id == 9
+    assert report.logprob == pytest.approx(float(expected[9]), abs=1e-5)
+    assert report.rank == int((expected > expected[9]).sum()) + 1
+    assert [token_id for token_id, _ in report.top] == token_ids.tolist()
+    assert [p for _, p in report.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_logprobs_only_where_asked() -> None:
+    logits = make_logits(3)
+    sampler = make_sampler(
+        GREEDY,
+        SamplingParams(temperature=0.0, logprobs=0),
+        SamplingParams(temperature=0.0, logprobs=2),
+    )
+    plain, without_top, with_top = sampler.sample([0, 1, 2], [0] * 3, logits)
+    assert plain.logprobs is None
+    assert without_top.logprobs is not None and without_top.logprobs.top == ()
+    assert without_top.logprobs.rank == 1
+    assert with_top.logprobs is not None and len(with_top.logprobs.top) == 2
+
+
+def test_logprobs_are_finite_numbers() -> None:
+    """JSON has neither infinity nor NaN."""
+    logits = make_logits(2)
+    logits[0, :590] = -math.inf
+    logits[1, 7] = math.nan
+    sampling = SamplingParams(temperature=0.0, logprobs=20)
+    for token in make_sampler(sampling, sampling).sample([0, 1], [0, 0], logits):
+        assert token.logprobs is not None
+        numbers = [token.logprobs.logprob, *(p for _, p in token.logprobs.top)]
+        assert all(math.isfinite(number) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)]
+)
+def test_broken_logits_end_no_step(sampling: SamplingParams) -> None:
+    logits = torch.full((1, VOCAB_SIZE), math.nan)
+    first = sample_one(sampling, logits)
+    assert 0 <= first.token_id < VOCAB_SIZE
+    assert first == sample_one(sampling, logits)
+
+
+def test_fewer_tokens_than_are_asked_for() -> None:
+    sampling = SamplingParams(top_k=50, logprobs=20, seed=1)
+    sampler = make_sampler(sampling, vocab_size=5, prompt=(1,))
+    (sampled,) = sampler.sample([0], [0], make_logits(vocab=5))
+    assert sampled.logprobs is not None and len(sampled.logprobs.top) == 5

@@ -1,0 +1,27 @@
+"""Carries a StepPlan to the device and brings a StepResult back.
+
+Knows torch and transformers; does not know requests, text, threads or trio. What runs
+is any decoder that transformers builds: its attention is replaced by one function over
+a paged cache (attention.py), everything else is transformers' own.
+
+The door:
+  load_model              a folder -> LoadedModel
+  count_blocks            how many KV blocks the device's memory holds
+  ModelRunner             .step(StepPlan) -> StepResult, from one thread at a time
+"""
+
+import os
+
+# GNU OpenMP's threads spin for milliseconds while they wait for each other. Where
+# anything else wants one of the cores, such as the HTTP half of this server, they spin
+# on the very core that the other thread needs: a step of 40 ms was measured to take
+# seconds. After 1000 turns they sleep instead, which costs an idle machine 5 %. The
+# library reads this when torch is first imported; who set one of the two, decides.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# isort: split
+from .loading import LoadedModel, load_model  # noqa: E402
+from .runner import ModelRunner, count_blocks  # noqa: E402
+
+__all__ = ["LoadedModel", "ModelRunner", "count_blocks", "load_model"]

@@ -1,0 +1,147 @@
+"""Draw tokens from distributions, one uniform number a token.
+
+Everything here works row by row: what a row draws depends on its own logits and
+parameters alone, never on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+# A nucleus is rarely larger (at a temperature of 1, natural text keeps tens of tokens
+# in 95 % of the mass), and finding so many takes a tenth of a sort of the vocabulary.
+_NUM_CANDIDATES = 256
+
+# Tokens whose weights are summed up before the search goes into one such group.
+_GROUP_SIZE = 256
+
+
+def make_noise(seed: int, index: int) -> float:
+    """Return a number in [0, 1) that depends on nothing but its arguments.
+
+    Args:
+      seed: the sequence's.
+      index: output tokens before the one to draw.
+    """
+    key = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
+    word = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+    # As many bits as a float's mantissa holds.
+    return (word >> 11) * 2.0**-53
+
+
+def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
+    """Set logits to -inf below a share of the likeliest token's probability.
+
+    Args:
+      logits: (num_rows, vocab_size)
+      min_p: (num_rows,) in [0, 1]; 0 drops nothing
+    """
+    limits = logits.amax(dim=-1) + min_p.log()
+    return logits.masked_fill(logits < limits[:, None], -torch.inf)
+
+
+def draw_from_all(logits: Tensor, noise: Tensor) -> Tensor:
+    """Draw from the softmax of all logits, in the order of the vocabulary.
+
+    Args:
+      logits: (num_rows, vocab_size) float32
+      noise: (num_rows,) float64 in [0, 1)
+
+    Returns:
+      (num_rows,) int64
+    """
+    vocab_size = logits.shape[1]
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+    if vocab_size % _GROUP_SIZE:
+        weights = pad(weights, (0, _GROUP_SIZE - vocab_size % _GROUP_SIZE))
+    groups = weights.unflatten(1, (-1, _GROUP_SIZE))  # (num_rows, num_groups, size)
+    sums = groups.sum(dim=-1).double()
+    chosen = _search(sums, noise * sums.sum(dim=-1))[:, None]  # (num_rows, 1)
+    before = sums.cumsum(dim=-1).gather(1, chosen) - sums.gather(1, chosen)
+    rest = noise * sums.sum(dim=-1) - before[:, 0]
+    rows = torch.arange(len(logits), device=logits.device)
+    within = _search(groups[rows, chosen[:, 0]].double(), rest)
+    # NaN logits lead anywhere; it has to be a token nevertheless.
+    return (chosen[:, 0] * _GROUP_SIZE + within).clamp_(max=vocab_size - 1)
+
+
+def draw_from_best(
+    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor
+) -> Tensor:
+    """Draw from the most likely tokens, best first.
+
+    Args:
+      logits: (num_rows, vocab_size) float32
+      noise: (num_rows,) float64 in [0, 1)
+      top_k: (num_rows,) int64; at least 1, the size of the vocabulary is off
+      top_p: (num_rows,) in (0, 1]; of the mass of those top_k
+
+    Returns:
+      (num_rows,) int64
+    """
+    vocab_size = logits.shape[1]
+    if vocab_size <= _NUM_CANDIDATES:
+        return _draw_sorted(logits, noise, top_k, top_p, vocab_size)[0]
+    drawn, is_settled = _draw_sorted(logits, noise, top_k, top_p, _NUM_CANDIDATES)
+    if not is_settled.all():
+        left = (~is_settled).nonzero()[:, 0]
+        drawn[left], _ = _draw_sorted(
+            logits[left], noise[left], top_k[left], top_p[left], vocab_size
+        )
+    return drawn
+
+
+def _draw_sorted(
+    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor, num_candidates: int
+) -> tuple[Tensor, Tensor]:
+    """Draw among candidates.
+
+    Returns:
+      (num_rows,) int64, the tokens
+      (num_rows,) bool, whether no token beyond the candidates could have come
+    """
+    values, token_ids = logits.topk(num_candidates)
+    best = values[:, :1]
+    weights = (values - best).exp_()
+    ranks = torch.arange(num_candidates, device=logits.device)
+    weights *= ranks < top_k[:, None]
+    sums = weights.double().cumsum(dim=-1)
+    is_covered = top_k <= num_candidates
+    total = sums[:, -1]
+    if not is_covered.all():
+        # The mass of all tokens is known without sorting them, that of the first few
+        # hundred is not: then nothing is settled.
+        rest = _sum_all(logits, best).masked_fill_(top_k < logits.shape[1], torch.inf)
+        total = torch.where(is_covered, total, rest)
+    mass = top_p * total
+    # A token stays while those before it do not reach the mass: the first one always.
+    weights *= sums - weights < mass[:, None]
+    is_settled = is_covered | (sums[:, -1] >= mass)
+    drawn = _search(weights.double(), noise * weights.double().sum(dim=-1))
+    return token_ids.gather(1, drawn[:, None])[:, 0], is_settled
+
+
+def _sum_all(logits: Tensor, best: Tensor) -> Tensor:
+    return (logits - best).exp_().sum(dim=-1).double()
+
+
+def _search(weights: Tensor, target: Tensor) -> Tensor:
+    """Find in each row the item at which the running sum exceeds the target.
+
+    Args:
+      weights: (num_rows, num_items) float64
+      target: (num_rows,) float64
+
+    Returns:
+      (num_rows,) int64; an item whose weight is above zero
+    """
+    sums = weights.cumsum(dim=-1)
+    # Rounding may put the target at or past either end, where items may weigh nothing.
+    total = sums[:, -1]
+    target = target.clamp(min=0).minimum(total.nextafter(torch.zeros_like(total)))
+    found = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
+    return found.clamp_(max=weights.shape[1] - 1)

@@ -1,0 +1,247 @@
+"""Lay one step's tokens out flat, once for all layers.
+
+    tokens   | decode rows, longest first | chunk | chunk | ...
+               one token each               many tokens each
+
+Rows that compute one token are read in *buckets*: slices of rows of about the same
+length, whose blocks are gathered together and padded to the longest. Rows that
+compute more are *chunks*, each attended to by itself. Layers with a sliding window
+read fewer blocks, so each window has buckets and chunks of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..steps import StepPlan, StepRow
+from .slots import SlotTables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBucket:
+    """Rows [begin, end) of the flat tokens, one token of one sequence each.
+
+    Args:
+      block_ids: (num_rows * max_blocks,) int64, gathered in this order
+      mask: (num_rows, 1, 1, max_blocks * block_size), added to scores: 0 or -inf
+    """
+
+    begin: int
+    end: int
+    block_ids: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens [begin, end) of the flat tokens, neighbours in one sequence.
+
+    Args:
+      block_ids: (num_blocks,) int64; None where the chunk starts its sequence, whose
+        keys are then those that the chunk itself brings
+      num_keys: keys used of those blocks.
+      mask: (num_tokens, num_keys), added to scores: 0 or -inf; None is causal
+    """
+
+    begin: int
+    end: int
+    block_ids: Tensor | None
+    num_keys: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayout:
+    """What every layer with the same window reads."""
+
+    buckets: tuple[DecodeBucket, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """One step's tensors on the device.
+
+    Args:
+      input_ids: (1, num_tokens) int64
+      position_ids: (1, num_tokens) int64
+      slot_mapping: (num_tokens,) int64, block * block_size + offset
+      by_window: what to read, for each window that the model's layers have.
+      last_tokens: for each of the plan's rows, the flat index of its last token.
+      first_tokens: the same of its first.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    slot_mapping: Tensor
+    by_window: dict[int | None, AttentionLayout]
+    first_tokens: tuple[int, ...]
+    last_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRules:
+    """What a layout depends on besides the step.
+
+    Args:
+      block_size: tokens in one KV block.
+      windows: the windows that the model's layers have; None is full attention.
+      gather_limit: tokens gathered at once at most, padding included, unless one row
+        alone has more.
+      explicit_masks: layers that work on scores cannot use a kernel's causal flag.
+    """
+
+    block_size: int
+    windows: tuple[int | None, ...]
+    gather_limit: int
+    explicit_masks: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+def lay_out(plan: StepPlan, tables: SlotTables, rules: LayoutRules) -> StepInputs:
+    """Lay one step's tokens out flat, the way paged attention reads them.
+
+    Args:
+      plan: the step; its new blocks are in `tables` already.
+      tables: what the slots hold.
+      rules: what else it depends on.
+
+    Source: Kwon et al. 2023 (PagedAttention), section 4.
+    """
+    order = sorted(range(len(plan.rows)), key=lambda i: _reading_order(plan.rows[i]))
+    rows = [plan.rows[i] for i in order]
+    slots = torch.tensor([row.slot for row in rows])
+    starts = torch.tensor([row.start for row in rows])
+    counts = torch.tensor([row.num_tokens for row in rows])
+    ends = counts.cumsum(0)
+    positions = torch.arange(plan.num_tokens) + (
+        starts + counts - ends
+    ).repeat_interleave(counts)
+    row_of_token = slots.repeat_interleave(counts)
+    blocks = tables.block_ids[row_of_token, positions // rules.block_size]
+    slot_mapping = blocks * rules.block_size + positions % rules.block_size
+    first_tokens, last_tokens = [0] * len(rows), [0] * len(rows)
+    for i, end, row in zip(order, ends.tolist(), rows):
+        first_tokens[i], last_tokens[i] = end - row.num_tokens, end - 1
+    num_decodes = sum(row.num_tokens == 1 for row in rows)
+    return StepInputs(
+        input_ids=_send(tables.token_ids[row_of_token, positions][None], rules),
+        position_ids=_send(positions[None], rules),
+        slot_mapping=_send(slot_mapping, rules),
+        by_window={
+            window: AttentionLayout(
+                buckets=tuple(
+                    _lay_out_buckets(rows[:num_decodes], tables, window, rules)
+                ),
+                chunks=tuple(
+                    _lay_out_chunk(row, end, tables, window, rules)
+                    for row, end in zip(rows[num_decodes:], ends[num_decodes:].tolist())
+                ),
+            )
+            for window in rules.windows
+        },
+        first_tokens=tuple(first_tokens),
+        last_tokens=tuple(last_tokens),
+    )
+
+
+def _reading_order(row: StepRow) -> tuple[bool, int]:
+    return (True, 0) if row.num_tokens > 1 else (False, -row.start)
+
+
+def _lay_out_buckets(
+    rows: list[StepRow], tables: SlotTables, window: int | None, rules: LayoutRules
+) -> Iterator[DecodeBucket]:
+    size = rules.block_size
+    first_blocks = [_first_key(row.start, window) // size for row in rows]
+    num_blocks = [
+        row.start // size + 1 - first for row, first in zip(rows, first_blocks)
+    ]
+    for begin, end in _cut_buckets(num_blocks, rules.gather_limit // size):
+        width = max(num_blocks[begin:end])
+        slots = torch.tensor([row.slot for row in rows[begin:end]])[:, None]
+        starts = torch.tensor([row.start for row in rows[begin:end]])[:, None]
+        firsts = torch.tensor(first_blocks[begin:end])[:, None]
+        # Columns behind a row's end read its last block again, whose keys are masked.
+        columns = (firsts + torch.arange(width)).minimum(starts // size)
+        keys = firsts * size + torch.arange(width * size)
+        visible = _is_visible(starts, keys, window)  # (num_rows, width * size)
+        yield DecodeBucket(
+            begin=begin,
+            end=end,
+            block_ids=_send(tables.block_ids[slots, columns].flatten(), rules),
+            mask=_to_mask(visible, rules)[:, None, None, :],
+        )
+
+
+def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into slices of about the same size.
+
+    Args:
+      num_blocks: of each row; falling, or nearly so where windows begin within blocks.
+      limit: blocks of one slice at most, padding included, unless it is one row.
+    """
+    begin, width = 0, 0
+    for end, wanted in enumerate(num_blocks):
+        wider = max(width, wanted)
+        # A quarter of padding costs about what one more call of the kernel would;
+        # below 4 blocks the call costs more than whatever is read.
+        is_alike = 4 * wanted + 16 >= 3 * wider
+        if end > begin and not (is_alike and wider * (end + 1 - begin) <= limit):
+            yield begin, end
+            begin, wider = end, wanted
+        width = wider
+    if num_blocks:
+        yield begin, len(num_blocks)
+
+
+def _lay_out_chunk(
+    row: StepRow, end: int, tables: SlotTables, window: int | None, rules: LayoutRules
+) -> Chunk:
+    size = rules.block_size
+    num_tokens = row.start + row.num_tokens
+    first_block = 0 if row.start == 0 else _first_key(row.start, window) // size
+    first_key = first_block * size
+    needs_mask = (
+        rules.explicit_masks
+        or row.start > 0
+        or (window is not None and window < num_tokens)
+    )
+    queries = torch.arange(row.start, num_tokens)[:, None]
+    keys = torch.arange(first_key, num_tokens)
+    block_ids = tables.block_ids[row.slot, first_block : -(-num_tokens // size)]
+    return Chunk(
+        begin=end - row.num_tokens,
+        end=end,
+        block_ids=_send(block_ids, rules) if row.start else None,
+        num_keys=num_tokens - first_key,
+        mask=(
+            _to_mask(_is_visible(queries, keys, window), rules) if needs_mask else None
+        ),
+    )
+
+
+def _first_key(query: int, window: int | None) -> int:
+    return 0 if window is None else max(0, query - window + 1)
+
+
+def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    visible = keys <= queries
+    if window is not None:
+        # As transformers' sliding_window_overlay: the query itself counts.
+        visible &= keys > queries - window
+    return visible
+
+
+def _to_mask(visible: Tensor, rules: LayoutRules) -> Tensor:
+    mask = torch.zeros(visible.shape, dtype=rules.dtype)
+    return mask.masked_fill_(~visible, -torch.inf).to(rules.device)
+
+
+def _send(indices: Tensor, rules: LayoutRules) -> Tensor:
+    return indices.to(rules.device, torch.int64)

@@ -1,0 +1,322 @@
+"""Build a model from a folder, or say in one sentence why it cannot be served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ..config import ModelConfig
+from ..errors import (
+    InvalidConfig,
+    InvalidParameter,
+    UnsupportedModel,
+    WeightsBroken,
+)
+from ..steps import ModelInfo, SamplingParams
+from .attention import IMPLEMENTATION, AttentionDoor
+from .kv_cache import count_kv_bytes
+from .probe import LayerSpec, UnfitLayer, probe_layers
+from .rotary import freeze_rotary
+
+# What generation_config.json may say that vLLM takes as defaults too
+# (ModelConfig.get_diff_sampling_param); its do_sample is ignored there as here.
+_DEFAULT_SAMPLING_FIELDS = (
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+)
+
+_PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+# Their max_position_embeddings counts the stretched positions already; the other kinds
+# of scaling stretch it by `factor`. As vLLM's _get_and_verify_max_len.
+_ROPE_TYPES_ALREADY_STRETCHED = frozenset(
+    {"default", "llama3", "longrope", "su", "mrope"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, ready for a ModelRunner.
+
+    One runner at a time steps it: its attention leads to one cache.
+
+    Args:
+      model: transformers' model, in evaluation mode.
+      info: what the other rooms know of it.
+      door: where its attention modules ask for attention.
+      layers: its calls of attention, in order.
+      takes_logits_to_keep: its forward pass can leave out logits that nobody reads.
+    """
+
+    model: PreTrainedModel
+    info: ModelInfo
+    door: AttentionDoor
+    layers: tuple[LayerSpec, ...]
+    takes_logits_to_keep: bool
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+
+def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
+    """Load the model in `folder`, a folder in Hugging Face layout.
+
+    Args:
+      folder: holds config.json and the weights.
+      config: type, device and limits.
+      name: what clients call the model.
+
+    Raises:
+      UnsupportedModel: its architecture cannot run on paged attention.
+      WeightsBroken: its files cannot be read.
+      InvalidConfig: an option asks for what the model or the machine has not.
+    """
+    device = _resolve_device(config.device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    model_config = _read_config(folder)
+    architecture = _check_architecture(model_config)
+    max_model_len = _resolve_max_model_len(model_config, config.max_model_len)
+    default_sampling = _read_default_sampling(folder, config)
+    model = _read_weights(folder, config)
+    # nn.Module's own, because transformers wraps it without types.
+    torch.nn.Module.to(model, device)
+    model.eval()
+    freeze_rotary(model, max_model_len)
+    door = AttentionDoor(model)
+    try:
+        layers = probe_layers(model, door)
+        _check_windows(model_config, layers)
+    except UnfitLayer as error:
+        raise UnsupportedModel(architecture, str(error)) from None
+    return LoadedModel(
+        model=model,
+        info=ModelInfo(
+            name=name,
+            architecture=architecture,
+            vocab_size=_count_vocabulary(model),
+            max_model_len=max_model_len,
+            eos_token_ids=_resolve_eos(model),
+            default_sampling=default_sampling,
+            kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+        ),
+        door=door,
+        layers=layers,
+        takes_logits_to_keep="logits_to_keep" in _list_arguments(type(model)),
+    )
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        # Allocating is the only question that every device answers.
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidConfig(
+            "device", f"{name!r} cannot be used: {_shorten(error)}"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidConfig("device", f"{name!r} is not one of cpu, cuda, cuda:N, auto")
+    return device
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        described = json.loads((folder / "config.json").read_text())
+        model_type = described.get("model_type", "(no model_type)")
+    except (OSError, ValueError, AttributeError) as error:
+        raise WeightsBroken(str(folder), f"config.json: {_shorten(error)}") from None
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True
+        )
+    except ValueError as error:
+        # transformers has one error for a type that it does not know, for one that
+        # needs code of its own, and for values that make no sense.
+        raise UnsupportedModel(str(model_type), _shorten(error)) from None
+    except Exception as error:
+        # A configuration is code's input: whatever its constructor trips over, the
+        # file is what is wrong.
+        raise WeightsBroken(str(folder), f"config.json: {_shorten(error)}") from None
+    return config
+
+
+def _check_architecture(config: PreTrainedConfig) -> str:
+    """Return the name of the class that will be built, or refuse what is no decoder.
+
+    Refuses before gigabytes are read what the probe would refuse after.
+    """
+    declared = (config.architectures or [config.model_type])[0]
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise UnsupportedModel(declared, "it is not a decoder that generates text")
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    architecture: str = model_class.__name__
+    text_config = config.get_text_config(decoder=True)
+    for is_wrong, reason in (
+        (
+            not model_class._supports_attention_backend,
+            "its attention cannot be replaced in transformers",
+        ),
+        (model_class._is_stateful, "it keeps a state besides keys and values"),
+        (
+            bool(getattr(text_config, "num_kv_shared_layers", 0)),
+            "its layers share keys and values",
+        ),
+        (
+            not set(getattr(text_config, "layer_types", None) or ())
+            <= _PAGED_LAYER_TYPES,
+            "it has layers besides full and sliding-window attention",
+        ),
+    ):
+        if is_wrong:
+            raise UnsupportedModel(architecture, reason)
+    return architecture
+
+
+def _check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
+    """Refuse models whose sliding windows do not reach the attention function.
+
+    They would look further back than they were trained to, and nobody would notice.
+    """
+    text_config = config.get_text_config(decoder=True)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    num_windows = sum(layer.window is not None for layer in layers)
+    if layer_types and num_windows != layer_types.count("sliding_attention"):
+        raise UnfitLayer(
+            f"{layer_types.count('sliding_attention')} of its layers have a sliding "
+            f"window, but {num_windows} pass it to attention"
+        )
+
+
+def _read_weights(folder: Path, config: ModelConfig) -> PreTrainedModel:
+    try:
+        # With output_loading_info it returns a pair, which its type does not say.
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+            attn_implementation=IMPLEMENTATION,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # Weights are read by half a dozen libraries, each with errors of its own; to
+        # whoever starts the server they all mean that this folder does not load.
+        raise WeightsBroken(str(folder), _shorten(error)) from error
+    model: PreTrainedModel
+    model, report = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        if report[problem]:
+            # Such tensors are left with random numbers.
+            raise WeightsBroken(
+                str(folder),
+                f"{len(report[problem])} {problem.replace('_', ' ')}, such as "
+                f"{min(map(str, report[problem]))}",
+            )
+    return model
+
+
+def _count_vocabulary(model: PreTrainedModel) -> int:
+    projection = model.get_output_embeddings()
+    if projection is not None:
+        return int(projection.weight.shape[0])
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _resolve_max_model_len(config: PreTrainedConfig, asked: int | None) -> int:
+    text_config = config.get_text_config(decoder=True)
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit is None:
+        if asked is None:
+            raise InvalidConfig(
+                "max_model_len", "must be given: the model's config.json has no limit"
+            )
+        return asked
+    limit = _stretch(limit, getattr(text_config, "rope_parameters", None) or {})
+    if asked is not None and asked > limit:
+        raise InvalidConfig(
+            "max_model_len", f"{asked} is more than the model's own {limit}"
+        )
+    return asked or limit
+
+
+def _stretch(limit: int, rope: dict[str, Any]) -> int:
+    """Return the positions that a scaled rotary embedding reaches."""
+    rope_type = rope.get("rope_type", "default")
+    # Embeddings of different layer types are nested one deeper; those are not scaled
+    # beyond what max_position_embeddings says.
+    if not isinstance(rope_type, str) or rope_type in _ROPE_TYPES_ALREADY_STRETCHED:
+        return limit
+    if rope_type == "yarn":
+        limit = rope.get("original_max_position_embeddings") or limit
+    return int(limit * float(rope.get("factor") or 1.0))
+
+
+def _resolve_eos(model: PreTrainedModel) -> frozenset[int]:
+    eos = None
+    if model.generation_config is not None:
+        eos = model.generation_config.eos_token_id
+    if eos is None:
+        eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _read_default_sampling(
+    folder: Path, config: ModelConfig
+) -> tuple[tuple[str, float], ...]:
+    path = folder / "generation_config.json"
+    if config.generation_config == "none" or not path.exists():
+        return ()
+    try:
+        described = json.loads(path.read_text())
+        # transformers' own defaults are not the model's, so only what stands there.
+        fields = {
+            name: described[name]
+            for name in _DEFAULT_SAMPLING_FIELDS
+            if described.get(name) is not None
+        }
+        SamplingParams(**fields)
+    except (OSError, ValueError, TypeError, AttributeError, InvalidParameter) as error:
+        raise InvalidConfig(
+            "generation_config",
+            f"the model's generation_config.json cannot be used ({_shorten(error)}); "
+            "pass none to leave it out",
+        ) from None
+    return tuple(fields.items())
+
+
+def _list_arguments(model_class: type[PreTrainedModel]) -> frozenset[str]:
+    return frozenset(inspect.signature(model_class.forward).parameters)
+
+
+def _shorten(error: BaseException) -> str:
+    """Return the first line of a library's message; what follows is advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

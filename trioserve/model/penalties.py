@@ -1,0 +1,105 @@
+"""Count tokens on the device and lower the logits of those that came before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..steps import SamplingParams, SlotStart
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
+class PenaltyCounts:
+    """Which tokens each slot has seen and how often it wrote them.
+
+    Rows are given only to slots whose sequence has penalties:
+
+      counts  (num_rows, vocab_size) int32   output tokens
+      seen    (num_rows, vocab_size) bool    prompt and output tokens
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._row_of_slot: dict[int, int] = {}
+        self._free_rows: list[int] = []
+        self._counts = self._make_rows(0, torch.int32)
+        self._seen = self._make_rows(0, torch.bool)
+
+    def start(self, start: SlotStart) -> None:
+        """Count what a sequence brings to the slot; the former one is forgotten."""
+        if start.slot in self._row_of_slot:
+            self._free_rows.append(self._row_of_slot.pop(start.slot))
+        if not has_penalties(start.sampling):
+            return
+        row = self._take_row()
+        self._row_of_slot[start.slot] = row
+        outputs = torch.tensor(start.output_token_ids, dtype=torch.int64)
+        prompt = torch.tensor(start.prompt_token_ids, dtype=torch.int64)
+        self._counts[row] = outputs.bincount(minlength=self._vocab_size)
+        self._seen[row] = False
+        self._seen[row, torch.cat((prompt, outputs)).to(self._device)] = True
+
+    def count(self, slots: list[int], token_ids: Tensor) -> None:
+        """Count one new token of each slot; slots without penalties are left out."""
+        counted = [i for i, slot in enumerate(slots) if slot in self._row_of_slot]
+        if counted:
+            rows = self._find_rows([slots[i] for i in counted])
+            tokens = token_ids[torch.tensor(counted, device=self._device)]
+            # Invariant: a slot is sampled once a step, so no pair stands here twice.
+            self._counts[rows, tokens] += 1
+            self._seen[rows, tokens] = True
+
+    def penalize(
+        self, logits: Tensor, slots: list[int], samplings: list[SamplingParams]
+    ) -> Tensor:
+        """Return lowered logits.
+
+        Args:
+          logits: (num_slots, vocab_size) float32
+          slots: all have penalties.
+          samplings: what each of them asks for.
+
+        Source: Keskar et al. 2019 (CTRL), section 4.1 for the repetition penalty;
+        OpenAI's API reference for the other two.
+        """
+        rows = self._find_rows(slots)
+        counts, seen = self._counts[rows], self._seen[rows]
+        repetition = self._make_column([s.repetition_penalty for s in samplings])
+        frequency = self._make_column([s.frequency_penalty for s in samplings])
+        presence = self._make_column([s.presence_penalty for s in samplings])
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(seen, repeated, logits)
+        return logits - frequency * counts - presence * (counts > 0)
+
+    def _find_rows(self, slots: list[int]) -> Tensor:
+        return torch.tensor(
+            [self._row_of_slot[slot] for slot in slots], device=self._device
+        )
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            # Doubling keeps the copies below what the rows themselves cost.
+            begin = len(self._counts)
+            added = max(1, begin)
+            self._free_rows = list(range(begin, begin + added))
+            self._counts = torch.cat(
+                (self._counts, self._make_rows(added, torch.int32))
+            )
+            self._seen = torch.cat((self._seen, self._make_rows(added, torch.bool)))
+        return self._free_rows.pop()
+
+    def _make_rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(
+            (num_rows, self._vocab_size), dtype=dtype, device=self._device
+        )
+
+    def _make_column(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]

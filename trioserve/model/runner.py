@@ -1,0 +1,282 @@
+"""Run one step: plan in, tokens out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..config import CacheConfig
+from ..steps import (
+    BlockId,
+    SampledToken,
+    SamplingParams,
+    SlotStart,
+    StepPlan,
+    StepResult,
+    StepRow,
+    TokenLogprobs,
+)
+from .attention import AttentionCall
+from .kernels import Kernel, choose_kernel
+from .kv_cache import (
+    LayerCache,
+    allocate,
+    count_fitting_blocks,
+    count_kv_bytes,
+)
+from .layout import LayoutRules, StepInputs, lay_out
+from .loading import LoadedModel
+from .logprobs import report_logprobs
+from .probe import LayerSpec
+from .sampler import Sampler
+from .slots import SlotTables
+
+# Gathered keys and values should still lie in a core's cache when they are read:
+# 2 MiB was the fastest of 0.5 to 16 on a CPU with 1 MiB of L2 a core. A GPU wants
+# few large calls.
+_GATHER_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
+
+# Long enough for a matrix product of the kind that chunks have.
+_WARM_UP_TOKENS = 32
+
+# Rows of logits turned to float32 at once for prompts' log probabilities.
+_LOGPROB_ROWS = 256
+
+
+def count_blocks(
+    model: LoadedModel, config: CacheConfig, *, max_num_seqs: int, max_model_len: int
+) -> int:
+    """How many KV blocks to give a ModelRunner.
+
+    What fits into the memory that `config` allows, but no more than `max_num_seqs`
+    sequences of `max_model_len` tokens could use. It may be too little for one such
+    sequence: then the caller lowers max_model_len to num_blocks * block_size.
+
+    Raises:
+      InvalidConfig: the memory does not hold one block, or the device has it not.
+    """
+    return count_fitting_blocks(
+        model.info.kv_bytes_per_token,
+        config,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        device=model.device,
+    )
+
+
+class ModelRunner:
+    """A model with its KV cache and what its slots hold.
+
+    Args:
+      model: must not be stepped by another runner at the same time.
+      num_blocks: blocks of the cache; ids in plans lie below.
+      block_size: tokens in one.
+      max_num_seqs: slots.
+      max_model_len: tokens of prompt and output that a slot can hold.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self._model = model
+        self._tables = SlotTables(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+        )
+        self._sampler = Sampler(vocab_size=model.info.vocab_size, device=model.device)
+        # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
+        self._num_prompt_top: dict[int, int] = {}
+        self._rules = _make_rules(model, block_size)
+        self._kernel = choose_kernel(model.device)
+        self._caches = allocate(
+            model.layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute a plan; blocks until its tokens are known.
+
+        Call it from one thread at a time.
+        """
+        for start in plan.starts:
+            self._start(start)
+        if not plan.rows:
+            return StepResult(step_id=plan.step_id, sampled=())
+        for row in plan.rows:
+            self._tables.append_blocks(row.slot, row.new_block_ids)
+        inputs = lay_out(plan, self._tables, self._rules)
+        last_tokens = [
+            token for row, token in zip(plan.rows, inputs.last_tokens) if row.sample
+        ]
+        prompt_spans = self._find_prompt_spans(plan, inputs)
+        prompt_tokens = [token for span in prompt_spans.values() for token in span]
+        logits = self._forward(inputs, last_tokens + prompt_tokens)
+        num_sampled = len(last_tokens)
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=tuple(self._sample(plan, logits[:num_sampled])),
+            prompt_logprobs=self._report_prompts(prompt_spans, logits[num_sampled:]),
+        )
+
+    def warm_up(self) -> None:
+        """Run a chunk and a decode before any sequence comes.
+
+        The first calls of a process choose and prepare the device's routines; no
+        client should wait for that.
+        """
+        num_tokens = min(_WARM_UP_TOKENS, self._max_warm_up_tokens)
+        if num_tokens < 1:
+            return
+        size = self._rules.block_size
+        start = SlotStart(
+            slot=0,
+            prompt_token_ids=(0,) * num_tokens,
+            output_token_ids=(),
+            sampling=SamplingParams(),
+            seed=0,
+        )
+        blocks = tuple(BlockId(i) for i in range(num_tokens // size + 1))
+        chunk = StepRow(
+            slot=0, start=0, num_tokens=num_tokens, new_block_ids=blocks, sample=True
+        )
+        decode = StepRow(
+            slot=0, start=num_tokens, num_tokens=1, new_block_ids=(), sample=False
+        )
+        self.step(StepPlan(step_id=0, starts=(start,), rows=(chunk,)))
+        self.step(StepPlan(step_id=0, starts=(), rows=(decode,)))
+
+    def _start(self, start: SlotStart) -> None:
+        self._tables.start(start)
+        self._sampler.start(start)
+        self._num_prompt_top.pop(start.slot, None)
+        if start.sampling.prompt_logprobs is not None:
+            self._num_prompt_top[start.slot] = start.sampling.prompt_logprobs
+
+    def _forward(self, inputs: StepInputs, wanted: list[int]) -> Tensor:
+        """Return the logits of some of the step's tokens.
+
+        Args:
+          wanted: their indices among the flat tokens.
+
+        Returns:
+          (len(wanted), vocab_size)
+        """
+        index = torch.tensor(wanted, dtype=torch.int64, device=self._rules.device)
+        takes_index = self._model.takes_logits_to_keep
+        attention = _StepAttention(
+            self._model.layers, self._caches, inputs, self._kernel
+        )
+        with self._model.door.served_by(attention):
+            output = self._model.model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                use_cache=False,
+                **({"logits_to_keep": index} if takes_index else {}),
+            )
+        logits: Tensor = output.logits[0]
+        return logits if takes_index else logits[index]
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken]:
+        slots = [row.slot for row in plan.rows if row.sample]
+        if not slots:
+            return []
+        num_outputs = [self._tables.num_output_tokens(slot) for slot in slots]
+        sampled = self._sampler.sample(slots, num_outputs, logits)
+        self._tables.append_tokens(slots, [token.token_id for token in sampled])
+        return sampled
+
+    def _find_prompt_spans(
+        self, plan: StepPlan, inputs: StepInputs
+    ) -> dict[StepRow, range]:
+        """Return the flat tokens that are followed by a token of their prompt."""
+        spans = {}
+        for row, first in zip(plan.rows, inputs.first_tokens):
+            if row.slot in self._num_prompt_top:
+                last_target = self._tables.num_prompt_tokens[row.slot] - 1
+                end = min(row.start + row.num_tokens, last_target)
+                if row.start < end:
+                    spans[row] = range(first, first + end - row.start)
+        return spans
+
+    def _report_prompts(
+        self, spans: dict[StepRow, range], logits: Tensor
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        reports, begin = {}, 0
+        for row, span in spans.items():
+            rows = logits[begin : begin + len(span)]
+            begin += len(span)
+            # The token at a position is predicted by the one before.
+            targets = self._tables.read_tokens(
+                row.slot, row.start + 1, row.start + 1 + len(span)
+            )
+            reports[row.slot] = tuple(
+                report
+                for part, part_targets in zip(
+                    rows.split(_LOGPROB_ROWS), targets.split(_LOGPROB_ROWS)
+                )
+                for report in report_logprobs(
+                    part,
+                    part_targets.to(part.device),
+                    [self._num_prompt_top[row.slot]] * len(part),
+                )
+            )
+        return reports
+
+
+class _StepAttention:
+    """The AttentionBackend of one step: each call goes to the next layer's cache."""
+
+    def __init__(
+        self,
+        layers: tuple[LayerSpec, ...],
+        caches: tuple[LayerCache, ...],
+        inputs: StepInputs,
+        kernel: Kernel,
+    ) -> None:
+        self._layers = iter(zip(layers, caches, strict=True))
+        self._inputs = inputs
+        self._kernel = kernel
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        # Invariant: a model calls attention in the order that the probe saw.
+        layer, cache = next(self._layers)
+        return self._kernel(
+            query,
+            key,
+            value,
+            cache,
+            self._inputs.slot_mapping,
+            self._inputs.by_window[layer.window],
+            call,
+        )
+
+
+def _make_rules(model: LoadedModel, block_size: int) -> LayoutRules:
+    token_bytes = max(count_kv_bytes((layer,), model.dtype) for layer in model.layers)
+    return LayoutRules(
+        block_size=block_size,
+        windows=tuple({layer.window for layer in model.layers}),
+        gather_limit=_GATHER_BYTES[model.device.type] // token_bytes,
+        explicit_masks=any(layer.needs_scores for layer in model.layers),
+        dtype=model.dtype,
+        device=model.device,
+    )

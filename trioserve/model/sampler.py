@@ -1,0 +1,207 @@
+"""Choose the next token of every row that samples, in one batched pass.
+
+The order is vLLM's: log probabilities are those of the raw logits; then bias and
+min_tokens; penalties; temperature; min_p; top_k and top_p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..steps import SampledToken, SamplingParams, SlotStart, TokenLogprobs
+from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
+from .logprobs import report_logprobs
+from .penalties import PenaltyCounts, has_penalties
+
+# Below, dividing by it overflows: vLLM's _SAMPLING_EPS.
+_LOWEST_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the sampler keeps of a slot.
+
+    Args:
+      bias_ids: (num_biases,) int64
+      bias: (num_biases,) float32, added to the logits of bias_ids
+      stop_ids: (num_stops,) int64, not to be sampled before min_tokens
+      top_k: how many tokens may be sampled; all of the vocabulary where it is off.
+      is_greedy: the likeliest token, without noise.
+      is_cut: top_k or top_p leaves some tokens out.
+    """
+
+    sampling: SamplingParams
+    seed: int
+    bias_ids: Tensor
+    bias: Tensor
+    stop_ids: Tensor
+    top_k: int
+    is_greedy: bool
+    is_cut: bool
+    has_penalties: bool
+
+    def holds_back_stops(self, num_outputs: int) -> bool:
+        return num_outputs < self.sampling.min_tokens and len(self.stop_ids) > 0
+
+    def is_argmax(self, num_outputs: int) -> bool:
+        """Whether nothing but the largest raw logit matters."""
+        return (
+            self.is_greedy
+            and self.sampling.logprobs is None
+            and not self.has_penalties
+            and not len(self.bias_ids)
+            and not self.holds_back_stops(num_outputs)
+        )
+
+
+class Sampler:
+    """Samples from logits by what each slot asked for."""
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._choices: dict[int, _Choice] = {}
+        self._penalties = PenaltyCounts(vocab_size, device)
+
+    def start(self, start: SlotStart) -> None:
+        """Take a slot's wishes; those of its former sequence are forgotten."""
+        sampling = start.sampling
+        # Ids that the model does not have can be neither favoured nor sampled.
+        bias = [pair for pair in sampling.logit_bias if pair[0] < self._vocab_size]
+        stops = [i for i in start.stop_token_ids if 0 <= i < self._vocab_size]
+        top_k = sampling.top_k if sampling.top_k > 0 else self._vocab_size
+        self._choices[start.slot] = _Choice(
+            sampling=sampling,
+            seed=start.seed,
+            bias_ids=self._make_ids([token_id for token_id, _ in bias]),
+            bias=self._make_floats([value for _, value in bias]),
+            stop_ids=self._make_ids(stops),
+            top_k=min(top_k, self._vocab_size),
+            is_greedy=sampling.temperature < _LOWEST_TEMPERATURE,
+            is_cut=top_k < self._vocab_size or sampling.top_p < 1.0,
+            has_penalties=has_penalties(sampling),
+        )
+        self._penalties.start(start)
+
+    def sample(
+        self, slots: list[int], num_outputs: list[int], logits: Tensor
+    ) -> list[SampledToken]:
+        """Sample one token for each slot.
+
+        Args:
+          slots: each at most once.
+          num_outputs: tokens that each has written so far.
+          logits: (num_slots, vocab_size); left as they are
+        """
+        choices = [self._choices[slot] for slot in slots]
+        if all(c.is_argmax(n) for c, n in zip(choices, num_outputs)):
+            return [SampledToken(token_id=i) for i in _find_best(logits).tolist()]
+        scores = logits.to(torch.float32, copy=True)
+        self._shift(scores, choices, num_outputs)
+        self._penalize(scores, slots, choices)
+        token_ids = self._choose(scores, choices, num_outputs)
+        self._penalties.count(slots, token_ids)
+        reports = self._report(logits, token_ids, choices)
+        return [
+            SampledToken(token_id=token_id, logprobs=reports.get(row))
+            for row, token_id in enumerate(token_ids.tolist())
+        ]
+
+    def _shift(
+        self, scores: Tensor, choices: list[_Choice], num_outputs: list[int]
+    ) -> None:
+        for row, (choice, count) in enumerate(zip(choices, num_outputs)):
+            if len(choice.bias_ids):
+                scores[row].index_add_(0, choice.bias_ids, choice.bias)
+            if choice.holds_back_stops(count):
+                scores[row].index_fill_(0, choice.stop_ids, -torch.inf)
+
+    def _penalize(
+        self, scores: Tensor, slots: list[int], choices: list[_Choice]
+    ) -> None:
+        rows = [i for i, choice in enumerate(choices) if choice.has_penalties]
+        if rows:
+            index = self._make_ids(rows)
+            scores[index] = self._penalties.penalize(
+                scores[index],
+                [slots[row] for row in rows],
+                [choices[row].sampling for row in rows],
+            )
+
+    def _choose(
+        self, scores: Tensor, choices: list[_Choice], num_outputs: list[int]
+    ) -> Tensor:
+        token_ids = _find_best(scores)
+        for is_cut in (False, True):
+            rows = [
+                row
+                for row, choice in enumerate(choices)
+                if not choice.is_greedy and choice.is_cut is is_cut
+            ]
+            if rows:
+                index = self._make_ids(rows)
+                token_ids[index] = self._draw(
+                    scores[index],
+                    [choices[row] for row in rows],
+                    [num_outputs[row] for row in rows],
+                    is_cut,
+                )
+        return token_ids
+
+    def _draw(
+        self,
+        scores: Tensor,
+        choices: list[_Choice],
+        num_outputs: list[int],
+        is_cut: bool,
+    ) -> Tensor:
+        samplings = [choice.sampling for choice in choices]
+        noise = torch.tensor(
+            [make_noise(c.seed, n) for c, n in zip(choices, num_outputs)],
+            dtype=torch.float64,
+            device=self._device,
+        )
+        scores /= self._make_floats([s.temperature for s in samplings])[:, None]
+        if any(s.min_p > 0.0 for s in samplings):
+            scores = drop_unlikely(
+                scores, self._make_floats([s.min_p for s in samplings])
+            )
+        if not is_cut:
+            return draw_from_all(scores, noise)
+        return draw_from_best(
+            scores,
+            noise,
+            self._make_ids([choice.top_k for choice in choices]),
+            self._make_floats([s.top_p for s in samplings]),
+        )
+
+    def _report(
+        self, logits: Tensor, token_ids: Tensor, choices: list[_Choice]
+    ) -> dict[int, TokenLogprobs]:
+        num_top = {
+            row: choice.sampling.logprobs
+            for row, choice in enumerate(choices)
+            if choice.sampling.logprobs is not None
+        }
+        if not num_top:
+            return {}
+        index = self._make_ids(list(num_top))
+        reports = report_logprobs(
+            logits[index], token_ids[index], list(num_top.values())
+        )
+        return dict(zip(num_top, reports))
+
+    def _make_ids(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _make_floats(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+
+def _find_best(logits: Tensor) -> Tensor:
+    """Return (num_rows,) int64, the likeliest tokens; a NaN counts as the largest."""
+    # A quarter of what argmax takes on a CPU in bfloat16.
+    return logits.max(dim=-1).indices
