@@ -50,11 +50,11 @@ class Server:
         Raises:
           StartupError: the model cannot be served.
         """
-        logger.info("%s", self._config)
         try:
             async with trio.open_nursery() as nursery:
                 self._everything = nursery.cancel_scope
-                nursery.start_soon(self._watch_signals)
+                await nursery.start(self._watch_signals)
+                logger.info("%s", self._config)
                 await self._serve()
                 nursery.cancel_scope.cancel()
         except* StartupError as errors:
@@ -98,8 +98,11 @@ class Server:
             task_status=task_status,
         )
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for signum in signals:
                 is_second = self._state.lifecycle.is_draining
                 self._state.lifecycle.begin_drain()

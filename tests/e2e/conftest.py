@@ -42,7 +42,14 @@ class ServerProcess:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama that reads and writes the tiny tokenizer's tokens."""
     folder = tmp_path_factory.mktemp("model") / "tiny-llama"
-    save_tiny_model("llama", folder, vocab_size=512, max_position_embeddings=512)
+    save_tiny_model(
+        "llama",
+        folder,
+        vocab_size=512,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     return tiny_tokenizer(folder)
 
 
@@ -50,7 +57,6 @@ def start_process(stack: ExitStack, command: list[str]) -> ServerProcess:
     process = stack.enter_context(
         subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     )
-    stack.callback(process.kill)
     log: list[str] = []
     urls: list[str] = []
     is_settled = threading.Event()
@@ -67,7 +73,9 @@ def start_process(stack: ExitStack, command: list[str]) -> ServerProcess:
     # Read to the end, or a full pipe would stop the server.
     thread = threading.Thread(target=read)
     thread.start()
+    # Undone in reverse: killed, read to the end, waited for.
     stack.callback(thread.join)
+    stack.callback(process.kill)
     assert is_settled.wait(START_SECONDS), "the server neither starts nor ends"
     assert urls, "".join(log)
     return ServerProcess(process=process, url=urls[0], log=log)
@@ -82,7 +90,6 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
             module = [sys.executable, "-m", "trioserve", "serve"]
             return start_process(stack, [*module, *arguments, "--port", "0"])
 
-        # Processes first are killed, then their output is read to the end.
         yield start
 
 
