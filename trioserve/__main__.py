@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Sequence
 import logging
 from pathlib import Path
-import signal
 import socket
 import sys
 import tomllib

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 import trio
 
@@ -68,7 +68,6 @@ async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -
                 nursery.start_soon(run, number)
         while await trio.to_thread.run_sync(read_gauges, server.url) != fresh:
             await trio.sleep(0.05)
-    assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

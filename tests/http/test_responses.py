@@ -12,6 +12,12 @@ from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
+from trioserve.http.logprobs import (
+    TokenTexts,
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+)
 from trioserve.http.responses import (
     ChatChoice,
     ChatCompletion,
@@ -21,12 +27,8 @@ from trioserve.http.responses import (
     Detokenized,
     ErrorBody,
     Tokenized,
-    TokenTexts,
     Usage,
     Version,
-    build_chat_logprobs,
-    build_completion_logprobs,
-    build_prompt_logprobs,
     encode,
     list_models,
 )

@@ -9,18 +9,10 @@ from ..text_engine import TextDelta
 from .body import log_unknown_fields, read_json_body, respond_json
 from .chunks import ChatChunks, StreamHeader, chat_usage_event
 from .generation import make_header, make_token_texts, open_stream
+from .logprobs import TokenTexts, build_chat_logprobs, build_prompt_logprobs
 from .meter import MeteredStream
 from .requests import ChatRequest
-from .responses import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatMessage,
-    TokenTexts,
-    Usage,
-    build_chat_logprobs,
-    build_prompt_logprobs,
-)
+from .responses import ChatChoice, ChatCompletion, ChatLogprobs, ChatMessage, Usage
 from .schema import decode_chat, to_messages, to_sampling
 from .scope import ScopedRequest
 from .sse import respond_events

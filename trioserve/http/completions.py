@@ -12,17 +12,10 @@ from ..text_engine import TextDelta, TextEngine
 from .body import log_unknown_fields, read_json_body, respond_json
 from .chunks import CompletionChunks, StreamHeader, completion_usage_event
 from .generation import make_header, make_token_texts, open_stream
+from .logprobs import TokenTexts, build_completion_logprobs, build_prompt_logprobs
 from .meter import MeteredStream
 from .requests import CompletionRequest
-from .responses import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    TokenTexts,
-    Usage,
-    build_completion_logprobs,
-    build_prompt_logprobs,
-)
+from .responses import Completion, CompletionChoice, CompletionLogprobs, Usage
 from .schema import decode_completion, to_sampling
 from .scope import ScopedRequest
 from .sse import respond_events

@@ -10,9 +10,9 @@ import uuid
 from ..steps import Prompt, SamplingParams
 from ..text_engine import TextEngine, TextParams
 from .chunks import StreamHeader
+from .logprobs import TokenTexts
 from .meter import MeteredStream
 from .requests import GenerationRequest
-from .responses import TokenTexts
 from .scope import ScopedRequest
 from .state import ServerState
 
