@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
 
+# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
+    "start_process"
+]
+
 
 def request_of(body: dict[str, object]) -> bytes:
     content = json.dumps(body).encode()
@@ -198,9 +203,6 @@ def create_app_of(model_folder: Path) -> str:
 def test_the_hypercorn_door_serves_and_drains(
     model_folder: Path, workers: str, signum: int
 ) -> None:
-    start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
-        "start_process"
-    ]
     with ExitStack() as stack:
         server = start_process(
             stack, [*HYPERCORN, "-w", workers, create_app_of(model_folder)]
@@ -259,3 +261,43 @@ def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "20 length\n"
+
+
+# Stands for a device that breaks: the model's runner fails at its 20th step.
+BROKEN_DEVICE = """
+import sys
+from trioserve import model
+
+step = model.ModelRunner.step
+
+def break_at_20(self, plan):
+    if plan.step_id == 20:
+        raise RuntimeError("the device is broken")
+    return step(self, plan)
+
+model.ModelRunner.step = break_at_20
+"""
+
+
+@pytest.mark.parametrize("door", ["serve", "hypercorn"])
+def test_a_broken_device_tells_every_client_and_ends_with_3(
+    model_folder: Path, door: str
+) -> None:
+    if door == "serve":
+        run = "from trioserve.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        arguments = ["serve", str(model_folder), "--port", "0"]
+    else:
+        run = "from hypercorn.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        arguments = [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)]
+    with ExitStack() as stack:
+        server = start_process(
+            stack, [sys.executable, "-c", BROKEN_DEVICE + run, *arguments]
+        )
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
+        ) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 500
+        assert lines[-1] == "data: [DONE]"
+        assert server.process.wait(20) == 3
+    assert "the device is broken" in "".join(server.log)

@@ -167,7 +167,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
         planner = make_planner(model, num_blocks=200, max_model_len=160)
         stories = [planner.begin(make_prompt(6))]
         if has_neighbour:
-            stories.append(planner.begin(make_prompt(125, 1), slot=1))
+            stories.append(planner.begin(make_prompt(140, 1), slot=1))
         planner.run(*stories, num_tokens=8)
         outputs.append(stories[0].outputs)
     assert outputs[0] == outputs[1]

@@ -39,6 +39,7 @@ class LayerCache:
         rows = torch.cat((key, value), dim=-1)  # (num_tokens, num_kv_heads, both)
         # Invariant: what lies in the cache is finite. A sequence whose numbers overflow
         # would else spoil the next ones in its blocks, through weights of 0 times NaN.
+        rows.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self.blocks.flatten(0, 1).index_copy_(0, slot_mapping, rows)
 
     def read(self, block_ids: Tensor) -> tuple[Tensor, Tensor]:

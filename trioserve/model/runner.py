@@ -31,10 +31,10 @@ from .probe import LayerSpec
 from .sampler import Sampler
 from .slots import SlotTables
 
-# Gathered keys and values should still lie in a core's cache when they are read:
-# 2 MiB was the fastest of 0.5 to 16 on a CPU with 1 MiB of L2 a core. A GPU wants
-# few large calls.
-_GATHER_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20}
+# Gathered keys and values should still lie in a core's cache when they are read: of 0.6
+# to 10 MiB, 2.5 was the fastest on a CPU with 1 MiB of L2 a core. A GPU wants few large
+# calls; its number is a guess.
+_GATHER_BYTES = {"cpu": 3 * 2**20, "cuda": 256 * 2**20}
 
 # Long enough for a matrix product of the kind that chunks have.
 _WARM_UP_TOKENS = 32
