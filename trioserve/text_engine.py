@@ -27,7 +27,7 @@ from .steps import (
 T = TypeVar("T")
 
 MAX_STOP_STRINGS = 32
-MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_STRING_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,10 @@ class TextParams:
     def __post_init__(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are taken")
-        if not all(0 < len(text) <= MAX_STOP_STRING_CHARS for text in self.stop):
+        if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):
             raise InvalidParameter(
-                "stop", f"each must have 1 to {MAX_STOP_STRING_CHARS} characters"
+                "stop",
+                f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
             )
 
 

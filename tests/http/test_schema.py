@@ -281,8 +281,6 @@ def test_a_wrong_field_is_named(
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"chat_template_kwargs": "a"}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 16_384}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"tokenize": 0}}, "chat_template_kwargs.tokenize"),
-        ({"chat_template_kwargs": {"messages": 0}}, "chat_template_kwargs.messages"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypothesis import settings
 import pytest
 from tokenizers import Tokenizer
 
@@ -14,10 +13,6 @@ from trioserve.render import Renderer, load_renderer
 from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 MAX_MODEL_LEN = 256
-
-# No test promises a time, and the machine may be busy.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidParameter, NotSupported
+from ..text_engine import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 
 # Bounds of what one request makes the server allocate or walk through; none has a
 # source but "more than clients were seen to send", except that vLLM has the same
 # kinds of limits (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
 MAX_PROMPTS: Final = 1024
 MAX_MESSAGES: Final = 16_384
-MAX_STOP_STRINGS: Final = 32
-MAX_STOP_CHARACTERS: Final = 1024
 MAX_CACHE_SALT_CHARACTERS: Final = 1024
 MAX_NAME_CHARACTERS: Final = 1024
 
@@ -30,7 +29,7 @@ MAX_NAME_CHARACTERS: Final = 1024
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
-StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
 # Part of response ids, which clients log and put into headers: visible ASCII alone.
 # The last group keeps Python's `$` from matching before a line end.
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]

@@ -77,27 +77,6 @@ _SAME_IN_SAMPLING: Final = (
 # Templates need a few flags: a bound on what one request makes us build.
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
 
-# What the renderer itself passes to a template, or to the call that fills it in.
-_RESERVED_TEMPLATE_KWARGS: Final = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
@@ -285,13 +264,9 @@ def _decode_template_kwargs(name: str, value: msgspec.Raw) -> dict[str, object] 
             name, f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes are taken"
         )
     try:
-        kwargs = msgspec.json.decode(encoded, type=dict[str, object] | None)
+        return msgspec.json.decode(encoded, type=dict[str, object] | None)
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(name, str(explain(error))) from None
-    for key in kwargs or ():
-        if key in _RESERVED_TEMPLATE_KWARGS:
-            raise InvalidParameter(f"{name}.{key}", "is set by the server")
-    return kwargs
 
 
 _CHAT: Final = _BodyDecoder(
