@@ -42,7 +42,10 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_Reader(read_gauges, read_counters))
         self.requests = self._counter(
-            "requests", "Requests answered, by endpoint and status", "endpoint", "status"
+            "requests",
+            "Requests answered, by endpoint and status",
+            "endpoint",
+            "status",
         )
         self.finished = self._counter(
             "finished_sequences", "Sequences that ended, by reason", "reason"
@@ -75,9 +78,7 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"trioserve_{name}", text, labels, registry=self._registry)
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...]
-    ) -> Histogram:
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(
             f"trioserve_{name}", text, buckets=buckets, registry=self._registry
         )
