@@ -292,3 +292,22 @@ def test_a_sequence_in_flight_is_not_planned_again_but_its_chunks_flow() -> None
         assert plan is not None
         scheduler.update(plan, device.step(plan))
     assert row_lengths(scheduler.schedule()) == [1]
+
+
+def test_a_sequence_that_preempts_itself_gives_its_token_back_once() -> None:
+    scheduler = make_scheduler(
+        num_blocks=5, max_model_len=20, max_num_seqs=2, max_num_batched_tokens=2
+    )
+    device = FakeDevice(block_size=4)
+    scheduler.add(make_sequence(1, prompt_len=7, max_tokens=8, priority=1))
+    run_step(scheduler, device)
+    scheduler.add(make_sequence(2, prompt_len=4, max_tokens=8, priority=0))
+    while scheduler.statistics().num_used_blocks < 5:
+        run_step(scheduler, device)
+    scheduler.add(make_sequence(3, prompt_len=4, priority=-1))
+    totals = []
+    while scheduler.counters().num_preemptions == 0:
+        step = run_step(scheduler, device)
+        assert step is not None
+        totals.append(step[0].num_tokens)
+    assert totals[-1] == 2

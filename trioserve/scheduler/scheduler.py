@@ -228,9 +228,11 @@ class Scheduler:
             victim = self._find_victim(sequence)
             if victim is None:
                 return False
-            self._preempt(victim, draft)
             if victim is sequence:
+                self._preempt(victim)
                 return False
+            draft.num_reserved -= victim.is_decoding
+            self._preempt(victim)
         sequence.block_ids += self._pool.allocate(num_missing)
         return True
 
@@ -243,8 +245,7 @@ class Scheduler:
                 break
         return None
 
-    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
-        draft.num_reserved -= sequence.is_decoding
+    def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
         self._leave(sequence)
         self._waiting.push(sequence)
