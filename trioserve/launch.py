@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from . import __version__
-from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig, build_config
+from .config import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_SAMPLING,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    build_config,
+)
 from .engine import Engine
 from .errors import InvalidConfig
 from .executor import LocalExecutor
@@ -95,6 +102,7 @@ def _load(config: EngineConfig) -> _Loaded:
     )
     info = replace(
         _resolve_length(model.info, config, num_blocks),
+        default_sampling=_resolve_sampling(model.info, config.model),
         fingerprint=_fingerprint(weights.folder, str(model.dtype)),
     )
     scheduler = Scheduler(
@@ -140,6 +148,14 @@ def _resolve_length(
             f"the KV cache holds {room} tokens; give it more by --kv-cache-memory",
         )
     return replace(info, max_model_len=min(info.max_model_len, room))
+
+
+def _resolve_sampling(
+    info: ModelInfo, config: ModelConfig
+) -> tuple[tuple[str, float], ...]:
+    if config.model == DEFAULT_MODEL and config.generation_config == "auto":
+        return info.default_sampling or DEFAULT_MODEL_SAMPLING
+    return info.default_sampling
 
 
 def _fingerprint(folder: Path, dtype: str) -> str:
