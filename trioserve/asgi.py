@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 
 import trio
 
@@ -50,6 +51,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
       InvalidConfig: an option is unknown or senseless.
     """
     _refuse_workers()
+    _accept_sigint()
     config = build_config(_AppConfig, {"model": model, **options})
     install_guard(enable_h2c=config.http.enable_h2c)
     app = create_http_app(ServerState(config=config.http))
@@ -102,6 +104,18 @@ def _interrupt_hypercorn() -> None:
     # Its graceful stop is bound to SIGINT alone. Protected, or the KeyboardInterrupt
     # would be raised here, in a task that is not hypercorn's.
     signal.raise_signal(signal.SIGINT)
+
+
+def _accept_sigint() -> None:
+    """Undo that scripts' background processes are born deaf to SIGINT.
+
+    hypercorn without workers stops by nothing else, so SIGTERM would drain and then
+    wait for ever. Its workers ignore the signal on purpose: their parent stops them.
+    """
+    is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_deaf and is_main and multiprocessing.parent_process() is None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_workers() -> None:

@@ -124,9 +124,7 @@ def _check_bounds(
     if value is None:
         return
     if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidParameter(
-            name, f"must be between {low:g} and {high:g}, got {value}"
-        )
+        raise InvalidParameter(name, f"must be between {low} and {high}, got {value}")
 
 
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:

@@ -196,16 +196,25 @@ def create_app_of(model_folder: Path) -> str:
     )
 
 
+# What a shell does to a script's background processes.
+DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+
+
 @pytest.mark.parametrize(
-    ("workers", "signum"),
-    [("0", signal.SIGINT), ("0", signal.SIGTERM), ("1", signal.SIGTERM)],
+    ("prefix", "workers", "signum"),
+    [
+        ([], "0", signal.SIGINT),
+        ([], "0", signal.SIGTERM),
+        ([], "1", signal.SIGTERM),
+        (DEAF_TO_SIGINT, "0", signal.SIGTERM),
+    ],
 )
 def test_the_hypercorn_door_serves_and_drains(
-    model_folder: Path, workers: str, signum: int
+    model_folder: Path, prefix: list[str], workers: str, signum: int
 ) -> None:
     with ExitStack() as stack:
         server = start_process(
-            stack, [*HYPERCORN, "-w", workers, create_app_of(model_folder)]
+            stack, [*prefix, *HYPERCORN, "-w", workers, create_app_of(model_folder)]
         )
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
