@@ -9,6 +9,7 @@ hypercorn owns the sockets and the process; see README for what that costs again
 from __future__ import annotations
 
 import argparse
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 import gc
 import logging
@@ -59,7 +60,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     async def start() -> None:
         trio.lowlevel.add_instrument(LoopMonitor(app.state.metrics.loop_turn.observe))
         await app.nursery.start(_run_engine, app.state, config.engine)
-        app.nursery.start_soon(_drain_on_sigterm, app.state)
+        app.nursery.start_soon(_drain_on_signal, app.state)
 
     app.before_serving(start)
     return app
@@ -89,14 +90,30 @@ async def _run_engine(
         os._exit(3)
 
 
-async def _drain_on_sigterm(state: ServerState) -> None:
-    # hypercorn without workers would be killed by SIGTERM at once.
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async for _ in signals:
-            state.lifecycle.begin_drain()
-            break
-        await state.finish_drain()
+async def _drain_on_signal(state: ServerState) -> None:
+    """Let the first signal drain and the second end the drain.
+
+    hypercorn without workers would be killed by SIGTERM at once, and SIGINT would raise
+    KeyboardInterrupt in whichever task runs, be it a client's stream. Its workers are
+    spared Ctrl-C: their parent stops them.
+    """
+    is_worker = multiprocessing.parent_process() is not None
+    signals = (signal.SIGTERM,) if is_worker else (signal.SIGTERM, signal.SIGINT)
+    with trio.open_signal_receiver(*signals) as received:
+        await anext(received)
+        state.lifecycle.begin_drain()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on_next, received, nursery.cancel_scope)
+            await state.finish_drain()
+            nursery.cancel_scope.cancel()
     _interrupt_hypercorn()
+
+
+async def _cancel_on_next(
+    received: AsyncIterator[int], scope: trio.CancelScope
+) -> None:
+    await anext(received)
+    scope.cancel()
 
 
 @trio.lowlevel.enable_ki_protection
