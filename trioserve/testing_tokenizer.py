@@ -35,6 +35,9 @@ _CORPUS = (
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 
+# What one of the tokenizers reads as a token, or as a space, where it stands in a text.
+NOT_PLAIN = (IM_START, IM_END, "<unk>", "<s>", "</s>", "\u2581")
+
 CHATML_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 import pytest
 
 from trioserve.render import Detokenizer, TextDelta
 from trioserve.steps import Prompt
+from trioserve.testing_tokenizer import NOT_PLAIN
 
 if TYPE_CHECKING:
     from conftest import Subject
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 # Ids above the vocabulary too: a model's output layer may be padded.
 ids_lists = st.lists(st.integers(0, 530), max_size=40)
 texts = st.text(max_size=30) | st.text("ab 你🙂é\n", max_size=30)
+# hypothesis draws strings from the sources, so special tokens' names come up.
+texts = texts.filter(lambda text: not any(name in text for name in NOT_PLAIN))
 cuts = st.lists(st.integers(0, 40), max_size=4).map(sorted)
 
 PROMPT = Prompt(token_ids=(300,))
@@ -99,6 +102,7 @@ def test_no_delta_holds_half_a_character(subject: Subject, text: str) -> None:
 
 
 @given(ids=ids_lists)
+@example(ids=[240, 163])  # b"\xed\xa0" of SentencePiece
 def test_all_but_the_last_unfinished_character_is_shown_at_once(
     subject: Subject, ids: list[int]
 ) -> None:
@@ -109,8 +113,10 @@ def test_all_but_the_last_unfinished_character_is_shown_at_once(
         joined = subject.renderer.vocabulary.join(ids[:count], skip_special_tokens=True)
         whole = joined.decode(errors="replace")
         assert whole.startswith(shown)
-        # A character has four bytes at most, and three of them are half of it.
-        assert whole[len(shown) :] in ("", "\N{REPLACEMENT CHARACTER}")
+        # A character has four bytes at most, and three of them are half of it. Of a
+        # surrogate, which is none, Python's decoder waits for all three bytes, and two
+        # of them are each replaced.
+        assert whole[len(shown) :] in ("", "\ufffd", "\ufffd\ufffd")
 
 
 @given(
