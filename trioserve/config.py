@@ -115,12 +115,17 @@ class RenderConfig:
 
     Args:
       renderer_num_workers: Threads that template and tokenize at once.
+      template_timeout: Seconds that the chat template may take for a request, counted
+        from when a thread begins with it; then the request is refused.
     """
 
     renderer_num_workers: int = 1
+    template_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)
+        if not 0 < self.template_timeout < float("inf"):
+            raise InvalidConfig("template_timeout", "must be greater than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,17 @@ class QueueFull(Unavailable):
         )
 
 
+class RendererStuck(Unavailable):
+    """Raised when chat templates that do not end have taken too many threads."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Too many chat templates are running without an end; please try again "
+            "later.",
+            retry_after_seconds=10,
+        )
+
+
 class ShuttingDown(Unavailable):
     """Raised when a request comes after the server was told to stop."""
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
+from trioserve.render.workers import RendererWorkers
 from trioserve.testing_server import FakeServer, open_fake_server
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
@@ -249,6 +250,19 @@ async def test_operations_answer(client: httpx.AsyncClient) -> None:
     assert "trioserve_sampled_tokens_total 2.0" in metrics
     assert 'trioserve_finished_sequences_total{reason="length"} 1.0' in metrics
     assert f'trioserve_requests_total{{endpoint="{CHAT_PATH}",status="200"}}' in metrics
+
+
+async def test_readiness_tells_of_templates_that_do_not_end(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RendererWorkers, "is_stuck", True)
+    assert (await client.get("/health")).status_code == 503
+    refused = await client.post(CHAT_PATH, json=CHAT)
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    # What no template takes part in is still answered.
+    text = {"model": "fake", "prompt": "a", "max_tokens": 1}
+    assert (await client.post("/v1/completions", json=text)).status_code == 200
 
 
 async def test_openapi_lists_every_route(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import RenderConfig
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
@@ -51,8 +51,8 @@ class GatedMessages(Sequence[Mapping[str, object]]):
 
 
 def idle(renderer: Renderer) -> RendererStatistics:
-    workers = renderer.statistics().workers
-    return RendererStatistics(workers=workers, busy=0, waiting=0)
+    workers = renderer.workers.statistics().workers
+    return RendererStatistics(workers=workers, busy=0, waiting=0, abandoned=0)
 
 
 async def test_text_becomes_a_prompt_that_remembers_it(byte_level: Subject) -> None:
@@ -74,12 +74,12 @@ async def test_no_more_renders_run_than_there_are_workers(renderer: Renderer) ->
             for _ in range(3):
                 nursery.start_soon(renderer.render_chat, messages)
             await wait_all_tasks_blocked()
-            assert renderer.statistics() == RendererStatistics(
-                workers=2, busy=2, waiting=1
+            assert renderer.workers.statistics() == RendererStatistics(
+                workers=2, busy=2, waiting=1, abandoned=0
             )
             messages.gate.set()
     assert messages.num_readers == 3
-    assert renderer.statistics() == idle(renderer)
+    assert renderer.workers.statistics() == idle(renderer)
 
 
 async def test_a_cancelled_render_that_waits_is_never_made(renderer: Renderer) -> None:
@@ -97,14 +97,14 @@ async def test_a_cancelled_render_that_waits_is_never_made(renderer: Renderer) -
             await wait_all_tasks_blocked()
             nursery.start_soon(render_queued)
             await wait_all_tasks_blocked()
-            assert renderer.statistics().waiting == 1
+            assert renderer.workers.statistics().waiting == 1
             scope.cancel()
             await wait_all_tasks_blocked()
             assert scope.cancelled_caught
-            assert renderer.statistics().waiting == 0
+            assert renderer.workers.statistics().waiting == 0
             running.gate.set()
     assert queued.num_readers == 0
-    assert renderer.statistics() == idle(renderer)
+    assert renderer.workers.statistics() == idle(renderer)
 
 
 async def test_a_cancelled_render_that_runs_is_waited_for(renderer: Renderer) -> None:
@@ -114,10 +114,20 @@ async def test_a_cancelled_render_that_runs_is_waited_for(renderer: Renderer) ->
             nursery.start_soon(renderer.render_chat, messages)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-            assert renderer.statistics().busy == 1
+            assert renderer.workers.statistics().busy == 1
             messages.gate.set()
     assert messages.num_readers == 1
-    assert renderer.statistics() == idle(renderer)
+    assert renderer.workers.statistics() == idle(renderer)
+
+
+async def test_a_template_that_does_not_end_is_the_requests_fault(
+    renderer: Renderer, autojump_clock: MockClock
+) -> None:
+    messages = GatedMessages()
+    with pytest.raises(InvalidParameter, match="longer than 10 s") as caught:
+        await renderer.render_chat(messages)
+    assert caught.value.param == "messages"
+    messages.gate.set()
 
 
 async def test_sixteen_renders_at_once_all_come_out_right(
@@ -140,7 +150,7 @@ async def test_sixteen_renders_at_once_all_come_out_right(
         async with trio.open_nursery() as nursery:
             for number in range(16):
                 nursery.start_soon(render, number)
-    assert renderer.statistics() == idle(renderer)
+    assert renderer.workers.statistics() == idle(renderer)
 
 
 async def test_a_prompt_must_leave_room_for_one_token(byte_level: Subject) -> None:

@@ -34,6 +34,7 @@ class ServerState:
         return (
             self.text_engine is not None
             and self.text_engine.engine.is_alive
+            and not self.text_engine.renderer.workers.is_stuck
             and not self.lifecycle.is_draining
         )
 
@@ -66,7 +67,9 @@ class ServerState:
             gauges |= name_fields("", statistics) | name_fields(
                 "", statistics.scheduler
             )
-            gauges |= name_fields("renderer_", self.text_engine.renderer.statistics())
+            gauges |= name_fields(
+                "renderer_", self.text_engine.renderer.workers.statistics()
+            )
         return gauges
 
     def _read_counters(self) -> dict[str, float]:

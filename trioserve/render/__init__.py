@@ -10,7 +10,8 @@ The door is load_renderer, which gives a Renderer.
 from .chat import ChatMessage
 from .detokenizer import Detokenizer, TextDelta
 from .loading import load_renderer
-from .renderer import Renderer, RendererStatistics
+from .renderer import Renderer
+from .workers import RendererStatistics
 
 __all__ = [
     "ChatMessage",

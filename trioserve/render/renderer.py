@@ -1,7 +1,7 @@
-"""The renderer workers: prompts are made and texts read back in threads.
+"""Prompts are made and texts read back by the renderer workers.
 
-Every call that takes time with the length of its input runs in a thread under one
-CapacityLimiter. The raw tokenizer is shared by all of them: `encode_batch_fast` and
+Every call that takes time with the length of its input runs in one of their threads;
+a chat template, which is a program over a client's messages, under a clock. The raw tokenizer is shared by all of them: `encode_batch_fast` and
 `decode_batch` release the GIL (`encode` and `decode` hold it) and change nothing in
 it, whereas setting truncation or padding for a call, as transformers' `__call__` does,
 fails with "Already borrowed" while another thread is inside.
@@ -9,12 +9,9 @@ fails with "Already borrowed" while another thread is inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
-
-import trio
+from typing import TYPE_CHECKING
 
 from ..config import RenderConfig
 from ..errors import ContextLengthExceeded, InvalidParameter
@@ -22,40 +19,21 @@ from ..steps import Prompt
 from .chat import ChatMessage, apply_template, read_messages
 from .detokenizer import Detokenizer
 from .vocabulary import Vocabulary
+from .workers import RendererWorkers, TookTooLong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendererStatistics:
-    """How busy the renderer workers are.
-
-    Args:
-      workers: threads that may work at once.
-      busy: those that do.
-      waiting: calls that wait for one.
-    """
-
-    workers: int
-    busy: int
-    waiting: int
-
 
 class Renderer:
     """Turns text and messages into prompts, and token ids into text.
-
-    A call that is cancelled while it waits for a worker is never made; one that a
-    worker has begun is waited for.
 
     Args:
       tokenizer: a fast one that nobody else changes, without truncation or padding.
       max_model_len: tokens of prompt and output together.
 
     Attributes:
-      limiter: a token for each renderer worker.
+      workers: where the calls run.
       vocabulary: the bytes of each token.
     """
 
@@ -67,7 +45,8 @@ class Renderer:
         *,
         max_model_len: int,
     ) -> None:
-        self.limiter = trio.CapacityLimiter(config.renderer_num_workers)
+        self.workers = RendererWorkers(config.renderer_num_workers)
+        self._template_timeout = config.template_timeout
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -90,7 +69,7 @@ class Renderer:
           ContextLengthExceeded: the model could not add a single token to it.
           InvalidParameter: it gives no tokens, or is no Unicode text.
         """
-        return await self._run(
+        return await self.workers.run(
             partial(
                 self._tokenize,
                 text,
@@ -120,20 +99,28 @@ class Renderer:
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: the messages or what the template makes of them is wrong.
+          InvalidParameter: the messages or what the template makes of them is wrong,
+            or it takes longer than it may.
           NotSupported: messages hold something else than text.
+          RendererStuck: too many templates did so, and their threads still run.
         """
-        return await self._run(
-            partial(
-                self._render_chat,
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                add_special_tokens=add_special_tokens,
-                chat_template_kwargs=chat_template_kwargs or {},
-                cache_salt=cache_salt,
-            )
+        work = partial(
+            self._render_chat,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            chat_template_kwargs=chat_template_kwargs or {},
+            cache_salt=cache_salt,
         )
+        seconds = self._template_timeout
+        try:
+            return await self.workers.run_limited(work, seconds)
+        except TookTooLong:
+            raise InvalidParameter(
+                "messages",
+                f"the chat template takes longer than {seconds:g} s for them",
+            ) from None
 
     async def detokenize(
         self,
@@ -147,7 +134,7 @@ class Renderer:
         Raises:
           InvalidParameter: an id is not the tokenizer's.
         """
-        return await self._run(
+        return await self.workers.run(
             partial(
                 self._decode,
                 token_ids,
@@ -190,17 +177,6 @@ class Renderer:
     def token_text(self, token_id: int) -> str:
         """The token's bytes as text, with U+FFFD where it holds half a character."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
-
-    def statistics(self) -> RendererStatistics:
-        state = self.limiter.statistics()
-        return RendererStatistics(
-            workers=int(state.total_tokens),
-            busy=state.borrowed_tokens,
-            waiting=state.tasks_waiting,
-        )
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await trio.to_thread.run_sync(work, limiter=self.limiter)
 
     # The rest runs in worker threads.
 

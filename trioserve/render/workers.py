@@ -1,0 +1,150 @@
+"""The renderer workers: threads under one limiter, with a clock on what cannot end.
+
+A thread cannot be stopped. A call that runs longer than it may is *abandoned*: its task
+goes on with an error, its worker's place goes to the next call, and its thread is
+counted until it ends. Where too many are under way, no further call that might end so is
+begun, or clients could fill the process with threads that compete for the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+import logging
+import math
+import threading
+from typing import Generic, TypeVar
+
+import trio
+
+from ..errors import RendererStuck
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+# Two for each worker: enough for a few unlucky requests, and with the workers
+# themselves still few threads.
+_ABANDONED_PER_WORKER = 2
+
+
+class TookTooLong(Exception):
+    """Raised in place of an abandoned call's result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendererStatistics:
+    """How busy the renderer workers are.
+
+    Args:
+      workers: threads that may work at once.
+      busy: those that do.
+      waiting: calls that wait for one.
+      abandoned: threads that still run a call for which nobody waits any more.
+    """
+
+    workers: int
+    busy: int
+    waiting: int
+    abandoned: int
+
+
+class RendererWorkers:
+    """Runs blocking calls in a bounded number of threads, first come, first served.
+
+    A call that is cancelled while it waits for a worker is never made; one that a
+    worker has begun is waited for, as long as it may take.
+
+    Attributes:
+      limiter: a token for each worker; its total_tokens may be changed at any time.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.limiter = trio.CapacityLimiter(num_workers)
+        # Whoever has one of `limiter`'s tokens may have a thread at once; trio's own
+        # would keep an abandoned thread's token.
+        self._threads = trio.CapacityLimiter(math.inf)
+        self._lock = threading.Lock()
+        self._num_abandoned = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether so many threads are abandoned that limited calls are refused."""
+        limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
+        return self._num_abandoned >= limit
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Make a call whose time is bounded by its input's size."""
+        return await trio.to_thread.run_sync(work, limiter=self.limiter)
+
+    async def run_limited(self, work: Callable[[], T], seconds: float) -> T:
+        """Make a call that may never end.
+
+        Args:
+          seconds: counted from when a worker begins it; waiting for one is free.
+
+        Raises:
+          TookTooLong: it was abandoned.
+          RendererStuck: too many calls were, and their threads still run.
+        """
+        call = _Call(work, self._lock, self._forget)
+        # On its own behalf: one task may make several calls side by side.
+        await self.limiter.acquire_on_behalf_of(call)
+        try:
+            if self.is_stuck:
+                raise RendererStuck()
+            # Shielded: a client that leaves does not turn a healthy thread into an
+            # abandoned one.
+            with trio.move_on_after(seconds, shield=True):
+                return await trio.to_thread.run_sync(
+                    call.run, limiter=self._threads, abandon_on_cancel=True
+                )
+        finally:
+            self.limiter.release_on_behalf_of(call)
+        with self._lock:
+            if not call.has_ended:
+                call.is_abandoned = True
+                self._num_abandoned += 1
+        logger.warning(
+            "a render was abandoned after %g s; %d such threads run",
+            seconds,
+            self._num_abandoned,
+        )
+        raise TookTooLong()
+
+    def statistics(self) -> RendererStatistics:
+        state = self.limiter.statistics()
+        return RendererStatistics(
+            workers=int(state.total_tokens),
+            busy=state.borrowed_tokens,
+            waiting=state.tasks_waiting,
+            abandoned=self._num_abandoned,
+        )
+
+    def _forget(self) -> None:
+        self._num_abandoned -= 1
+
+
+class _Call(Generic[T]):
+    """One limited call: its thread and its task agree under a lock on who left first."""
+
+    def __init__(
+        self,
+        work: Callable[[], T],
+        lock: threading.Lock,
+        forget: Callable[[], None],
+    ) -> None:
+        self._work = work
+        self._lock = lock
+        self._forget = forget
+        self.has_ended = False
+        self.is_abandoned = False
+
+    def run(self) -> T:
+        try:
+            return self._work()
+        finally:
+            with self._lock:
+                self.has_ended = True
+                if self.is_abandoned:
+                    self._forget()
