@@ -47,7 +47,7 @@ class Tiny:
     def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """What transformers writes greedily, past any end of sequence."""
         output = self.reference.generate(
-            torch.tensor([list(prompt)]),
+            torch.tensor([list(prompt)], device=self.reference.device),
             do_sample=False,
             max_new_tokens=num_tokens,
             eos_token_id=None,
@@ -69,14 +69,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """Build a tiny model of a type, once for all tests."""
 
     @functools.cache
-    def build(model_type: str = "llama") -> Tiny:
+    def build(model_type: str = "llama", device: str = "cpu") -> Tiny:
         folder = save_tiny_model(model_type, tmp_path_factory.mktemp(model_type))
+        reference = AutoModelForCausalLM.from_pretrained(
+            folder, attn_implementation="eager"
+        )
         return Tiny(
             folder=folder,
-            loaded=load_model(folder, ModelConfig(device="cpu"), name=model_type),
-            reference=AutoModelForCausalLM.from_pretrained(
-                folder, attn_implementation="eager"
-            ).eval(),
+            loaded=load_model(folder, ModelConfig(device=device), name=model_type),
+            reference=reference.eval().to(device),
         )
 
     return build

@@ -1,0 +1,71 @@
+"""The same answers on a GPU; what is computed there is the other modules' subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.config import CacheConfig
+from trioserve.model import count_blocks
+from trioserve.steps import SamplingParams
+from trioserve.testing_models import TINY_MODELS
+
+DEVICE = "cuda"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+def test_mixed_batches_are_what_generate_says(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    model = tiny(model_type, DEVICE)
+    planner = make_planner(model.loaded)
+    stories = [
+        planner.begin(make_prompt(length, slot), slot=slot)
+        for slot, length in enumerate((33, 1, 12))
+    ]
+    planner.step((stories[0], 20))
+    planner.step((stories[1], 1), (stories[0], 13), (stories[2], 5))
+    planner.run(*stories, num_tokens=16)
+    for story in stories:
+        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+
+
+def test_a_seeded_sequence_is_the_same_in_any_batch(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny("llama", DEVICE)
+    sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=20, min_p=0.01)
+    outputs = []
+    for num_others in (0, 3):
+        planner = make_planner(model.loaded)
+        stories = [
+            planner.begin(make_prompt(9, i), slot=i, sampling=sampling, seed=i)
+            for i in range(1 + num_others)
+        ]
+        planner.run(*stories, num_tokens=24)
+        outputs.append(stories[0].outputs)
+    assert outputs[0] == outputs[1]
+
+
+def test_the_cache_takes_its_share_of_the_devices_memory(
+    tiny: Callable[..., Any],
+) -> None:
+    model = tiny("llama", DEVICE)
+    few, more = (
+        count_blocks(
+            model.loaded,
+            CacheConfig(kv_cache_fraction=fraction),
+            max_num_seqs=10**6,
+            max_model_len=96,
+        )
+        for fraction in (0.01, 0.02)
+    )
+    assert 0 < few < more
