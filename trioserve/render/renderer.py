@@ -1,10 +1,11 @@
 """Prompts are made and texts read back by the renderer workers.
 
-Every call that takes time with the length of its input runs in one of their threads;
-a chat template, which is a program over a client's messages, under a clock. The raw tokenizer is shared by all of them: `encode_batch_fast` and
-`decode_batch` release the GIL (`encode` and `decode` hold it) and change nothing in
-it, whereas setting truncation or padding for a call, as transformers' `__call__` does,
-fails with "Already borrowed" while another thread is inside.
+Every call that takes time with the length of its input runs in one of their threads; a
+chat template, which is a program over a client's messages, under a clock. The raw
+tokenizer is shared by all of them: `encode_batch_fast` and `decode_batch` release the
+GIL (`encode` and `decode` hold it) and change nothing in it, whereas setting truncation
+or padding for a call, as transformers' `__call__` does, fails with "Already borrowed"
+while another thread is inside.
 """
 
 from __future__ import annotations

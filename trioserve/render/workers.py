@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import logging
 import math
-import threading
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -64,14 +63,13 @@ class RendererWorkers:
         # Whoever has one of `limiter`'s tokens may have a thread at once; trio's own
         # would keep an abandoned thread's token.
         self._threads = trio.CapacityLimiter(math.inf)
-        self._lock = threading.Lock()
-        self._num_abandoned = 0
+        self._abandoned: list[_Call[Any]] = []
 
     @property
     def is_stuck(self) -> bool:
         """Whether so many threads are abandoned that limited calls are refused."""
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
-        return self._num_abandoned >= limit
+        return self._count_abandoned() >= limit
 
     async def run(self, work: Callable[[], T]) -> T:
         """Make a call whose time is bounded by its input's size."""
@@ -87,7 +85,7 @@ class RendererWorkers:
           TookTooLong: it was abandoned.
           RendererStuck: too many calls were, and their threads still run.
         """
-        call = _Call(work, self._lock, self._forget)
+        call = _Call(work)
         # On its own behalf: one task may make several calls side by side.
         await self.limiter.acquire_on_behalf_of(call)
         try:
@@ -101,14 +99,11 @@ class RendererWorkers:
                 )
         finally:
             self.limiter.release_on_behalf_of(call)
-        with self._lock:
-            if not call.has_ended:
-                call.is_abandoned = True
-                self._num_abandoned += 1
+        self._abandoned.append(call)
         logger.warning(
             "a render was abandoned after %g s; %d such threads run",
             seconds,
-            self._num_abandoned,
+            self._count_abandoned(),
         )
         raise TookTooLong()
 
@@ -118,33 +113,24 @@ class RendererWorkers:
             workers=int(state.total_tokens),
             busy=state.borrowed_tokens,
             waiting=state.tasks_waiting,
-            abandoned=self._num_abandoned,
+            abandoned=self._count_abandoned(),
         )
 
-    def _forget(self) -> None:
-        self._num_abandoned -= 1
+    def _count_abandoned(self) -> int:
+        self._abandoned = [call for call in self._abandoned if not call.has_ended]
+        return len(self._abandoned)
 
 
 class _Call(Generic[T]):
-    """One limited call: its thread and its task agree under a lock on who left first."""
+    """One limited call, which knows whether its thread is through with it."""
 
-    def __init__(
-        self,
-        work: Callable[[], T],
-        lock: threading.Lock,
-        forget: Callable[[], None],
-    ) -> None:
+    def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
-        self._lock = lock
-        self._forget = forget
+        # Set in the thread, read in the loop.
         self.has_ended = False
-        self.is_abandoned = False
 
     def run(self) -> T:
         try:
             return self._work()
         finally:
-            with self._lock:
-                self.has_ended = True
-                if self.is_abandoned:
-                    self._forget()
+            self.has_ended = True
