@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 import re
+import subprocess
+import sys
 
 import docutils.core
 import docutils.utils
@@ -39,4 +41,12 @@ def test_a_program_names_only_what_is_there(program: str) -> None:
 
 
 def test_there_are_programs() -> None:
-    assert len(list_programs()) == 2
+    assert len(list_programs()) == 4
+
+
+def test_the_program_that_measures_a_loop_finds_who_blocks_it() -> None:
+    (program,) = (each for each in list_programs() if "LoopStall" in each)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "over 5 ms: __main__.grind 1 x, longest " in done.stdout

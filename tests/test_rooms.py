@@ -37,16 +37,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"steps"},
     "testing_server": VOCABULARY
     | {"engine", "http", "render", "scheduler", "testing", "text_engine"},
-    "testing_models": set(),
+    "testing_models": {"testing_processors"},
+    "testing_processors": {"testing_tokenizer"},
     "testing_tokenizer": set(),
 }
 
 # Package -> the only rooms that may import it.
 ONLY_IN: dict[str, set[str]] = {
-    "torch": {"model", "executor", "weights", "testing_models"},
+    # render decodes tensors that clients send.
+    "torch": {"model", "executor", "weights", "render", "testing_models"},
+    "PIL": {"render"},
+    "httpx2": {"render"},
+    "httpcore2": {"render"},
+    "pybase64": {"render"},
     "transformers": {
         *("model", "weights", "render"),
-        *("testing_models", "testing_tokenizer"),
+        *("testing_models", "testing_processors", "testing_tokenizer"),
     },
     "quart": {"http"},
     "quart_trio": {"http"},

@@ -29,7 +29,6 @@ from .config import (
 )
 from .http import ServerState, ServingApp, create_http_app, install_guard
 from .launch import open_engine
-from .observe import LoopMonitor
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,9 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     app = create_http_app(ServerState(config=config.http))
 
     async def start() -> None:
-        trio.lowlevel.add_instrument(LoopMonitor(app.state.metrics.loop_turn.observe))
+        # As in server.py.
+        sys.setswitchinterval(0.0005)
+        trio.lowlevel.add_instrument(app.state.loop_stall)
         await app.nursery.start(_run_engine, app.state, config.engine)
         app.nursery.start_soon(_drain_on_signal, app.state)
 

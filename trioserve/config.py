@@ -117,15 +117,64 @@ class RenderConfig:
       renderer_num_workers: Threads that template and tokenize at once.
       template_timeout: Seconds that the chat template may take for a request, counted
         from when a thread begins with it; then the request is refused.
+      renderer_processes: Processes that run chat templates in place of those threads, so
+        that long ones neither slow the event loop down nor go on after their time.
+      trust_request_chat_template: Take chat templates from requests. A template is a
+        program: only for clients that you would let run programs.
+      enable_prompt_embeds: Take prompts as tensors of embeddings.
     """
 
     renderer_num_workers: int = 1
     template_timeout: float = 10.0
+    renderer_processes: int = 0
+    trust_request_chat_template: bool = False
+    enable_prompt_embeds: bool = False
 
     def __post_init__(self) -> None:
         _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)
         if not 0 < self.template_timeout < float("inf"):
             raise InvalidConfig("template_timeout", "must be greater than 0")
+        _check_at_least("renderer_processes", self.renderer_processes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """Which images requests may bring, and from where.
+
+    Args:
+      max_images: Images in one request at most; 0 takes none.
+      max_image_bytes: Longest encoded image.
+      max_image_pixels: Largest decoded image, width times height.
+      allowed_media_domains: Hosts from which images are fetched by http and https, each
+        written out; by default images come as data URLs only. Private addresses are
+        never asked.
+      allowed_local_media_path: Folder below which file URLs are read; by default none
+        are.
+      media_timeout: Seconds to fetch one image, redirects included, and as many to
+        decode it.
+      media_num_workers: Images that are fetched, and threads that decode them, at once.
+      processor_cache_memory: Memory for images that the model's processor has prepared,
+        by content; 0 keeps none.
+    """
+
+    max_images: int = 16
+    max_image_bytes: str = "32MiB"
+    max_image_pixels: int = 2**25
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_local_media_path: str | None = None
+    media_timeout: float = 10.0
+    media_num_workers: int = 4
+    processor_cache_memory: str = "512MiB"
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_images", self.max_images, 0)
+        parse_bytes("max_image_bytes", self.max_image_bytes)
+        _check_at_least("max_image_pixels", self.max_image_pixels, 1)
+        if not 0 < self.media_timeout < float("inf"):
+            raise InvalidConfig("media_timeout", "must be greater than 0")
+        _check_at_least("media_num_workers", self.media_num_workers, 1)
+        if self.processor_cache_memory != "0":
+            parse_bytes("processor_cache_memory", self.processor_cache_memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +225,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

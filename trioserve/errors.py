@@ -10,6 +10,7 @@
       - UnsupportedMediaType        415
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
+      - RendererStuck               503
       - ShuttingDown                503
     * InternalError                 500; a defect of ours ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
@@ -24,6 +25,8 @@ Constructors take facts and write the message.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 __all__ = [
     "TrioserveError",
     "RequestError",
@@ -35,6 +38,7 @@ __all__ = [
     "UnsupportedMediaType",
     "Unavailable",
     "QueueFull",
+    "RendererStuck",
     "ShuttingDown",
     "InternalError",
     "EngineDied",
@@ -43,7 +47,16 @@ __all__ = [
     "WeightsBroken",
     "UnsupportedModel",
     "InvalidConfig",
+    "find_first",
 ]
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+
+
+def find_first(errors: ExceptionGroup[ErrorT]) -> ErrorT:
+    """Return the first error of a group of groups; an answer has room for one."""
+    error = errors.exceptions[0]
+    return find_first(error) if isinstance(error, ExceptionGroup) else error
 
 
 class TrioserveError(Exception):
@@ -160,11 +173,11 @@ class QueueFull(Unavailable):
 
 
 class RendererStuck(Unavailable):
-    """Raised when chat templates that do not end have taken too many threads."""
+    """Raised when templates or images that do not end have taken too many threads."""
 
     def __init__(self) -> None:
         super().__init__(
-            "Too many chat templates are running without an end; please try again "
+            "Too many templates or images take longer than they may; please try again "
             "later.",
             retry_after_seconds=10,
         )

@@ -28,6 +28,7 @@ from .config import (
 from .engine import Engine
 from .errors import InvalidConfig
 from .executor import LocalExecutor
+from .render import open_template_processes
 from .scheduler import Scheduler
 from .steps import ModelInfo
 from .text_engine import TextEngine
@@ -71,9 +72,13 @@ async def open_engine(
         max_num_sequences=config.scheduler.max_num_seqs
         + config.scheduler.max_num_waiting,
     )
-    async with trio.open_nursery() as nursery:
+    renderer = loaded.renderer
+    async with (
+        open_template_processes(config.render.renderer_processes) as renderer.processes,
+        trio.open_nursery() as nursery,
+    ):
         await nursery.start(engine.run)
-        yield TextEngine(engine, loaded.renderer)
+        yield TextEngine(engine, renderer)
         nursery.cancel_scope.cancel()
 
 
@@ -123,7 +128,8 @@ def _load(config: EngineConfig) -> _Loaded:
     renderer = load_renderer(
         weights.folder,
         config.render,
-        max_model_len=info.max_model_len,
+        info=info,
+        media=config.media,
         chat_template=_read_template(config.model.chat_template),
     )
     runner.warm_up()

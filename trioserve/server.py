@@ -1,6 +1,6 @@
 """`trioserve serve`: hypercorn inside the engine's nursery, and signals outside both.
 
-    signals          the first drains, the second cancels
+    signals          the first drains, the second cancels; SIGUSR1 asks for the stalls
       engine         open_engine: loads the model, runs the loop
         http         hypercorn, until drained
 
@@ -21,10 +21,9 @@ import hypercorn.trio
 import trio
 
 from .config import ServeConfig
-from .errors import StartupError
+from .errors import StartupError, find_first
 from .http import ServerState, create_http_app, install_guard, make_config
 from .launch import open_engine
-from .observe import LoopMonitor
 
 logger = logging.getLogger("trioserve.server")
 
@@ -57,8 +56,9 @@ class Server:
                 logger.info("%s", self._config)
                 await self._serve()
                 nursery.cancel_scope.cancel()
+            self._log_stalls()
         except* StartupError as errors:
-            raise _first(errors) from None
+            raise find_first(errors) from None
         except* Exception:
             # The engine has logged the cause; told here once more, last and short.
             logger.critical("the engine failed, so the server ends")
@@ -68,7 +68,7 @@ class Server:
     async def _serve(self) -> None:
         state = self._state
         install_guard(enable_h2c=self._config.http.enable_h2c)
-        trio.lowlevel.add_instrument(LoopMonitor(state.metrics.loop_turn.observe))
+        trio.lowlevel.add_instrument(state.loop_stall)
         # Waiting for the GIL is waiting: with the default of 5 ms a thread in pure
         # Python delays the loop seven times as long.
         sys.setswitchinterval(0.0005)
@@ -101,17 +101,25 @@ class Server:
     async def _watch_signals(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        # It is a question, but kills where nobody receives it: as the server ends, too.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        with trio.open_signal_receiver(
+            signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+        ) as signals:
             task_status.started()
             async for signum in signals:
-                is_second = self._state.lifecycle.is_draining
-                self._state.lifecycle.begin_drain()
-                if is_second:
-                    self._exit_code = 128 + signum
-                if is_second or self._state.text_engine is None:
-                    self._everything.cancel()
+                if signum == signal.SIGUSR1:
+                    self._log_stalls()
+                else:
+                    self._stop(signum)
 
+    def _stop(self, signum: int) -> None:
+        is_second = self._state.lifecycle.is_draining
+        self._state.lifecycle.begin_drain()
+        if is_second:
+            self._exit_code = 128 + signum
+        if is_second or self._state.text_engine is None:
+            self._everything.cancel()
 
-def _first(errors: BaseExceptionGroup[StartupError]) -> StartupError:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    def _log_stalls(self) -> None:
+        logger.info("event loop: %s", self._state.loop_stall.describe())

@@ -7,6 +7,7 @@ tables that the runner keeps) and carries only what is new to that slot.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 import math
 from typing import Literal, NewType
@@ -21,18 +22,66 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBytes:
+    """A tensor on its way through rooms that know no torch.
+
+    Args:
+      data: its elements in C order and the machine's byte order.
+      dtype: torch's name of the type, such as "bfloat16".
+      shape: its product times the type's bytes is the length of `data`.
+    """
+
+    data: bytes | bytearray | memoryview
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# Stands in `Prompt.token_ids` where a vector that came from outside has no token.
+NO_TOKEN = -1
+
+# Bytes of a vector's key: enough that nobody finds two vectors with the same one.
+KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedInput:
+    """Positions of a prompt at which the model reads vectors instead of tokens.
+
+    Args:
+      kind: "embeds" came as vectors; "image" the model's own encoder will make so.
+      runs: (begin, end) positions, rising; the vectors fill them in order.
+      keys: KEY_BYTES for each vector: the prefix cache takes vectors with the same key
+        for the same vector. All of an image's have the image's key.
+      tensors: for "embeds" one, `embeds`, (num_vectors, hidden_size) in the model's
+        own type; for "image" what the model's image processor made, by name.
+    """
+
+    kind: Literal["embeds", "image"]
+    runs: tuple[tuple[int, int], ...]
+    keys: bytes
+    tensors: Mapping[str, TensorBytes]
+
+    @property
+    def num_vectors(self) -> int:
+        return sum(end - begin for begin, end in self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """What the model reads before it writes.
 
     Args:
-      token_ids: at least one id, each below the model's vocabulary size.
+      token_ids: at least one id, each below the model's vocabulary size, or NO_TOKEN
+        at positions of embedded inputs of the kind "embeds".
       text: what the ids say, where it is known; the engine never reads it.
       cache_salt: prompts share prefix-cache blocks only under the same salt.
+      embedded: in the order of positions, which do not overlap.
     """
 
     token_ids: tuple[int, ...]
     text: str | None = None
     cache_salt: str = ""
+    embedded: tuple[EmbeddedInput, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -60,6 +109,8 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 }
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +127,7 @@ class SamplingParams:
       presence_penalty, frequency_penalty: subtracted from output tokens' logits.
       repetition_penalty: divides (or multiplies) logits of prompt and output tokens.
       logit_bias: (token id, added to its logit in [-100, 100]) pairs.
+      bad_words: sequences of token ids of which none is completed.
       min_tokens: no stop token may be sampled before.
       max_tokens: None is as many as the model's length leaves.
       ignore_eos: go on past the model's end-of-sequence tokens.
@@ -97,6 +149,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
@@ -112,6 +165,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", "must not exceed max_tokens")
         _check_logit_bias(self.logit_bias)
+        _check_bad_words(self.bad_words)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter(
                 "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are taken"
@@ -138,6 +192,15 @@ def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
             raise InvalidParameter("logit_bias", f"{token_id} is not a token id")
 
 
+def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} are taken")
+    if not all(0 < len(word) <= MAX_BAD_WORD_TOKENS for word in words):
+        raise InvalidParameter(
+            "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the other rooms need to know of a loaded model.
@@ -151,6 +214,9 @@ class ModelInfo:
       default_sampling: fields of SamplingParams that the model's own
         generation_config sets.
       kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
+      hidden_size: width of the vectors that the first layer reads.
+      dtype: torch's name of their type.
+      takes_images: it has an encoder for images.
       fingerprint: changes whenever the same request could get another answer.
     """
 
@@ -161,6 +227,9 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     default_sampling: tuple[tuple[str, float], ...] = ()
     kv_bytes_per_token: int = 0
+    hidden_size: int = 0
+    dtype: str = "float32"
+    takes_images: bool = False
     fingerprint: str = ""
 
 
@@ -176,6 +245,7 @@ class SlotStart:
       seed: noise of the i-th output token is a function of (seed, i) alone, so that
         neither the batch nor a preemption changes what is sampled.
       stop_token_ids: all ids that must not be sampled before min_tokens.
+      embedded: as in Prompt.
     """
 
     slot: int
@@ -184,6 +254,7 @@ class SlotStart:
     sampling: SamplingParams
     seed: int
     stop_token_ids: frozenset[int] = frozenset()
+    embedded: tuple[EmbeddedInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

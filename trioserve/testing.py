@@ -11,9 +11,29 @@ from dataclasses import dataclass
 
 import trio
 
-from .steps import SampledToken, StepPlan, StepResult, StepRow
+from .steps import ModelInfo, SampledToken, StepPlan, StepResult, StepRow
 
-__all__ = ["FakeDevice", "FakeExecutor"]
+__all__ = ["FakeDevice", "FakeExecutor", "make_info"]
+
+
+def make_info(
+    max_model_len: int = 256,
+    *,
+    vocab_size: int = 512,
+    hidden_size: int = 8,
+    takes_images: bool = False,
+) -> ModelInfo:
+    """Describe a model that does not exist."""
+    return ModelInfo(
+        name="fake",
+        architecture="Fake",
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset(),
+        hidden_size=hidden_size,
+        takes_images=takes_images,
+        fingerprint="fp_fake",
+    )
 
 
 @dataclass(slots=True)

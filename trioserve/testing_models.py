@@ -1,6 +1,7 @@
 """Tiny models with seeded random weights, for tests that must really compute.
 
     folder = save_tiny_model("gemma3_text", tmp_path / "model")
+    folder = save_tiny_vision_model("qwen2_vl", tmp_path / "with_processor")
 
 Part of the shipped test kit. torch and transformers are imported inside functions:
 importing this module costs nothing.
@@ -8,6 +9,8 @@ importing this module costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,86 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# The text models of those that see: wide enough for the vectors of an image to weigh
+# something against the tokens around them.
+_VISION_COMMON: dict[str, Any] = {
+    **_COMMON,
+    # testing_processors.VOCAB_SIZE
+    "vocab_size": 640,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_VISION_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.4,
+}
+
+# Sizes of patches and of images are those of testing_processors.
+TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {
+        "text_config": {**_VISION_COMMON, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "initializer_range": 0.4,
+        },
+    },
+    "qwen2_5_vl": {
+        "text_config": {**_VISION_COMMON, "rope_parameters": _MROPE},
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "num_heads": 2,
+            # Two by two vectors see each other in the first layer, all in the second.
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.4,
+        },
+        "tie_word_embeddings": True,
+    },
+    "smolvlm": {
+        "text_config": {"model_type": "llama", **_VISION_COMMON},
+        "vision_config": {**_VISION_TOWER, "image_size": 64, "patch_size": 16},
+        "scale_factor": 2,
+    },
+    "idefics3": {
+        "text_config": {"model_type": "llama", **_VISION_COMMON},
+        "vision_config": {**_VISION_TOWER, "image_size": 64, "patch_size": 16},
+        "scale_factor": 2,
+        "tie_word_embeddings": True,
+    },
+    "llava": {
+        "text_config": {"model_type": "llama", **_VISION_COMMON},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            **_VISION_TOWER,
+            "projection_dim": 32,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+    },
+}
+
+# Field of the configuration -> what the token is called by one tokenizer or another.
+_VISION_TOKENS: dict[str, tuple[str, ...]] = {
+    "image_token_id": ("<|image_pad|>", "<image>"),
+    "video_token_id": ("<|video_pad|>",),
+    "vision_start_token_id": ("<|vision_start|>",),
+    "vision_end_token_id": ("<|vision_end|>",),
+}
+
 
 def save_tiny_model(
     model_type: str, folder: Path, *, seed: int = 0, **changes: object
@@ -105,13 +188,60 @@ def save_tiny_model(
     Returns:
       folder
     """
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    build: Any = AutoModelForCausalLM.from_config
     config = AutoConfig.for_model(model_type, **{**TINY_MODELS[model_type], **changes})
+    _save_random(AutoModelForCausalLM.from_config, config, folder, seed)
+    return folder
+
+
+def save_tiny_vision_model(
+    model_type: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    **changes: Mapping[str, object] | object,
+) -> Path:
+    """Save a model that sees images beside a processor that is there already.
+
+    Args:
+      model_type: a key of TINY_VISION_MODELS.
+      folder: what testing_processors.save_tiny_processor gave; idefics3 reads what
+        the processor of smolvlm makes.
+      seed: of the weights.
+      changes: fields of the configuration to set otherwise; of text_config and
+        vision_config, what is to change in them.
+
+    Returns:
+      folder, which then is a whole model.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    fields = {**TINY_VISION_MODELS[model_type], **_read_token_ids(folder)}
+    for name, change in changes.items():
+        if isinstance(change, Mapping):
+            change = {**fields[name], **change}
+        fields[name] = change
+    config = AutoConfig.for_model(model_type, **fields)
+    _save_random(AutoModelForImageTextToText.from_config, config, folder, seed)
+    return folder
+
+
+def _read_token_ids(folder: Path) -> dict[str, int]:
+    described = json.loads((folder / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in described["added_tokens"]}
+    return {
+        field: ids[name]
+        for field, names in _VISION_TOKENS.items()
+        for name in names
+        if name in ids
+    }
+
+
+def _save_random(build: Any, config: Any, folder: Path, seed: int) -> None:
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(config, dtype=torch.float32)
     model.save_pretrained(folder)
-    return folder

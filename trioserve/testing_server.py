@@ -22,8 +22,7 @@ from .engine import Engine
 from .http import ServerState, create_http_app, install_guard, make_config
 from .render import load_renderer
 from .scheduler import Scheduler
-from .steps import ModelInfo
-from .testing import FakeDevice, FakeExecutor
+from .testing import FakeDevice, FakeExecutor, make_info
 from .text_engine import TextEngine
 
 ANSWER = "The quick brown fox jumps over the lazy dog. "
@@ -52,37 +51,35 @@ async def open_fake_server(
     tokenizer_folder: Path,
     *,
     http: HttpConfig | None = None,
+    render: RenderConfig | None = None,
     step_seconds: float = 0.001,
     fail_at_step: int | None = None,
     max_num_waiting: int = 1000,
     max_model_len: int = 256,
+    hidden_size: int = 8,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     ids = tuple(tokenizer.encode(ANSWER).ids)
     device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
+    info = make_info(
+        max_model_len,
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=hidden_size,
+    )
     engine = Engine(
         Scheduler(
-            num_blocks=1024,
+            num_blocks=max(1024, max_model_len // 8),
             block_size=16,
             max_num_seqs=32,
             max_num_batched_tokens=256,
             max_model_len=max_model_len,
         ),
         FakeExecutor(device, step_seconds=step_seconds, fail_at_step=fail_at_step),
-        info=ModelInfo(
-            name="fake",
-            architecture="Fake",
-            vocab_size=tokenizer.get_vocab_size(),
-            max_model_len=max_model_len,
-            eos_token_ids=frozenset(),
-            fingerprint="fp_fake",
-        ),
+        info=info,
         max_num_sequences=32 + max_num_waiting,
     )
-    renderer = load_renderer(
-        tokenizer_folder, RenderConfig(), max_model_len=max_model_len
-    )
+    renderer = load_renderer(tokenizer_folder, render or RenderConfig(), info=info)
     state = ServerState(config=http or HttpConfig())
     state.text_engine = TextEngine(engine, renderer)
     install_guard(enable_h2c=state.config.enable_h2c)

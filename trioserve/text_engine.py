@@ -222,7 +222,8 @@ class TextEngine:
         """Answer a conversation; `options` as in open_completion.
 
         Args:
-          messages: {"role": ..., "content": ...} each, oldest first.
+          messages: {"role": ..., "content": ...} each, oldest first; content is a text
+            or a list of OpenAI's parts, images among them where the model sees any.
         """
         sampling, text, priority = self._split(options)
         rendered = await self.renderer.render_chat(messages)

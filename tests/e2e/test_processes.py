@@ -131,6 +131,30 @@ def test_a_second_signal_cuts_the_drain(
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
+def test_sigusr1_asks_for_the_loops_stalls_and_stops_nothing(
+    model_folder: Path,
+) -> None:
+    command = [sys.executable, "-m", "trioserve", "serve", str(model_folder)]
+    with ExitStack() as stack:
+        server = start_process(
+            stack, [*command, "--port", "0", "--kv-cache-memory", "16MiB"]
+        )
+
+        def count_lines() -> int:
+            return sum("task steps, longest" in line for line in server.log)
+
+        for number in (1, 2):
+            server.process.send_signal(signal.SIGUSR1)
+            while count_lines() < number:
+                assert httpx.get(f"{server.url}/health").status_code == 200
+        metrics = httpx.get(f"{server.url}/metrics").text
+        assert "trioserve_event_loop_turn_seconds_count" in metrics
+        assert "trioserve_task_step_seconds_count 0.0" not in metrics
+        assert server.stop(signal.SIGTERM) == 0
+    # The third is its last word.
+    assert count_lines() == 3
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_loading_ends_with_0(model_folder: Path, signum: int) -> None:
     process = subprocess.Popen(

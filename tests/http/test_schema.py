@@ -10,8 +10,14 @@ from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
 
-from trioserve.errors import InvalidParameter, NotSupported, RequestError
-from trioserve.http import unsupported
+from trioserve.errors import (
+    ContextLengthExceeded,
+    InvalidParameter,
+    NotSupported,
+    RequestError,
+)
+from trioserve.http import large, unsupported
+from trioserve.http.requests import CompletionPrompt
 from trioserve.http.schema import (
     ChatRequest,
     CompletionRequest,
@@ -20,9 +26,11 @@ from trioserve.http.schema import (
     decode_detokenize,
     decode_tokenize,
     list_unknown_fields,
+    to_chat_options,
     to_messages,
     to_sampling,
 )
+from trioserve.render import ChatOptions
 from trioserve.steps import SAMPLING_BOUNDS, SamplingParams
 
 Decode = Callable[[bytes], Any]
@@ -325,7 +333,9 @@ def test_a_wrong_field_of_a_completion_is_named(
 
 
 def test_a_missing_prompt_is_named() -> None:
-    with pytest.raises(InvalidParameter, match="^prompt: is required$"):
+    with pytest.raises(
+        InvalidParameter, match="^prompt: either prompt or prompt_embeds is required$"
+    ):
         decode_completion(b"{}")
 
 
@@ -412,20 +422,16 @@ def test_a_value_that_cannot_be_decoded_is_not_neutral(value: bytes) -> None:
     ("message", "param"),
     [
         (
-            {"role": "assistant", "tool_calls": [{"id": "1"}]},
-            "messages[0].tool_calls",
-        ),
-        (
             {"role": "assistant", "function_call": {"name": "f"}},
             "messages[0].function_call",
         ),
         (
-            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-            "messages[0].content[0]",
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
+            "messages[0].content[0].type",
         ),
     ],
 )
-def test_tool_calls_and_images_are_not_supported(
+def test_sounds_and_old_calls_are_not_supported(
     message: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(NotSupported) as caught:
@@ -527,7 +533,7 @@ def test_template_arguments_may_not_be_nested_without_end() -> None:
         decode_chat(body + b"[" * 900 + b"\xff" + b"]" * 900 + b"}}")
 
 
-def test_messages_become_mappings_of_strings() -> None:
+def test_messages_become_mappings() -> None:
     request = chat(
         messages=[
             {"role": "system", "content": "s"},
@@ -539,14 +545,35 @@ def test_messages_become_mappings_of_strings() -> None:
                     {"type": "text", "text": "b"},
                 ],
             },
-            {"role": "assistant", "content": None, "refusal": None},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "tool_calls": [
+                    {"id": "t", "function": {"name": "f", "arguments": '{"x":1}'}}
+                ],
+            },
             {"role": "tool", "content": "42", "tool_call_id": "t"},
         ]
     )
     assert to_messages(request.messages) == [
         {"role": "system", "content": "s"},
-        {"role": "user", "content": "a\nb", "name": "ann"},
-        {"role": "assistant", "content": ""},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "name": "ann",
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "t",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"x":1}'},
+                }
+            ],
+        },
         {"role": "tool", "content": "42", "tool_call_id": "t"},
     ]
 
@@ -738,3 +765,224 @@ def test_sampling_rules_name_the_field(fields: dict[str, Any], param: str) -> No
 def test_a_request_is_of_its_public_type() -> None:
     assert type(chat(tools=[])) is ChatRequest
     assert msgspec.structs.asdict(chat(tools=[])) == msgspec.structs.asdict(chat())
+
+
+# What may be megabytes long.
+
+
+def parts(*content: dict[str, Any]) -> list[dict[str, object]]:
+    (message,) = to_messages(
+        chat(messages=[{"role": "user", "content": list(content)}]).messages
+    )
+    found = message["content"]
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,iVBO", {"url": "data:,x"}])
+def test_an_images_url_stays_bytes_of_the_body(url: Any) -> None:
+    (part,) = parts({"type": "image_url", "image_url": url})
+    expected = url if isinstance(url, str) else url["url"]
+    assert part == {
+        "type": "image_url",
+        "image_url": {"url": memoryview(expected.encode())},
+    }
+
+
+def test_embeddings_in_a_chat_stay_bytes_of_the_body() -> None:
+    text, embeds = parts(
+        {"type": "text", "text": "a"},
+        {"type": "prompt_embeds", "prompt_embeds": "QUJD"},
+    )
+    assert text == {"type": "text", "text": "a"}
+    assert embeds["prompt_embeds"] == b"QUJD"
+
+
+def test_escapes_in_what_stays_bytes_are_resolved() -> None:
+    """PHP writes / as \\/, and base64 has slashes."""
+    body = b'{"prompt_embeds":"AA\\/BB\\u002f="}'
+    (payload,) = decode_completion(body).prompt_embeds or ()
+    assert payload == b"AA/BB/="
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": {}}, "image_url.url"),
+        ({"type": "image_url", "image_url": 7}, "image_url"),
+        ({"type": "image_url", "image_url": {"url": 7}}, "image_url.url"),
+        ({"type": "prompt_embeds"}, "prompt_embeds"),
+        ({"type": "prompt_embeds", "prompt_embeds": [1]}, "prompt_embeds"),
+        ({"type": "text"}, "text"),
+    ],
+)
+def test_a_wrong_part_is_named(part: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        parts(part)
+    assert caught.value.param == f"messages[0].content[0].{param}"
+
+
+@pytest.mark.parametrize(
+    ("embeds", "expected"),
+    [
+        ('"QUJD"', (b"QUJD",)),
+        ('["QUJD","RA=="]', (b"QUJD", b"RA==")),
+        ("null", None),
+    ],
+)
+def test_embeddings_are_one_string_or_several(
+    embeds: str, expected: tuple[bytes, ...] | None
+) -> None:
+    request = decode_completion(f'{{"prompt":"a","prompt_embeds":{embeds}}}'.encode())
+    assert request.prompt_embeds == expected
+    assert request.prompts == ("a",)
+
+
+@pytest.mark.parametrize("embeds", ["[]", "7", "[7]", "{}", '["a",null]'])
+def test_embeddings_that_are_no_strings_are_refused(embeds: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"^prompt_embeds"):
+        decode_completion(f'{{"prompt_embeds":{embeds}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"echo": True}, InvalidParameter, "echo"),
+        ({"suffix": "x"}, NotSupported, "suffix"),
+        ({"prompt_logprobs": 1}, InvalidParameter, "prompt_logprobs"),
+    ],
+)
+def test_what_needs_the_prompts_tokens_is_refused_with_embeddings(
+    fields: dict[str, Any], error: type[RequestError], param: str
+) -> None:
+    with pytest.raises(error) as caught:
+        completion(prompt_embeds="QUJD", **fields)
+    assert caught.value.param == param
+
+
+LONG = 40_000
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        list(range(LONG)),
+        [list(range(LONG)), [1, 2]],
+        ["word " * LONG, "é\u2028" * LONG],
+        "word " * LONG,
+        ["x", "y" * LONG * 3],
+    ],
+    ids=["ids", "lists", "texts", "text", "short and long"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_long_prompt_is_read_as_a_short_one_would_be(
+    prompt: Any, indent: int | None
+) -> None:
+    body = json.dumps({"prompt": prompt}, indent=indent).encode()
+    request = decode_completion(body)
+    assert request.prompt == msgspec.convert(prompt, CompletionPrompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([*range(LONG), -1], "prompt"),
+        ([*range(LONG), "x"], "prompt"),
+        ([*range(LONG), [1]], "prompt"),
+        ([*range(LONG), 1.5], "prompt"),
+        (["x" * 3 * LONG, 1], "prompt"),
+        ([[*range(LONG), None], [1]], "prompt[0]"),
+        ([[1], [*range(LONG), [2]]], "prompt[1]"),
+        ([[1], "x" * 3 * LONG], "prompt"),
+        ([[1]] * 33_000, "prompt"),
+        ([""] * 33_000, "prompt[0]"),
+        ({"x": "y" * 3 * LONG}, "prompt"),
+    ],
+)
+def test_what_is_wrong_in_a_long_prompt_is_named(prompt: Any, param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(prompt=prompt)
+    assert (caught.value.param or "").startswith(param)
+
+
+def test_too_many_ids_are_refused_before_they_are_built() -> None:
+    body = json.dumps({"prompt": [1] * LONG}).encode()
+    with pytest.raises(ContextLengthExceeded) as caught:
+        decode_completion(body, 100)
+    assert (caught.value.num_tokens, caught.value.limit) == (LONG, 100)
+    # Not where most of them will be cut.
+    cut = json.dumps({"prompt": [1] * LONG, "truncate_prompt_tokens": 5}).encode()
+    assert decode_completion(cut, 100).prompts == ((1,) * LONG,)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.integers(1, 40))
+def test_ids_are_the_same_however_they_are_cut(ids: list[int], size: int) -> None:
+    raw = msgspec.Raw(json.dumps(ids).encode())
+    pieces = [
+        large.decode_ids("prompt", raw, 1000, piece_bytes=n) for n in (size, 1000)
+    ]
+    assert pieces == [tuple(ids)] * 2
+
+
+# Words that must not be written.
+
+
+@pytest.mark.parametrize("words", [[""], ["a"] * 129, "a", [7], ["x" * 2000]])
+def test_bad_words_are_short_and_few(words: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"^bad_words"):
+        chat(bad_words=words)
+
+
+# Truncation.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "top"}, "truncation_side"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "completion"])
+def test_wrong_truncation_is_named(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](encode(endpoint, **fields))
+    assert caught.value.param == param
+
+
+# Templates.
+
+
+def test_tools_and_templates_reach_the_renderer_as_they_are() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    options = to_chat_options(
+        chat(tools=[tool], chat_template="{{ 1 }}", chat_template_kwargs={"a": [1]})
+    )
+    assert options == ChatOptions(
+        tools=(tool,), chat_template="{{ 1 }}", variables={"a": [1]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [7]}, "tools[0]"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"x": "y" * 300_000}]}, "tools"),
+        ({"chat_template": "x" * 100_000}, "chat_template"),
+        ({"chat_template": 7}, "chat_template"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+def test_wrong_tools_and_templates_are_named(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
+    body = encode("chat", **fields)
+    with pytest.raises(InvalidParameter) as caught:
+        DECODERS[endpoint](body)
+    assert caught.value.param == param

@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 import functools
+import hashlib
 from pathlib import Path
 import random
+from typing import Any
 
+from PIL import Image
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from trioserve.config import ModelConfig
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.steps import (
+    KEY_BYTES,
+    NO_TOKEN,
     BlockId,
+    EmbeddedInput,
     SampledToken,
     SamplingParams,
     SlotStart,
     StepPlan,
     StepResult,
     StepRow,
+    TensorBytes,
 )
-from trioserve.testing_models import save_tiny_model
+from trioserve.testing_models import save_tiny_model, save_tiny_vision_model
+from trioserve.testing_processors import save_tiny_processor
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -44,7 +57,9 @@ class Tiny:
     loaded: LoadedModel
     reference: PreTrainedModel
 
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    def generate(
+        self, prompt: Sequence[int], num_tokens: int, **settings: Any
+    ) -> list[int]:
         """What transformers writes greedily, past any end of sequence."""
         output = self.reference.generate(
             torch.tensor([list(prompt)], device=self.reference.device),
@@ -52,9 +67,33 @@ class Tiny:
             max_new_tokens=num_tokens,
             eos_token_id=None,
             pad_token_id=0,
+            **settings,
         )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens
+
+    def generate_from(
+        self, vectors: torch.Tensor, num_tokens: int, **settings: Any
+    ) -> list[int]:
+        """The same where the prompt is (num_vectors, hidden_size) vectors."""
+        output = self.reference.generate(
+            inputs_embeds=vectors[None].to(self.reference.device),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            **settings,
+        )
+        tokens: list[int] = output[0].tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """The model's own vectors of some tokens, (len(token_ids), hidden_size)"""
+        embeddings: Any = self.reference.get_input_embeddings()
+        ids = torch.tensor(list(token_ids), device=self.reference.device)
+        vectors: torch.Tensor = embeddings(ids).cpu()
+        return vectors
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -83,6 +122,153 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     return build
 
 
+@dataclass(frozen=True)
+class Sight:
+    """A prompt with images, as the planner and as `generate` want it."""
+
+    prompt: list[int]
+    embedded: tuple[EmbeddedInput, ...]
+    arguments: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SeeingTiny(Tiny):
+    """A model that takes images, with the processor that prepares them."""
+
+    processor: Any
+
+    def look(self, *pieces: list[int] | Image.Image) -> Sight:
+        """Join tokens and images the way the model's processor does."""
+        images = [piece for piece in pieces if isinstance(piece, Image.Image)]
+        prompt: list[int] = []
+        embedded = []
+        for piece in pieces:
+            if isinstance(piece, list):
+                prompt += piece
+            else:
+                embedded.append(self._place(piece, prompt))
+        joined = dict(self.processor(images=[images], return_tensors="pt"))
+        if "image_grid_thw" in joined:
+            is_image = torch.tensor([prompt]) == self._image_token_id
+            joined["mm_token_type_ids"] = is_image.int()
+        return Sight(prompt, tuple(embedded), joined)
+
+    def generate_at(self, sight: Sight, num_tokens: int) -> list[int]:
+        """What transformers writes greedily about images."""
+        device = self.reference.device
+        return self.generate(
+            sight.prompt,
+            num_tokens,
+            **{name: value.to(device) for name, value in sight.arguments.items()},
+        )
+
+    @property
+    def _image_token_id(self) -> int:
+        image_token_id: int = self.reference.config.image_token_id
+        return image_token_id
+
+    def _place(self, image: Image.Image, prompt: list[int]) -> EmbeddedInput:
+        """Add an image's positions to a prompt."""
+        tensors = dict(self.processor(images=[image], return_tensors="pt"))
+        begin = len(prompt)
+        for length in self._count_vectors(tensors):
+            # Other tokens stand around each part of an image.
+            prompt += [7, *[self._image_token_id] * length]
+        runs = find_runs(prompt, begin, self._image_token_id)
+        num_vectors = sum(run_end - run_begin for run_begin, run_end in runs)
+        content = b"".join(write_bytes(t).data for t in tensors.values())
+        key = hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
+        return EmbeddedInput(
+            kind="image",
+            runs=runs,
+            keys=key * num_vectors,
+            tensors={name: write_bytes(value) for name, value in tensors.items()},
+        )
+
+    def _count_vectors(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        """Vectors of each part of an image, by the sizes in testing_processors."""
+        if "image_grid_thw" in tensors:
+            return [int(tensors["image_grid_thw"].prod()) // 4]
+        if "pixel_attention_mask" in tensors:
+            return [4] * tensors["pixel_values"].shape[1]
+        return [16]
+
+
+def find_runs(
+    prompt: list[int], begin: int, token_id: int
+) -> tuple[tuple[int, int], ...]:
+    """Where one token stands, from some position on."""
+    runs: list[tuple[int, int]] = []
+    for position in range(begin, len(prompt)):
+        if prompt[position] != token_id:
+            continue
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
+        else:
+            runs.append((position, position + 1))
+    return tuple(runs)
+
+
+def write_bytes(tensor: torch.Tensor) -> TensorBytes:
+    """A tensor as it crosses rooms; nobody may write to the bytes."""
+    data = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return TensorBytes(
+        data=memoryview(data),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+    )
+
+
+@pytest.fixture
+def make_vectors() -> Callable[[int, torch.Tensor], EmbeddedInput]:
+    """Vectors that came with a prompt, from a position on."""
+
+    def make(begin: int, vectors: torch.Tensor) -> EmbeddedInput:
+        return EmbeddedInput(
+            kind="embeds",
+            runs=((begin, begin + len(vectors)),),
+            keys=bytes(KEY_BYTES * len(vectors)),
+            tensors={"embeds": write_bytes(vectors)},
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_image() -> Callable[..., Image.Image]:
+    """Noise, of which no two pieces look alike."""
+
+    def make(seed: int = 0, size: tuple[int, int] = (90, 60)) -> Image.Image:
+        pixels = random.Random(seed).randbytes(size[0] * size[1] * 3)
+        return Image.frombytes("RGB", size, pixels)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SeeingTiny]:
+    """Build a tiny model that takes images, once for all tests."""
+
+    @functools.cache
+    def build(model_type: str, device: str = "cpu") -> SeeingTiny:
+        folder = save_tiny_processor(
+            "smolvlm" if model_type == "idefics3" else model_type,  # type: ignore
+            tmp_path_factory.mktemp(model_type),
+        )
+        save_tiny_vision_model(model_type, folder)
+        reference = AutoModelForImageTextToText.from_pretrained(
+            folder, attn_implementation="eager"
+        )
+        return SeeingTiny(
+            folder=folder,
+            loaded=load_model(folder, ModelConfig(device=device), name=model_type),
+            reference=reference.eval().to(device),
+            processor=AutoImageProcessor.from_pretrained(folder),
+        )
+
+    return build
+
+
 @dataclass
 class Story:
     """One sequence as the planner sees it."""
@@ -92,6 +278,7 @@ class Story:
     sampling: SamplingParams
     seed: int
     block_ids: list[BlockId]
+    embedded: tuple[EmbeddedInput, ...] = ()
     num_sent_blocks: int = 0
     num_computed: int = 0
     is_started: bool = False
@@ -134,11 +321,18 @@ class Planner:
         sampling: SamplingParams = GREEDY,
         seed: int = 0,
         shared: Sequence[BlockId] = (),
+        embedded: Sequence[EmbeddedInput] = (),
     ) -> Story:
         """Make a sequence; `shared` blocks hold the start of its prompt already."""
+        tokens = list(prompt)
+        for item in embedded:
+            if item.kind == "embeds":
+                for run_begin, run_end in item.runs:
+                    tokens[run_begin:run_end] = [NO_TOKEN] * (run_end - run_begin)
         return Story(
             slot=slot,
-            prompt=list(prompt),
+            prompt=tokens,
+            embedded=tuple(embedded),
             sampling=sampling,
             seed=seed,
             block_ids=list(shared),
@@ -186,6 +380,7 @@ class Planner:
             sampling=story.sampling,
             seed=story.seed,
             stop_token_ids=frozenset(story.sampling.stop_token_ids),
+            embedded=story.embedded,
         )
 
     def _make_row(self, story: Story, num_tokens: int) -> StepRow:

@@ -11,7 +11,7 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.model import count_blocks
 from trioserve.steps import SamplingParams
-from trioserve.testing_models import TINY_MODELS
+from trioserve.testing_models import TINY_MODELS, TINY_VISION_MODELS
 
 DEVICE = "cuda"
 
@@ -36,6 +36,45 @@ def test_mixed_batches_are_what_generate_says(
     planner.run(*stories, num_tokens=16)
     for story in stories:
         assert story.outputs == model.generate(story.prompt, len(story.outputs))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_vectors_are_what_generate_says(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
+    model_type: str,
+) -> None:
+    """They come in the host's memory, and go to the device chunk by chunk."""
+    model = tiny(model_type, DEVICE)
+    planner = make_planner(model.loaded)
+    vectors = model.embed(make_prompt(14)).flip(1)
+    story = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
+    text = planner.begin(make_prompt(9), slot=1)
+    planner.step((text, 9), (story, 6))
+    planner.run(story, text, num_tokens=12)
+    assert story.outputs == model.generate_from(vectors, 12)
+    assert text.outputs == model.generate(text.prompt, len(text.outputs))
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
+def test_images_are_what_generate_says(
+    seeing: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_image: Any,
+    model_type: str,
+) -> None:
+    model = seeing(model_type, DEVICE)
+    planner = make_planner(model.loaded)
+    sight = model.look(make_prompt(6), make_image(), make_prompt(5, 1))
+    story = planner.begin(sight.prompt, embedded=sight.embedded)
+    text = planner.begin(make_prompt(9), slot=1)
+    planner.step((text, 9), (story, 9))
+    planner.run(story, text, num_tokens=12)
+    assert story.outputs == model.generate_at(sight, 12)
+    assert text.outputs == model.generate(text.prompt, len(text.outputs))
 
 
 def test_a_seeded_sequence_is_the_same_in_any_batch(

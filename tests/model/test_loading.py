@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.model import LoadedModel, load_model
-from trioserve.testing_models import save_tiny_model
+from trioserve.testing_models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
 
 
 def load(folder: Path, **fields: object) -> LoadedModel:
@@ -44,11 +44,28 @@ def test_info(folder: Path) -> None:
     assert info.vocab_size == 131
     assert info.max_model_len == 128
     assert info.eos_token_ids == {2}
+    assert info.hidden_size == 32
+    assert info.dtype == "float32"
+    assert not info.takes_images
+
+
+def test_layers_that_look_every_token_up_take_no_vectors(tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "gemma4_text",
+        **{**TINY_MODELS["gemma3_text"], "vocab_size_per_layer_input": 131},
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0,
+        global_head_dim=16,
+    )
+    config.layer_types = ["sliding_attention", "sliding_attention", "full_attention"]
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert load(tmp_path).info.hidden_size == 0
 
 
 def test_dtype(folder: Path) -> None:
     assert load(folder).dtype == torch.float32
     assert load(folder, dtype="bfloat16").dtype == torch.bfloat16
+    assert load(folder, dtype="bfloat16").info.dtype == "bfloat16"
 
 
 def test_num_threads(folder: Path) -> None:
@@ -183,6 +200,18 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
         ("vit", {}, "not a decoder"),
         ("qwen3_next", {"num_hidden_layers": 4}, "attention cannot be replaced"),
         ("llama4_text", {"num_hidden_layers": 4}, "layers besides"),
+        ("paligemma", {}, "of models that see images, only idefics3, llava"),
+        ("qwen3_vl", {}, "of models that see images, only"),
+        (
+            "llava",
+            {**TINY_VISION_MODELS["llava"], "text_config": {"model_type": "mistral"}},
+            "the text and image models that it was published with",
+        ),
+        (
+            "llava",
+            {**TINY_VISION_MODELS["llava"], "image_token_id": 640},
+            "stands for images lies outside",
+        ),
     ],
 )
 def test_architectures_that_cannot_be_served(
@@ -199,8 +228,6 @@ def test_architectures_that_cannot_be_served(
 
 
 def save_bert(folder: Path, **fields: int) -> None:
-    from transformers import AutoModelForCausalLM
-
     config = AutoConfig.for_model(
         "bert", num_hidden_layers=1, num_attention_heads=2, **fields
     )

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.render import Renderer, load_renderer
+from trioserve.testing import make_info
 from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 MAX_MODEL_LEN = 256
@@ -41,7 +42,7 @@ class Subject:
 
 def load_subject(folder: Path) -> Subject:
     return Subject(
-        renderer=load_renderer(folder, RenderConfig(), max_model_len=MAX_MODEL_LEN),
+        renderer=load_renderer(folder, RenderConfig(), info=make_info(MAX_MODEL_LEN)),
         oracle=Tokenizer.from_file(str(folder / "tokenizer.json")),
     )
 

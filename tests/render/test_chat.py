@@ -11,7 +11,8 @@ import pytest
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
-from trioserve.render import load_renderer
+from trioserve.render import ChatOptions, TokenizeOptions, load_renderer
+from trioserve.testing import make_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,9 @@ async def test_messages_become_the_templates_text(byte_level: Subject) -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
     ]
-    prompt = await byte_level.renderer.render_chat(messages, cache_salt="s")
+    prompt = await byte_level.renderer.render_chat(
+        messages, options=TokenizeOptions(add_special_tokens=False, cache_salt="s")
+    )
     assert prompt.text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -91,7 +94,7 @@ async def test_roles_and_contents_are_brought_into_the_templates_form(
     byte_level: Subject, message: Mapping[str, object], expected: str
 ) -> None:
     prompt = await byte_level.renderer.render_chat(
-        [message], add_generation_prompt=False
+        [message], ChatOptions(add_generation_prompt=False)
     )
     assert prompt.text == f"<|im_start|>{expected}<|im_end|>\n"
 
@@ -99,8 +102,7 @@ async def test_roles_and_contents_are_brought_into_the_templates_form(
 async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
     prompt = await byte_level.renderer.render_chat(
         [USER, {"role": "assistant", "content": "Hello"}],
-        add_generation_prompt=False,
-        continue_final_message=True,
+        ChatOptions(add_generation_prompt=False, continue_final_message=True),
     )
     assert prompt.text is not None
     assert prompt.text.endswith("<|im_start|>assistant\nHello")
@@ -117,9 +119,24 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
         ([{**USER, "role": ["user"]}], InvalidParameter, "messages[0].role"),
         ([{**USER, "content": 7}], InvalidParameter, "messages[0].content"),
         (
-            [USER, {**USER, "content": [{"type": "image_url"}]}],
+            [USER, {**USER, "content": [{"type": "input_audio"}]}],
             NotSupported,
             "messages[1].content[0].type",
+        ),
+        (
+            [USER, {**USER, "content": [{"type": "image_url", "image_url": "x"}]}],
+            NotSupported,
+            "messages[1].content[0].image_url",
+        ),
+        (
+            [USER, {**USER, "content": [{"type": "prompt_embeds"}]}],
+            InvalidParameter,
+            "messages[1].content[0].prompt_embeds",
+        ),
+        (
+            [{**USER, "content": [{"type": "prompt_embeds", "prompt_embeds": "x"}]}],
+            NotSupported,
+            "messages[0].content[0].prompt_embeds",
         ),
         (
             [{**USER, "content": [{"type": "text", "text": 7}]}],
@@ -130,8 +147,28 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
         ([{**USER, "content": "\ud83d"}], InvalidParameter, "messages"),
         (
             [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
-            NotSupported,
+            InvalidParameter,
+            "messages[0].tool_calls[0].function",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": {"id": "c"}}],
+            InvalidParameter,
             "messages[0].tool_calls",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": 7}}]}],
+            InvalidParameter,
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                }
+            ],
+            InvalidParameter,
+            "messages[0].tool_calls[0].function.arguments",
         ),
     ],
 )
@@ -148,7 +185,9 @@ async def test_wrong_messages_are_refused_by_name(
 
 async def test_a_message_is_either_continued_or_answered(byte_level: Subject) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        await byte_level.renderer.render_chat([USER], continue_final_message=True)
+        await byte_level.renderer.render_chat(
+            [USER], ChatOptions(continue_final_message=True)
+        )
     assert caught.value.param == "continue_final_message"
 
 
@@ -160,7 +199,9 @@ async def test_how_the_template_is_called_is_not_the_clients_to_set(
     byte_level: Subject, name: str
 ) -> None:
     with pytest.raises(InvalidParameter, match=name) as caught:
-        await byte_level.renderer.render_chat([USER], chat_template_kwargs={name: "x"})
+        await byte_level.renderer.render_chat(
+            [USER], ChatOptions(variables={name: "x"})
+        )
     assert caught.value.param == "chat_template_kwargs"
 
 
@@ -176,10 +217,12 @@ async def test_template_variables_reach_a_given_template(
     renderer = load_renderer(
         sentencepiece_folder,
         RenderConfig(),
-        max_model_len=64,
+        info=make_info(64),
         chat_template="{{ mood }}: {{ messages[-1].content }}",
     )
-    prompt = await renderer.render_chat([USER], chat_template_kwargs={"mood": "happy"})
+    prompt = await renderer.render_chat(
+        [USER], ChatOptions(variables={"mood": "happy"})
+    )
     assert prompt.text == "happy: Hi"
 
 
@@ -197,7 +240,7 @@ async def test_what_a_template_raises_is_the_requests_fault(
     byte_level_folder: Path, template: str, reason: str
 ) -> None:
     renderer = load_renderer(
-        byte_level_folder, RenderConfig(), max_model_len=64, chat_template=template
+        byte_level_folder, RenderConfig(), info=make_info(64), chat_template=template
     )
     with pytest.raises(InvalidParameter, match=reason) as caught:
         await renderer.render_chat([USER])

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from trioserve.render import Renderer, load_renderer
+from trioserve.render import Renderer, TokenizeOptions, load_renderer
+from trioserve.testing import make_info
 from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 CONFIG = RenderConfig()
@@ -40,13 +41,13 @@ def folder(tmp_path: Path, byte_level_folder: Path) -> Path:
 
 def test_a_folder_without_a_tokenizer_is_broken(tmp_path: Path) -> None:
     with pytest.raises(WeightsBroken, match="tokenizer"):
-        load_renderer(tmp_path, CONFIG, max_model_len=64)
+        load_renderer(tmp_path, CONFIG, info=make_info(64))
 
 
 def test_a_damaged_tokenizer_file_is_broken(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
     with pytest.raises(WeightsBroken, match="tokenizer"):
-        load_renderer(folder, CONFIG, max_model_len=64)
+        load_renderer(folder, CONFIG, info=make_info(64))
 
 
 def test_a_tokenizer_that_does_not_join_is_unsupported(folder: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_tokenizer_that_does_not_join_is_unsupported(folder: Path) -> None:
     tokenizer.decoder = decoders.CTC()
     tokenizer.save(str(folder / "tokenizer.json"))
     with pytest.raises(UnsupportedModel, match="one by one"):
-        load_renderer(folder, CONFIG, max_model_len=64)
+        load_renderer(folder, CONFIG, info=make_info(64))
 
 
 def test_a_slow_tokenizer_is_unsupported(tmp_path: Path) -> None:
@@ -64,15 +65,17 @@ def test_a_slow_tokenizer_is_unsupported(tmp_path: Path) -> None:
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(UnsupportedModel, match="fast"):
-        load_renderer(tmp_path, CONFIG, max_model_len=64)
+        load_renderer(tmp_path, CONFIG, info=make_info(64))
 
 
 def test_a_template_with_a_syntax_error_is_told_at_once(folder: Path) -> None:
     with pytest.raises(InvalidConfig, match="--chat-template: line 2"):
-        load_renderer(folder, CONFIG, max_model_len=64, chat_template="{# #}\n{% if %}")
+        load_renderer(
+            folder, CONFIG, info=make_info(64), chat_template="{# #}\n{% if %}"
+        )
     (folder / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(WeightsBroken, match="chat template: line 1"):
-        load_renderer(folder, CONFIG, max_model_len=64)
+        load_renderer(folder, CONFIG, info=make_info(64))
 
 
 async def test_truncation_that_the_file_asks_for_is_not_done(folder: Path) -> None:
@@ -80,7 +83,7 @@ async def test_truncation_that_the_file_asks_for_is_not_done(folder: Path) -> No
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
-    renderer = load_renderer(folder, CONFIG, max_model_len=64)
+    renderer = load_renderer(folder, CONFIG, info=make_info(64))
     assert len((await renderer.render_text("xyzxyz")).token_ids) == 6
     assert len((await renderer.render_text("x")).token_ids) == 1
 
@@ -90,7 +93,9 @@ async def check_ids(folder: Path, renderer: Renderer) -> None:
     for text in filter(None, TEXTS):
         for special in (True, False):
             ids = oracle(text, add_special_tokens=special)["input_ids"]
-            got = await renderer.render_text(text, add_special_tokens=special)
+            got = await renderer.render_text(
+                text, TokenizeOptions(add_special_tokens=special)
+            )
             assert list(got.token_ids) == ids
             assert await renderer.detokenize(ids) == oracle.decode(ids)
     if oracle.chat_template is None:
@@ -103,7 +108,7 @@ async def check_ids(folder: Path, renderer: Renderer) -> None:
 async def test_ids_are_those_of_transformers(tmp_path: Path, build: object) -> None:
     assert callable(build)
     build(tmp_path)
-    renderer = load_renderer(tmp_path, CONFIG, max_model_len=2048)
+    renderer = load_renderer(tmp_path, CONFIG, info=make_info(2048))
     await check_ids(tmp_path, renderer)
 
 
@@ -113,7 +118,7 @@ async def test_ids_of_the_default_model_are_those_of_transformers() -> None:
     from trioserve.weights import resolve_weights
 
     folder = resolve_weights(DEFAULT_MODEL).folder
-    renderer = load_renderer(folder, CONFIG, max_model_len=2048)
+    renderer = load_renderer(folder, CONFIG, info=make_info(2048))
     await check_ids(folder, renderer)
 
 

@@ -12,7 +12,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import RenderConfig
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.render import Renderer, RendererStatistics, load_renderer
+from trioserve.render import (
+    ChatOptions,
+    Renderer,
+    RendererStatistics,
+    TokenizeOptions,
+    load_renderer,
+)
+from trioserve.testing import make_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +34,7 @@ USER = {"role": "user", "content": "Hi"}
 def renderer(byte_level_folder: Path) -> Renderer:
     """Two workers."""
     config = RenderConfig(renderer_num_workers=2)
-    return load_renderer(byte_level_folder, config, max_model_len=MAX_MODEL_LEN)
+    return load_renderer(byte_level_folder, config, info=make_info(MAX_MODEL_LEN))
 
 
 class GatedMessages(Sequence[Mapping[str, object]]):
@@ -56,14 +63,18 @@ def idle(renderer: Renderer) -> RendererStatistics:
 
 
 async def test_text_becomes_a_prompt_that_remembers_it(byte_level: Subject) -> None:
-    prompt = await byte_level.renderer.render_text("Hello 你好", cache_salt="salt")
+    prompt = await byte_level.renderer.render_text(
+        "Hello 你好", TokenizeOptions(cache_salt="salt")
+    )
     assert prompt.token_ids == tuple(byte_level.encode("Hello 你好"))
     assert (prompt.text, prompt.cache_salt) == ("Hello 你好", "salt")
 
 
 async def test_special_tokens_are_added_if_asked_for(sentencepiece: Subject) -> None:
     with_bos = await sentencepiece.renderer.render_text("x")
-    without = await sentencepiece.renderer.render_text("x", add_special_tokens=False)
+    without = await sentencepiece.renderer.render_text(
+        "x", TokenizeOptions(add_special_tokens=False)
+    )
     assert with_bos.token_ids == (1, *without.token_ids)
 
 
@@ -134,7 +145,7 @@ async def test_sixteen_renders_at_once_all_come_out_right(
     byte_level_folder: Path, byte_level: Subject
 ) -> None:
     config = RenderConfig(renderer_num_workers=16)
-    renderer = load_renderer(byte_level_folder, config, max_model_len=MAX_MODEL_LEN)
+    renderer = load_renderer(byte_level_folder, config, info=make_info(MAX_MODEL_LEN))
 
     async def render(number: int) -> None:
         text = f"{number} the dog sleeps 🙂 " * (number % 4 + 1)
@@ -186,7 +197,8 @@ async def test_what_is_far_too_long_is_refused_before_it_is_read(
     messages = [{**USER, "content": text}, {"role": "assistant", "content": ""}]
     with pytest.raises(ContextLengthExceeded):
         await renderer.render_chat(
-            messages, add_generation_prompt=True, continue_final_message=True
+            messages,
+            ChatOptions(add_generation_prompt=True, continue_final_message=True),
         )
 
 

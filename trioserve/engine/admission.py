@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ContextLengthExceeded, InvalidParameter
-from ..steps import ModelInfo, Prompt, SamplingParams
+from ..steps import (
+    KEY_BYTES,
+    NO_TOKEN,
+    EmbeddedInput,
+    ModelInfo,
+    Prompt,
+    SamplingParams,
+)
 
 
 def check_request(
@@ -15,13 +22,18 @@ def check_request(
     """Refuse what the model cannot compute.
 
     Raises:
-      InvalidParameter: a token id lies outside the vocabulary, or there is no prompt.
+      InvalidParameter: a token id lies outside the vocabulary, there is no prompt, or
+        vectors have another width or type than the model's.
       ContextLengthExceeded: a prompt with its max_tokens is longer than the model.
     """
     if not prompts:
         raise InvalidParameter("prompt", "must not be empty")
     for prompt in prompts:
-        _check_token_ids("prompt", prompt.token_ids, info.vocab_size)
+        _check_prompt(prompt, info)
+        if prompt.embedded and sampling.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "a prompt of vectors has no tokens to report on"
+            )
         _check_length(prompt, sampling, info.max_model_len)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
@@ -36,6 +48,52 @@ def resolve_sampling(
         return sampling
     room = info.max_model_len - len(prompt.token_ids)
     return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+
+def _check_prompt(prompt: Prompt, info: ModelInfo) -> None:
+    """Refuse tokens and vectors that the model cannot read.
+
+    Raises:
+      InvalidParameter: they are not of this model.
+      ValueError: runs, keys and vectors do not match.
+    """
+    token_ids = prompt.token_ids
+    begin_of_tokens = end = 0
+    for item in prompt.embedded:
+        _check_embedded(item, info)
+        for begin, run_end in item.runs:
+            if not end <= begin < run_end <= len(token_ids):
+                raise ValueError("the runs of vectors overlap or leave the prompt")
+            end = run_end
+            # At an image's positions stand its tokens.
+            if item.kind == "embeds":
+                if set(token_ids[begin:end]) != {NO_TOKEN}:
+                    raise ValueError("a position has a vector and a token")
+                _check_token_ids(
+                    "prompt", token_ids[begin_of_tokens:begin], info.vocab_size
+                )
+                begin_of_tokens = end
+    _check_token_ids("prompt", token_ids[begin_of_tokens:], info.vocab_size)
+
+
+def _check_embedded(item: EmbeddedInput, info: ModelInfo) -> None:
+    if len(item.keys) != KEY_BYTES * item.num_vectors or not item.runs:
+        raise ValueError("every vector has a key")
+    if item.kind == "image":
+        if not info.takes_images:
+            raise InvalidParameter("prompt", "this model takes no images")
+        return
+    if info.hidden_size == 0:
+        raise InvalidParameter("prompt_embeds", "this model takes tokens only")
+    embeds = item.tensors["embeds"]
+    if embeds.shape != (item.num_vectors, info.hidden_size):
+        raise InvalidParameter(
+            "prompt_embeds", f"vectors of this model have {info.hidden_size} numbers"
+        )
+    if embeds.dtype != info.dtype:
+        raise InvalidParameter(
+            "prompt_embeds", f"must be {info.dtype}, got {embeds.dtype}"
+        )
 
 
 def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -186,6 +186,7 @@ class Engine:
                         priority=priority,
                         eos_token_ids=self.info.eos_token_ids,
                         cache_salt=prompt.cache_salt,
+                        embedded=prompt.embedded,
                     )
                 )
         return sequences

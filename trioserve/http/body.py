@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 import logging
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from quart import Response
 from werkzeug.http import parse_options_header
 
 from ..errors import UnsupportedMediaType
+from ..render import RendererWorkers
+from ..text_engine import TextEngine
 from .responses import encode
 from .schema import list_unknown_fields
 from .scope import ScopedRequest
+from .state import ServerState
 
 logger = logging.getLogger(__name__)
 
+# Decoded on the loop: at most half a millisecond, which is what a thread would cost
+# behind others that wait for a worker.
+_SMALL_BYTES: Final = 65_536
 
-async def read_json_body(request: ScopedRequest) -> bytes:
-    """Read a body that says it is JSON.
+
+# A microsecond or two each to write.
+_FEW_ENTRIES: Final = 512
+
+
+class _Request(Protocol):
+    @property
+    def model(self) -> str | None: ...
+
+
+RequestT = TypeVar("RequestT", bound=_Request)
+
+
+async def read_request(
+    state: ServerState,
+    request: ScopedRequest,
+    decode: Callable[[bytes, int], RequestT],
+) -> tuple[RequestT, TextEngine]:
+    """Read, decode and check a request; and find the engine that answers it.
+
+    Args:
+      decode: one of schema's; given the body and the model's length.
+
+    Raises:
+      RequestError: a field is wrong, or the model is not served here.
+      ShuttingDown: nobody is.
+      UnsupportedMediaType, HTTPException: as read_json_body.
+    """
+    chunks = await read_json_body(request)
+    engine = state.require_engine()
+    work = partial(decode_chunks, chunks, decode, engine.info.max_model_len)
+    if sum(map(len, chunks)) <= _SMALL_BYTES:
+        asked = work()
+    else:
+        asked = await engine.renderer.workers.run(work)
+    return asked, state.require_engine(asked.model)
+
+
+def decode_chunks(
+    chunks: list[bytes], decode: Callable[[bytes, int], RequestT], max_model_len: int
+) -> RequestT:
+    """Put a body together, which uses it up, and decode it. Blocking."""
+    body = b"".join(chunks)
+    chunks.clear()
+    asked = decode(body, max_model_len)
+    log_unknown_fields(body, asked)
+    return asked
+
+
+async def read_json_body(request: ScopedRequest) -> list[bytes]:
+    """Read a body that says it is JSON, as its parts in order.
 
     Raises:
       UnsupportedMediaType: it says that it is something else, or nothing.
@@ -26,10 +84,10 @@ async def read_json_body(request: ScopedRequest) -> bytes:
     kind, _ = parse_options_header(request.headers.get("Content-Type"))
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType()
-    return await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    return await request.read_chunks()
 
 
-def log_unknown_fields(body: bytes, asked: msgspec.Struct) -> None:
+def log_unknown_fields(body: bytes, asked: object) -> None:
     """Tell of fields that nobody reads, in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
         if unknown := list_unknown_fields(body, asked):
@@ -40,3 +98,23 @@ def respond_json(
     content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     return Response(encode(content), status, headers, content_type="application/json")
+
+
+async def respond_built(
+    workers: RendererWorkers, build: Callable[[], msgspec.Struct], num_entries: int
+) -> Response:
+    """Build and encode an answer; num_entries as in run_writing."""
+    content = await run_writing(workers, lambda: encode(build()), num_entries)
+    return Response(content, content_type="application/json")
+
+
+async def run_writing(
+    workers: RendererWorkers, write: Callable[[], bytes], num_entries: int
+) -> bytes:
+    """Write an answer, in a renderer worker where it would hold the loop up.
+
+    Args:
+      num_entries: tokens and log probabilities that it shows; what else an answer has
+        takes microseconds.
+    """
+    return write() if num_entries <= _FEW_ENTRIES else await workers.run(write)

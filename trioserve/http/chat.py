@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
 from msgspec import UNSET
 from quart import Response
 
 from ..text_engine import TextDelta
-from .body import log_unknown_fields, read_json_body, respond_json
+from .body import read_request, respond_built
 from .chunks import ChatChunks, StreamHeader, chat_usage_event
-from .generation import make_header, make_token_texts, open_stream
-from .logprobs import TokenTexts, build_chat_logprobs, build_prompt_logprobs
+from .generation import (
+    make_header,
+    make_token_texts,
+    make_tokenize_options,
+    open_stream,
+    resolve_sampling,
+)
+from .logprobs import (
+    TokenTexts,
+    build_chat_logprobs,
+    build_prompt_logprobs,
+    count_entries,
+)
 from .meter import MeteredStream
 from .requests import ChatRequest
 from .responses import ChatChoice, ChatCompletion, ChatLogprobs, ChatMessage, Usage
-from .schema import decode_chat, to_messages, to_sampling
+from .schema import decode_chat, to_chat_options, to_messages
 from .scope import ScopedRequest
 from .sse import respond_events
 from .state import ServerState
@@ -21,25 +36,27 @@ from .state import ServerState
 
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, whole or token by token."""
-    body = await read_json_body(request)
-    asked = decode_chat(body)
-    log_unknown_fields(body, asked)
-    engine = state.require_engine(asked.model)
-    sampling = to_sampling(asked, dict(engine.info.default_sampling))
+    asked, engine = await read_request(state, request, decode_chat)
+    sampling = await resolve_sampling(asked, engine)
     prompt = await engine.renderer.render_chat(
         to_messages(asked.messages),
-        add_generation_prompt=asked.adds_generation_prompt,
-        continue_final_message=bool(asked.continue_final_message),
-        add_special_tokens=asked.adds_special_tokens,
-        chat_template_kwargs=asked.chat_template_kwargs,
-        cache_salt=asked.cache_salt or "",
+        to_chat_options(asked),
+        make_tokenize_options(asked, sampling, engine),
     )
+    # Or megabytes of the body would be kept for as long as the answer takes.
+    asked = msgspec.structs.replace(asked, messages=())
     stream = await open_stream(state, request, asked, engine, [prompt], sampling)
     header = make_header("chatcmpl", request, asked, engine)
     texts = make_token_texts(asked, engine)
     if asked.stream:
-        return respond_events(stream, _ChatEvents(asked, header, stream, texts))
-    return respond_json(await _build_answer(asked, header, stream, texts))
+        return respond_events(
+            stream,
+            _ChatEvents(asked, header, stream, texts),
+            engine.renderer.workers,
+        )
+    wholes = await stream.collect()
+    build = partial(_build_answer, asked, header, stream, texts, wholes)
+    return await respond_built(engine.renderer.workers, build, count_entries(wholes))
 
 
 class _ChatEvents:
@@ -99,10 +116,13 @@ class _ChatEvents:
         return self._stream.usage
 
 
-async def _build_answer(
-    asked: ChatRequest, header: StreamHeader, stream: MeteredStream, texts: TokenTexts
+def _build_answer(
+    asked: ChatRequest,
+    header: StreamHeader,
+    stream: MeteredStream,
+    texts: TokenTexts,
+    wholes: Sequence[TextDelta],
 ) -> ChatCompletion:
-    wholes = await stream.collect()
     return ChatCompletion(
         id=header.id,
         created=header.created,

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
+import msgspec
 from msgspec import UNSET
 from quart import Response
 
+from ..render import TokenizeOptions, run_together
 from ..steps import Prompt, TokenLogprobs
 from ..text_engine import TextDelta, TextEngine
-from .body import log_unknown_fields, read_json_body, respond_json
+from .body import read_request, respond_built
 from .chunks import CompletionChunks, StreamHeader, completion_usage_event
-from .generation import make_header, make_token_texts, open_stream
-from .logprobs import TokenTexts, build_completion_logprobs, build_prompt_logprobs
+from .generation import (
+    make_header,
+    make_token_texts,
+    make_tokenize_options,
+    open_stream,
+    resolve_sampling,
+)
+from .logprobs import (
+    TokenTexts,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+    count_entries,
+)
 from .meter import MeteredStream
 from .requests import CompletionRequest
 from .responses import Completion, CompletionChoice, CompletionLogprobs, Usage
-from .schema import decode_completion, to_sampling
+from .schema import decode_completion
 from .scope import ScopedRequest
 from .sse import respond_events
 from .state import ServerState
@@ -24,36 +39,51 @@ from .state import ServerState
 
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, whole or token by token."""
-    body = await read_json_body(request)
-    asked = decode_completion(body)
-    log_unknown_fields(body, asked)
-    engine = state.require_engine(asked.model)
-    sampling = to_sampling(asked, dict(engine.info.default_sampling))
-    prompts = [await _render(engine, asked, prompt) for prompt in asked.prompts]
+    asked, engine = await read_request(state, request, decode_completion)
+    sampling = await resolve_sampling(asked, engine)
+    options = make_tokenize_options(asked, sampling, engine)
+    prompts = await _render(engine, asked, options)
+    # Or megabytes of the body would be kept for as long as the answer takes.
+    asked = msgspec.structs.replace(asked, prompt="", prompt_embeds=None)
     stream = await open_stream(state, request, asked, engine, prompts, sampling)
     header = make_header("cmpl", request, asked, engine)
     choices = _Choices(asked, stream, make_token_texts(asked, engine))
     if asked.stream:
-        return respond_events(stream, _CompletionEvents(header, choices))
-    return respond_json(await _build_answer(header, choices))
+        return respond_events(
+            stream, _CompletionEvents(header, choices), engine.renderer.workers
+        )
+    wholes = await stream.collect()
+    build = partial(_build_answer, header, choices, wholes)
+    return await respond_built(engine.renderer.workers, build, count_entries(wholes))
 
 
 async def _render(
-    engine: TextEngine, asked: CompletionRequest, prompt: str | tuple[int, ...]
-) -> Prompt:
-    salt = asked.cache_salt or ""
-    if isinstance(prompt, str):
-        return await engine.renderer.render_text(
-            prompt, add_special_tokens=asked.adds_special_tokens, cache_salt=salt
+    engine: TextEngine, asked: CompletionRequest, options: TokenizeOptions
+) -> list[Prompt]:
+    """Render all prompts side by side: first those of vectors, as vLLM orders them."""
+    renderer = engine.renderer
+    embeds = asked.prompt_embeds or ()
+    calls: list[Callable[[], Awaitable[Prompt]]] = []
+    for index, payload in enumerate(embeds):
+        param = f"prompt_embeds[{index}]" if len(embeds) > 1 else "prompt_embeds"
+        salt = options.cache_salt
+        calls.append(
+            partial(renderer.render_embeds, payload, cache_salt=salt, param=param)
         )
-    text = None
-    if asked.echo:
-        text = await engine.renderer.detokenize(
-            prompt,
-            skip_special_tokens=asked.skips_special_tokens,
-            param="prompt",
-        )
-    return Prompt(token_ids=prompt, text=text, cache_salt=salt)
+    for prompt in asked.prompts:
+        if isinstance(prompt, str):
+            calls.append(partial(renderer.render_text, prompt, options))
+        else:
+            calls.append(
+                partial(
+                    renderer.render_ids,
+                    prompt,
+                    options,
+                    with_text=bool(asked.echo),
+                    skip_special_tokens=asked.skips_special_tokens,
+                )
+            )
+    return await run_together(calls)
 
 
 class _Choices:
@@ -176,8 +206,9 @@ class _CompletionEvents:
         return self._choices.stream.usage
 
 
-async def _build_answer(header: StreamHeader, choices: _Choices) -> Completion:
-    wholes = await choices.stream.collect()
+def _build_answer(
+    header: StreamHeader, choices: _Choices, wholes: Sequence[TextDelta]
+) -> Completion:
     return Completion(
         id=header.id,
         created=header.created,

@@ -11,33 +11,38 @@ from ..errors import InvalidParameter
 from .requests import ROLES
 
 
-def explain(error: Exception) -> InvalidParameter:
-    """Say what is wrong with a body, without quoting it."""
+def explain(error: Exception, field: str = "") -> InvalidParameter:
+    """Say what is wrong with a body, without quoting it.
+
+    Args:
+      field: where the decoded bytes stand in the body, if they are not all of it.
+    """
     if isinstance(error, RecursionError):
-        return InvalidParameter(None, "The body is nested too deeply.")
+        return InvalidParameter(field or None, "The body is nested too deeply.")
     if isinstance(error, UnicodeDecodeError):
-        return InvalidParameter(None, "The body is not valid UTF-8.")
+        return InvalidParameter(field or None, "The body is not valid UTF-8.")
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
-        return _explain_value(text)
+        return _explain_value(text, field)
     if "truncated" in text:
         # The decoder takes half a surrogate pair for the end of the input.
         text = "it ends early, or a string holds half a surrogate pair"
     reason = text.removeprefix("JSON is malformed: ")
-    return InvalidParameter(None, f"The body is not valid JSON: {reason}.")
+    return InvalidParameter(field or None, f"The body is not valid JSON: {reason}.")
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 
 
-def _explain_value(text: str) -> InvalidParameter:
+def _explain_value(text: str, field: str) -> InvalidParameter:
     """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words."""
     # The path comes last: a quoted value before it may look like one.
     reason, separator, path = text.rpartition(" - at `$")
     if not separator:
         reason, path = text, ""
     # Keys of mappings are not in the path; [...] stands for any of them.
-    param = path.rstrip("`").replace("[...]", "").removeprefix(".")
+    path = field + path.rstrip("`").replace("[...]", "")
+    param = path.removeprefix(".")
     if missing := _MISSING.fullmatch(reason):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return InvalidParameter(param, "is required")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 import re
 import time
 import uuid
 
+from ..render import TokenizeOptions
 from ..steps import Prompt, SamplingParams
 from ..text_engine import TextEngine, TextParams
 from .chunks import StreamHeader
 from .logprobs import TokenTexts
 from .meter import MeteredStream
-from .requests import GenerationRequest
+from .requests import ChatRequest, CompletionRequest, GenerationRequest
+from .schema import to_sampling
 from .scope import ScopedRequest
 from .state import ServerState
 
@@ -43,6 +46,36 @@ def make_token_texts(asked: GenerationRequest, engine: TextEngine) -> TokenTexts
         engine.renderer.token_bytes,
         as_token_ids=bool(asked.return_tokens_as_token_ids),
     )
+
+
+def make_tokenize_options(
+    asked: GenerationRequest, sampling: SamplingParams, engine: TextEngine
+) -> TokenizeOptions:
+    """Say how prompts become token ids; -1 cuts to what leaves room for the output."""
+    limit = asked.truncate_prompt_tokens
+    if limit == -1:
+        limit = max(1, engine.info.max_model_len - (sampling.max_tokens or 1))
+    return TokenizeOptions(
+        add_special_tokens=asked.adds_special_tokens,
+        truncate_to=limit,
+        truncation_side=asked.truncation_side or "left",
+        cache_salt=asked.cache_salt or "",
+    )
+
+
+async def resolve_sampling(
+    asked: ChatRequest | CompletionRequest, engine: TextEngine
+) -> SamplingParams:
+    """Work out how to sample, with the words that the tokenizer has to read.
+
+    Raises:
+      InvalidParameter: a number is out of its range, or a bad word is too long.
+    """
+    sampling = to_sampling(asked, dict(engine.info.default_sampling))
+    if not asked.bad_words:
+        return sampling
+    words = await engine.renderer.render_bad_words(asked.bad_words)
+    return replace(sampling, bad_words=words)
 
 
 async def open_stream(

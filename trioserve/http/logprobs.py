@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+import itertools
 from typing import Final
 
 from ..steps import TokenLogprobs
+from ..text_engine import TextDelta
 from .responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -44,6 +46,15 @@ class TokenTexts:
 
     def bytes(self, token_id: int) -> tuple[int, ...]:
         return tuple(self._token_bytes(token_id))
+
+
+def count_entries(deltas: Iterable[TextDelta]) -> int:
+    """Count the log probabilities that an answer has to show."""
+    return sum(
+        1 + len(entry.top)
+        for delta in deltas
+        for entry in itertools.chain(delta.logprobs, delta.prompt_logprobs)
+    )
 
 
 def build_chat_logprobs(

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidParameter, NotSupported
+from ..steps import MAX_BAD_WORDS
 from ..text_engine import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 
 # Bounds of what one request makes the server allocate or walk through; none has a
@@ -23,6 +24,7 @@ MAX_PROMPTS: Final = 1024
 MAX_MESSAGES: Final = 16_384
 MAX_CACHE_SALT_CHARACTERS: Final = 1024
 MAX_NAME_CHARACTERS: Final = 1024
+MAX_CHAT_TEMPLATE_CHARACTERS: Final = 65_536
 
 # JSON allows numbers of any length; what is wider than 64 bits is refused before any
 # arithmetic or message meets it.
@@ -30,19 +32,48 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
+ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
 # Part of response ids, which clients log and put into headers: visible ASCII alone.
 # The last group keeps Python's `$` from matching before a line end.
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES: Final[tuple[str, ...]] = get_args(Role)
+PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a message's content; only those of type `text` are implemented."""
+    """A piece of a message's content: a text, an image or a tensor of embeddings.
+
+    What may be megabytes long stays bytes of the body, which costs nothing.
+    """
 
     type: str
     text: str | None = None
+    image_url: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    prompt_embeds: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where an image comes from; `detail` is the model's own business."""
+
+    url: msgspec.Raw
+    detail: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an assistant called; `arguments` is JSON."""
+
+    name: Name
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A call that an assistant made earlier in the conversation."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
 
 
 class Unread(msgspec.Struct, frozen=True, gc=False):
@@ -56,18 +87,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: tuple[Unread, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
     function_call: Unread | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string.
-
-        Source: vLLM joins text parts by line ends for templates that take strings.
-        """
-        if isinstance(self.content, tuple):
-            return "\n".join(part.text or "" for part in self.content)
-        return self.content or ""
 
 
 Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -127,12 +148,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     stop_token_ids: tuple[TokenId, ...] | None = None
+    bad_words: (
+        Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS // 2)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Int64 | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Int64 | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: Int64 | None = None
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
@@ -145,6 +171,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidParameter("stream_options", "is only taken with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidParameter("prompt_logprobs", "is not taken with stream=true")
+        if self.truncate_prompt_tokens is not None:
+            if self.truncate_prompt_tokens < -1 or self.truncate_prompt_tokens == 0:
+                raise InvalidParameter(
+                    "truncate_prompt_tokens", "must be -1 or at least 1"
+                )
+        elif self.truncation_side is not None:
+            raise InvalidParameter(
+                "truncation_side", "is only taken with truncate_prompt_tokens"
+            )
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own, such as the first; by default it does."""
+        return self.add_special_tokens is not False
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -182,7 +222,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: Int64 | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,32 +247,42 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of POST /v1/completions."""
 
-    prompt: CompletionPrompt
+    prompt: CompletionPrompt | None = None
+    prompt_embeds: tuple[memoryview, ...] | None = None
     echo: bool | None = None
     logprobs: Int64 | None = None
     best_of: Int64 | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_prompt(self.prompt)
+        if self.prompt_embeds:
+            self._check_embeds()
+        elif self.prompt is None:
+            raise InvalidParameter(
+                "prompt", "either prompt or prompt_embeds is required"
+            )
         if self.best_of not in (None, 1 if self.n is None else self.n):
             raise NotSupported("best_of", "only the value of n is taken")
 
+    def _check_embeds(self) -> None:
+        """Refuse what asks for the tokens of a prompt that has none."""
+        if self.echo:
+            raise InvalidParameter("echo", "is not taken with prompt_embeds")
+        if self.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs", "is not taken with prompt_embeds")
+
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """Each prompt, as text or as token ids."""
+        """Each prompt, as text or as token ids; those of vectors come before them."""
         prompt = self.prompt
+        if prompt is None:
+            return ()
         if isinstance(prompt, str):
             return (prompt,)
-        # Invariant: _check_prompt left items of one type only.
+        # Invariant: large.decode_prompt left items of one type only.
         if isinstance(prompt[0], int):
             return (cast(tuple[int, ...], prompt),)
         return cast(tuple[str | tuple[int, ...], ...], prompt)
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its own, such as the first; by default it does."""
-        return self.add_special_tokens is not False
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +295,9 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -272,16 +326,14 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_messages(messages: tuple[Message, ...]) -> None:
-    """Refuse messages without text and with what is not text.
+    """Refuse messages without content and with what nobody reads.
 
     Raises:
-      InvalidParameter: a message, or a part of one, has no text.
-      NotSupported: a message calls tools or holds images, audio or files.
+      InvalidParameter: a message, or a part of one, is empty.
+      NotSupported: a message holds audio, video or files, or calls in an older form.
     """
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        if message.tool_calls:
-            raise NotSupported(f"{path}.tool_calls")
         if message.function_call is not None:
             raise NotSupported(f"{path}.function_call")
         # An assistant's turn may be empty, and is null where it only called tools.
@@ -293,10 +345,13 @@ def _check_messages(messages: tuple[Message, ...]) -> None:
 
 def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
     for index, part in enumerate(parts):
-        if part.type != "text":
-            raise NotSupported(f"{path}[{index}]", "only parts of type text are taken")
-        if part.text is None:
-            raise InvalidParameter(f"{path}[{index}].text", "is required")
+        if part.type not in PART_TYPES:
+            raise NotSupported(
+                f"{path}[{index}].type", f"parts are {', '.join(PART_TYPES)}"
+            )
+        # Each type has its content in the field of the same name.
+        if getattr(part, part.type) in (None, msgspec.Raw()):
+            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
 
 
 def _check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
@@ -310,16 +365,3 @@ def _adds_generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:
     if request.add_generation_prompt is None:
         return not request.continue_final_message
     return request.add_generation_prompt
-
-
-def _check_prompt(prompt: CompletionPrompt) -> None:
-    if isinstance(prompt, str):
-        return
-    # At the speed of C: a prompt may have millions of ids.
-    types = set(map(type, prompt))
-    if len(types) > 1:
-        raise InvalidParameter(
-            "prompt", "must not mix strings, token ids and lists of token ids"
-        )
-    if types != {int} and len(prompt) > MAX_PROMPTS:
-        raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts are taken")

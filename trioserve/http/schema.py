@@ -2,10 +2,9 @@
 
 Whatever the bytes are, decoding ends in a struct or in an errors.RequestError.
 
-Decoding is one call that holds the GIL, so that a long one is a pause of every stream:
-msgspec and not pydantic, because it takes 22 ms instead of 53 for 20 MB of text, 169
-instead of 321 for 20 MB of token ids, and 0.11 instead of 0.24 for 200 messages (one
-core of a shared AMD EPYC; bench/schema.py).
+A call of the decoder holds the GIL, so that a long one is a pause of every stream:
+msgspec and not pydantic, because it takes less than half as long (bench/schema.py). What
+may be megabytes long is left as bytes by that call, and large.py decodes it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,24 @@ import msgspec
 
 from . import unsupported
 from ..errors import InvalidParameter
+from ..render import ChatOptions
 from ..steps import SamplingParams
 from .explain import explain
+from .large import (
+    begins_with,
+    decode_embeds_list,
+    decode_field,
+    decode_ids,
+    decode_prompt,
+    read_string,
+)
 from .requests import (
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     DetokenizeRequest,
     GenerationRequest,
+    ImageUrl,
     Message,
     TokenizeRequest,
 )
@@ -39,6 +49,7 @@ __all__ = [
     "decode_detokenize",
     "decode_tokenize",
     "list_unknown_fields",
+    "to_chat_options",
     "to_messages",
     "to_sampling",
 ]
@@ -74,8 +85,17 @@ _SAME_IN_SAMPLING: Final = (
     "prompt_logprobs",
 )
 
-# Templates need a few flags: a bound on what one request makes us build.
+# Bounds on what one request makes us build: a byte of free-form JSON can become thirty
+# bytes of objects. Templates need a few flags; the tools of the largest agents that were
+# seen take 100 kB.
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
+MAX_TOOLS_BYTES: Final = 262_144
+
+# Nobody sent the field.
+_NOTHING: Final = msgspec.Raw()
+
+# Longer than any body has token ids.
+UNBOUNDED: Final = 2**62
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
@@ -84,19 +104,26 @@ class _BodyDecoder(Generic[RequestT]):
     """Decodes the bodies of one endpoint.
 
     What is decoded first has fields that a request has not: those that are refused
-    (unsupported.py). They, and free-form objects, stay bytes until it is known that
-    they are small, because a byte of JSON can become thirty bytes of objects.
+    (unsupported.py). They, and what may be long, stay bytes for the moment.
+
+    Args:
+      later: fields and how each is decoded from its bytes, given its name, the bytes
+        and how many token ids are too many; a field that was not sent is None.
     """
 
     def __init__(
         self,
         request_type: type[RequestT],
         refused: Mapping[str, unsupported.Neutral],
-        free_form: tuple[str, ...] = (),
+        later: Mapping[str, Callable[[str, msgspec.Raw, int], object]] = {},
     ) -> None:
+        required = {f.name for f in msgspec.structs.fields(request_type) if f.required}
         body_type = msgspec.defstruct(
             f"{request_type.__name__}Body",
-            [(name, msgspec.Raw, msgspec.Raw()) for name in (*refused, *free_form)],
+            [
+                (name, msgspec.Raw, msgspec.NODEFAULT if name in required else _NOTHING)
+                for name in (*refused, *later)
+            ],
             bases=(request_type,),
             # The request is checked once, when it is complete.
             namespace={"__post_init__": lambda self: None},
@@ -105,7 +132,7 @@ class _BodyDecoder(Generic[RequestT]):
         )
         self._request_type = request_type
         self._refused = refused
-        self._free_form = free_form
+        self._later = later
         self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(body_type)
 
     @property
@@ -113,7 +140,7 @@ class _BodyDecoder(Generic[RequestT]):
         fields = frozenset(self._request_type.__struct_fields__)
         return fields | self._refused.keys() | unsupported.LABELS
 
-    def decode(self, body: bytes) -> RequestT:
+    def decode(self, body: bytes, max_model_len: int) -> RequestT:
         try:
             decoded = self._decoder.decode(body)
         # UnicodeDecodeError is a ValueError and no DecodeError.
@@ -126,37 +153,44 @@ class _BodyDecoder(Generic[RequestT]):
         fields = {
             name: getattr(decoded, name) for name in request_type.__struct_fields__
         }
-        for name in self._free_form:
-            fields[name] = _decode_template_kwargs(name, fields[name])
+        # What is cut may be longer.
+        is_cut = fields.get("truncate_prompt_tokens") is not None
+        max_tokens = UNBOUNDED if is_cut else max_model_len
+        for name, decode in self._later.items():
+            raw = fields[name]
+            fields[name] = decode(name, raw, max_tokens) if raw else None
         return request_type(**fields)
 
 
-def decode_chat(body: bytes) -> ChatRequest:
+def decode_chat(body: bytes, max_model_len: int = UNBOUNDED) -> ChatRequest:
     """Read the body of POST /v1/chat/completions.
+
+    Args:
+      max_model_len: a prompt of as many token ids is refused before it is decoded.
 
     Raises:
       InvalidParameter: it is not JSON, or a field has the wrong type or length.
       NotSupported: a field asks for what this server does not do.
     """
-    return _CHAT.decode(body)
+    return _CHAT.decode(body, max_model_len)
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
+def decode_completion(body: bytes, max_model_len: int = UNBOUNDED) -> CompletionRequest:
     """Read the body of POST /v1/completions; raises as decode_chat does."""
-    return _COMPLETION.decode(body)
+    return _COMPLETION.decode(body, max_model_len)
 
 
-def decode_tokenize(body: bytes) -> TokenizeRequest:
+def decode_tokenize(body: bytes, max_model_len: int = UNBOUNDED) -> TokenizeRequest:
     """Read the body of POST /tokenize; raises as decode_chat does."""
-    return _TOKENIZE.decode(body)
+    return _TOKENIZE.decode(body, max_model_len)
 
 
-def decode_detokenize(body: bytes) -> DetokenizeRequest:
+def decode_detokenize(body: bytes, max_model_len: int = UNBOUNDED) -> DetokenizeRequest:
     """Read the body of POST /detokenize; raises as decode_chat does."""
-    return _DETOKENIZE.decode(body)
+    return _DETOKENIZE.decode(body, max_model_len)
 
 
-def list_unknown_fields(body: bytes, request: msgspec.Struct) -> tuple[str, ...]:
+def list_unknown_fields(body: bytes, request: object) -> tuple[str, ...]:
     """Name the top-level fields of a decoded body that nobody reads.
 
     For a line in the debug log alone: the body is walked through once more.
@@ -173,9 +207,24 @@ def list_unknown_fields(body: bytes, request: msgspec.Struct) -> tuple[str, ...]
     return tuple(name[:64] for name in fields if name not in known)[:16]
 
 
-def to_messages(messages: tuple[Message, ...]) -> list[dict[str, str]]:
-    """Messages the way chat templates read them: plain mappings of strings."""
-    return [_to_mapping(message) for message in messages]
+def to_messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
+    """Messages the way the renderer reads them: plain mappings.
+
+    Raises:
+      InvalidParameter: the URL of an image, or a tensor, is not a string.
+    """
+    return [_to_mapping(message, i) for i, message in enumerate(messages)]
+
+
+def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
+    """Say what the chat template is told besides the messages."""
+    return ChatOptions(
+        add_generation_prompt=request.adds_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        variables=request.chat_template_kwargs or {},
+        tools=request.tools or (),
+        chat_template=request.chat_template,
+    )
 
 
 def to_sampling(
@@ -246,38 +295,78 @@ def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...
     return tuple((int(key), value) for key, value in bias.items())
 
 
-def _to_mapping(message: Message) -> dict[str, str]:
-    mapping = {"role": message.role, "content": message.text}
+def _to_mapping(message: Message, index: int) -> dict[str, object]:
+    content: object = message.content
+    if isinstance(message.content, tuple):
+        path = f"messages[{index}].content"
+        content = [
+            _to_part(part, f"{path}[{i}]") for i, part in enumerate(message.content)
+        ]
+    mapping: dict[str, object] = {"role": message.role, "content": content}
     if message.name is not None:
         mapping["name"] = message.name
     if message.tool_call_id is not None:
         mapping["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        mapping["tool_calls"] = list(map(msgspec.to_builtins, message.tool_calls))
     return mapping
 
 
-def _decode_template_kwargs(name: str, value: msgspec.Raw) -> dict[str, object] | None:
-    if not value:
-        return None
-    encoded = bytes(value)
-    if len(encoded) > MAX_TEMPLATE_KWARGS_BYTES:
-        raise InvalidParameter(
-            name, f"at most {MAX_TEMPLATE_KWARGS_BYTES} bytes are taken"
-        )
-    try:
-        return msgspec.json.decode(encoded, type=dict[str, object] | None)
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter(name, str(explain(error))) from None
+def _to_part(part: ContentPart, path: str) -> dict[str, object]:
+    match part.type:
+        case "image_url":
+            url = _read_image_url(part.image_url, f"{path}.image_url")
+            return {"type": "image_url", "image_url": {"url": url}}
+        case "prompt_embeds":
+            payload = read_string(f"{path}.prompt_embeds", part.prompt_embeds)
+            return {"type": "prompt_embeds", "prompt_embeds": payload}
+    return {"type": "text", "text": part.text}
 
 
-_CHAT: Final = _BodyDecoder(
-    ChatRequest, unsupported.CHAT, free_form=("chat_template_kwargs",)
+def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
+    # OpenAI's form is an object; some clients send the URL itself.
+    if begins_with(raw, b'"'):
+        return read_string(path, raw)
+    image: ImageUrl = decode_field(path, raw, ImageUrl)
+    return read_string(f"{path}.url", image.url)
+
+
+def _decode_template_kwargs(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> dict[str, object] | None:
+    _check_size(name, raw, MAX_TEMPLATE_KWARGS_BYTES)
+    kwargs: dict[str, object] | None = decode_field(name, raw, dict[str, object] | None)
+    return kwargs
+
+
+def _decode_tools(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> tuple[dict[str, object], ...] | None:
+    _check_size(name, raw, MAX_TOOLS_BYTES)
+    tools: tuple[dict[str, object], ...] | None = decode_field(
+        name, raw, tuple[dict[str, object], ...] | None
+    )
+    return tools or None
+
+
+def _check_size(name: str, raw: msgspec.Raw, limit: int) -> None:
+    if len(memoryview(raw)) > limit:
+        raise InvalidParameter(name, f"at most {limit} bytes are taken")
+
+
+_TEMPLATE_FIELDS: Final = {
+    "chat_template_kwargs": _decode_template_kwargs,
+    "tools": _decode_tools,
+}
+_CHAT: Final = _BodyDecoder(ChatRequest, unsupported.CHAT, _TEMPLATE_FIELDS)
+_COMPLETION: Final = _BodyDecoder(
+    CompletionRequest,
+    unsupported.COMPLETION,
+    {"prompt": decode_prompt, "prompt_embeds": decode_embeds_list},
 )
-_COMPLETION: Final = _BodyDecoder(CompletionRequest, unsupported.COMPLETION)
-_TOKENIZE: Final = _BodyDecoder(
-    TokenizeRequest, unsupported.TOKENIZE, free_form=("chat_template_kwargs",)
-)
-_DETOKENIZE: Final = _BodyDecoder(DetokenizeRequest, {})
-_DECODERS: Final[Mapping[type[msgspec.Struct], _BodyDecoder[Any]]] = {
+_TOKENIZE: Final = _BodyDecoder(TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS)
+_DETOKENIZE: Final = _BodyDecoder(DetokenizeRequest, {}, {"tokens": decode_ids})
+_DECODERS: Final[Mapping[type, _BodyDecoder[Any]]] = {
     ChatRequest: _CHAT,
     CompletionRequest: _COMPLETION,
     TokenizeRequest: _TOKENIZE,

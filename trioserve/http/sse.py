@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 import logging
 from typing import Protocol
 
 from quart import Response
 
 from ..errors import InternalError, TrioserveError
+from ..render import RendererWorkers
 from ..text_engine import TextDelta
+from .body import run_writing
 from .chunks import DONE, error_event
+from .logprobs import count_entries
 from .meter import MeteredStream
 
 logger = logging.getLogger(__name__)
@@ -26,10 +30,12 @@ class EventWriter(Protocol):
         """Return what follows the last delta."""
 
 
-def respond_events(stream: MeteredStream, writer: EventWriter) -> Response:
+def respond_events(
+    stream: MeteredStream, writer: EventWriter, workers: RendererWorkers
+) -> Response:
     """Answer with a stream that may last for hours."""
     response = Response(
-        _generate_events(stream, writer),
+        _generate_events(stream, writer, workers),
         headers={
             "Cache-Control": "no-cache",
             # nginx would gather the tokens otherwise.
@@ -44,11 +50,14 @@ def respond_events(stream: MeteredStream, writer: EventWriter) -> Response:
 # The one async generator of the project: quart takes a body in no other form. Nothing
 # is opened in it, since it is not always started (scope.py).
 async def _generate_events(  # noqa: ASYNC900
-    stream: MeteredStream, writer: EventWriter
+    stream: MeteredStream, writer: EventWriter, workers: RendererWorkers
 ) -> AsyncIterator[bytes]:
     try:
         async for delta in stream:
-            if events := writer.write(delta):
+            # A prompt's log probabilities come all at once, with its first token.
+            if events := await run_writing(
+                workers, partial(writer.write, delta), count_entries([delta])
+            ):
                 yield events
         yield writer.end() + DONE
     except TrioserveError as error:

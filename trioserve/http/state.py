@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..config import HttpConfig
 from ..errors import ModelNotFound, ShuttingDown
-from ..observe import Metrics
+from ..observe import LoopStall, Metrics
 from ..observe.metrics import name_fields
 from ..text_engine import TextEngine
 from .lifecycle import Lifecycle
@@ -18,23 +18,25 @@ class ServerState:
 
     Attributes:
       text_engine: None until the model is loaded, where the server starts first.
+      loop_stall: to be added to the event loop by whoever owns it.
     """
 
     config: HttpConfig
     text_engine: TextEngine | None = None
     lifecycle: Lifecycle = field(init=False)
+    loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
-        self.metrics = Metrics(self._read_gauges, self._read_counters)
+        self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
 
     @property
     def is_healthy(self) -> bool:
         return (
             self.text_engine is not None
             and self.text_engine.engine.is_alive
-            and not self.text_engine.renderer.workers.is_stuck
+            and not self.text_engine.renderer.is_stuck
             and not self.lifecycle.is_draining
         )
 
@@ -62,17 +64,29 @@ class ServerState:
 
     def _read_gauges(self) -> dict[str, float]:
         gauges: dict[str, float] = {"http_requests_active": self.lifecycle.num_active}
-        if self.text_engine is not None:
-            statistics = self.text_engine.engine.statistics()
-            gauges |= name_fields("", statistics) | name_fields(
-                "", statistics.scheduler
-            )
-            gauges |= name_fields(
-                "renderer_", self.text_engine.renderer.workers.statistics()
-            )
+        if self.text_engine is None:
+            return gauges
+        statistics = self.text_engine.engine.statistics()
+        gauges |= name_fields("", statistics)
+        gauges |= name_fields("", statistics.scheduler)
+        renderer = self.text_engine.renderer
+        gauges |= name_fields("renderer_", renderer.workers.statistics())
+        if renderer.processes is not None:
+            gauges |= name_fields("template_", renderer.processes.statistics())
+        if renderer.images is not None:
+            images = renderer.images.statistics()
+            gauges |= name_fields("image_cache_", images)
+            gauges |= name_fields("media_", images.media)
+            gauges |= name_fields("image_processor_", images.processing)
         return gauges
 
     def _read_counters(self) -> dict[str, float]:
         if self.text_engine is None:
             return {}
-        return name_fields("", self.text_engine.engine.counters())
+        counters = name_fields("", self.text_engine.engine.counters())
+        renderer = self.text_engine.renderer
+        if renderer.processes is not None:
+            counters["template_processes_killed"] = renderer.processes.num_killed
+        if renderer.images is not None:
+            counters |= name_fields("image_cache_", renderer.images.counters())
+        return counters

@@ -32,12 +32,9 @@ BOTH: Final[Mapping[str, Neutral]] = {
     "length_penalty": (1,),
     "logprob_token_ids": ([],),
     "allowed_token_ids": (),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "spaces_between_special_tokens": (True,),
     "mm_processor_kwargs": ({},),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
@@ -52,15 +49,13 @@ BOTH: Final[Mapping[str, Neutral]] = {
 
 CHAT: Final[Mapping[str, Neutral]] = {
     **BOTH,
-    "tools": ([],),
-    # Without tools, leaving the choice to the model chooses none.
+    # Tools are shown to the model; what it calls comes back as the text that it writes.
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "echo": (False,),
     "documents": ([],),
-    "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_payload": (),
     "thinking_token_budget": (),
@@ -79,18 +74,10 @@ CHAT: Final[Mapping[str, Neutral]] = {
 COMPLETION: Final[Mapping[str, Neutral]] = {
     **BOTH,
     "suffix": ("",),
-    "prompt_embeds": ([],),
 }
 
 TOKENIZE: Final[Mapping[str, Neutral]] = {
-    name: CHAT[name]
-    for name in (
-        "tools",
-        "documents",
-        "chat_template",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-    )
+    name: CHAT[name] for name in ("documents", "media_io_kwargs", "mm_processor_kwargs")
 }
 
 # Names that label a request for its sender and ask nothing of the server.

@@ -2,7 +2,9 @@
 
 Knows torch and transformers; does not know requests, text, threads or trio. What runs
 is any decoder that transformers builds: its attention is replaced by one function over
-a paged cache (attention.py), everything else is transformers' own.
+a paged cache (attention.py), everything else is transformers' own. Prompts may hold
+vectors besides tokens (inputs.py): those that came as such, and those that a model's
+own encoder makes of an image (vision.py names the kinds of models that see).
 
 The door:
   load_model              a folder -> LoadedModel

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -29,6 +31,7 @@ from .attention import IMPLEMENTATION, AttentionDoor
 from .kv_cache import count_kv_bytes
 from .probe import LayerSpec, UnfitLayer, probe_layers
 from .rotary import freeze_rotary
+from .vision import VISION_KINDS, VisionKind, find_vision_kind
 
 # What generation_config.json may say that vLLM takes as defaults too
 # (ModelConfig.get_diff_sampling_param); its do_sample is ignored there as here.
@@ -61,6 +64,7 @@ class LoadedModel:
       door: where its attention modules ask for attention.
       layers: its calls of attention, in order.
       takes_logits_to_keep: its forward pass can leave out logits that nobody reads.
+      vision: how it sees images; None where it reads nothing but text.
     """
 
     model: PreTrainedModel
@@ -68,6 +72,7 @@ class LoadedModel:
     door: AttentionDoor
     layers: tuple[LayerSpec, ...]
     takes_logits_to_keep: bool
+    vision: VisionKind | None = None
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +105,8 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     architecture = _check_architecture(model_config)
     max_model_len = _resolve_max_model_len(model_config, config.max_model_len)
     default_sampling = _read_default_sampling(folder, config)
-    model = _read_weights(folder, config)
+    vision = find_vision_kind(model_config)
+    model = _read_weights(folder, config, vision)
     # nn.Module's own, because transformers wraps it without types.
     torch.nn.Module.to(model, device)
     model.eval()
@@ -121,10 +127,14 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
             eos_token_ids=_resolve_eos(model),
             default_sampling=default_sampling,
             kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+            hidden_size=_count_hidden(model),
+            dtype=str(model.dtype).removeprefix("torch."),
+            takes_images=vision is not None,
         ),
         door=door,
         layers=layers,
         takes_logits_to_keep="logits_to_keep" in _list_arguments(type(model)),
+        vision=vision,
     )
 
 
@@ -170,12 +180,7 @@ def _check_architecture(config: PreTrainedConfig) -> str:
 
     Refuses before gigabytes are read what the probe would refuse after.
     """
-    declared = (config.architectures or [config.model_type])[0]
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        raise UnsupportedModel(declared, "it is not a decoder that generates text")
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if isinstance(model_class, tuple):
-        model_class = model_class[0]
+    model_class = _find_class(config)
     architecture: str = model_class.__name__
     text_config = config.get_text_config(decoder=True)
     for is_wrong, reason in (
@@ -193,10 +198,33 @@ def _check_architecture(config: PreTrainedConfig) -> str:
             <= _PAGED_LAYER_TYPES,
             "it has layers besides full and sliding-window attention",
         ),
+        (
+            find_vision_kind(config) is not None
+            and config.image_token_id >= text_config.vocab_size,
+            "the token that stands for images lies outside of its vocabulary",
+        ),
     ):
         if is_wrong:
             raise UnsupportedModel(architecture, reason)
     return architecture
+
+
+def _find_class(config: PreTrainedConfig) -> Any:
+    declared = (config.architectures or [config.model_type])[0]
+    if find_vision_kind(config) is not None:
+        mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
+        mapping = MODEL_FOR_CAUSAL_LM_MAPPING
+    elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise UnsupportedModel(
+            declared,
+            f"of models that see images, only {', '.join(VISION_KINDS)} are served, "
+            "each with the text and image models that it was published with",
+        )
+    else:
+        raise UnsupportedModel(declared, "it is not a decoder that generates text")
+    model_class = mapping[type(config)]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
@@ -214,13 +242,21 @@ def _check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> N
         )
 
 
-def _read_weights(folder: Path, config: ModelConfig) -> PreTrainedModel:
+def _read_weights(
+    folder: Path, config: ModelConfig, vision: VisionKind | None
+) -> PreTrainedModel:
+    # With output_loading_info it returns a pair, which its type does not say.
+    build: Any = AutoModelForCausalLM if vision is None else AutoModelForImageTextToText
     try:
-        # With output_loading_info it returns a pair, which its type does not say.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded = build.from_pretrained(
             folder,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            attn_implementation=IMPLEMENTATION,
+            # An image's patches attend to each other within one call, without a cache.
+            attn_implementation=(
+                IMPLEMENTATION
+                if vision is None
+                else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
+            ),
             local_files_only=True,
             output_loading_info=True,
         )
@@ -246,6 +282,17 @@ def _count_vocabulary(model: PreTrainedModel) -> int:
     if projection is not None:
         return int(projection.weight.shape[0])
     return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _count_hidden(model: PreTrainedModel) -> int:
+    """Return the width of vectors that can stand for tokens, 0 where none can."""
+    if getattr(
+        model.config.get_text_config(decoder=True), "hidden_size_per_layer_input", 0
+    ):
+        # Every layer looks the token up again, and a vector has none.
+        return 0
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[1])
 
 
 def _resolve_max_model_len(config: PreTrainedConfig, asked: int | None) -> int:

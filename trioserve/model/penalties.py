@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..steps import SamplingParams, SlotStart
+from ..steps import NO_TOKEN, SamplingParams, SlotStart
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
@@ -43,6 +43,7 @@ class PenaltyCounts:
         self._row_of_slot[start.slot] = row
         outputs = torch.tensor(start.output_token_ids, dtype=torch.int64)
         prompt = torch.tensor(start.prompt_token_ids, dtype=torch.int64)
+        prompt = prompt[prompt != NO_TOKEN]
         self._counts[row] = outputs.bincount(minlength=self._vocab_size)
         self._seen[row] = False
         self._seen[row, torch.cat((prompt, outputs)).to(self._device)] = True

@@ -17,6 +17,8 @@ from ..steps import (
     TokenLogprobs,
 )
 from .attention import AttentionCall
+from .grid import GridPositions
+from .inputs import EmbeddedInputs
 from .kernels import Kernel, choose_kernel
 from .kv_cache import (
     LayerCache,
@@ -91,6 +93,8 @@ class ModelRunner:
             block_size=block_size,
         )
         self._sampler = Sampler(vocab_size=model.info.vocab_size, device=model.device)
+        self._embedded = EmbeddedInputs(model)
+        self._grid = _make_grid(model)
         # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
         self._num_prompt_top: dict[int, int] = {}
         self._rules = _make_rules(model, block_size)
@@ -122,7 +126,7 @@ class ModelRunner:
         ]
         prompt_spans = self._find_prompt_spans(plan, inputs)
         prompt_tokens = [token for span in prompt_spans.values() for token in span]
-        logits = self._forward(inputs, last_tokens + prompt_tokens)
+        logits = self._forward(plan, inputs, last_tokens + prompt_tokens)
         num_sampled = len(last_tokens)
         return StepResult(
             step_id=plan.step_id,
@@ -160,11 +164,14 @@ class ModelRunner:
     def _start(self, start: SlotStart) -> None:
         self._tables.start(start)
         self._sampler.start(start)
+        self._embedded.start(start)
+        if self._grid is not None:
+            self._grid.start(start)
         self._num_prompt_top.pop(start.slot, None)
         if start.sampling.prompt_logprobs is not None:
             self._num_prompt_top[start.slot] = start.sampling.prompt_logprobs
 
-    def _forward(self, inputs: StepInputs, wanted: list[int]) -> Tensor:
+    def _forward(self, plan: StepPlan, inputs: StepInputs, wanted: list[int]) -> Tensor:
         """Return the logits of some of the step's tokens.
 
         Args:
@@ -175,18 +182,29 @@ class ModelRunner:
         """
         index = torch.tensor(wanted, dtype=torch.int64, device=self._rules.device)
         takes_index = self._model.takes_logits_to_keep
+        # Images are encoded here, before the model's own attention is sent anywhere.
+        read = self._read(plan, inputs)
         attention = _StepAttention(
             self._model.layers, self._caches, inputs, self._kernel
         )
         with self._model.door.served_by(attention):
             output = self._model.model(
-                input_ids=inputs.input_ids,
-                position_ids=inputs.position_ids,
+                **read,
                 use_cache=False,
                 **({"logits_to_keep": index} if takes_index else {}),
             )
         logits: Tensor = output.logits[0]
         return logits if takes_index else logits[index]
+
+    def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
+        """Return what the first layer gets: tokens or vectors, and where they stand."""
+        embeds = self._embedded.embed(plan, inputs)
+        positions = inputs.position_ids
+        if self._grid is not None:
+            positions = self._grid.place(plan, inputs)
+        if embeds is None:
+            return {"input_ids": inputs.input_ids, "position_ids": positions}
+        return {"inputs_embeds": embeds, "position_ids": positions}
 
     def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken]:
         slots = [row.slot for row in plan.rows if row.sample]
@@ -268,6 +286,12 @@ class _StepAttention:
             self._inputs.by_window[layer.window],
             call,
         )
+
+
+def _make_grid(model: LoadedModel) -> GridPositions | None:
+    if model.vision is None or not model.vision.has_grid_positions:
+        return None
+    return GridPositions(model.model.config.vision_config.spatial_merge_size)
 
 
 def _make_rules(model: LoadedModel, block_size: int) -> LayoutRules:

@@ -16,7 +16,8 @@ class SlotTables:
     """Token ids and KV blocks of the sequences that hold slots.
 
     Attributes:
-      token_ids: (max_num_seqs, max_model_len) int32, prompt then output
+      token_ids: (max_num_seqs, max_model_len) int32, prompt then output; 0 where a
+        vector stands that has no token
       block_ids: (max_num_seqs, max_blocks) int32, in the order of positions
       num_prompt_tokens: tokens of each slot's prompt.
       num_tokens: tokens of each slot's prompt and output together.
@@ -40,9 +41,11 @@ class SlotTables:
     def start(self, start: SlotStart) -> None:
         """Give the slot to a sequence; nothing of the slot's former one remains."""
         token_ids = start.prompt_token_ids + start.output_token_ids
+        # Positions without a token are looked up like all others, and the vector that
+        # comes back is then replaced.
         self.token_ids[start.slot, : len(token_ids)] = torch.tensor(
             token_ids, dtype=torch.int32
-        )
+        ).clamp_(min=0)
         self.num_prompt_tokens[start.slot] = len(start.prompt_token_ids)
         self.num_tokens[start.slot] = len(token_ids)
         self._num_blocks[start.slot] = 0

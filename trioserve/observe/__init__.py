@@ -4,7 +4,9 @@ It knows trio and prometheus-client; it does not know what it measures but throu
 statistics() and counters() that every stateful object has.
 """
 
-from .loop import LoopMonitor
+from .durations import Durations
+from .loop_stall import LoopStall, StallStatistics
 from .metrics import Metrics
+from .offenders import Offender
 
-__all__ = ["LoopMonitor", "Metrics"]
+__all__ = ["Durations", "LoopStall", "Metrics", "Offender", "StallStatistics"]

@@ -1,25 +1,22 @@
-"""Chat messages to one text, by the model's own Jinja template.
+"""Chat messages, checked and brought into the form that templates expect.
 
-Blocking: templates are Python and run in a renderer worker. transformers renders them
-in its sandbox; what a template refuses is the request's fault and becomes a 400.
+Templates are written for strings or for lists of parts (template.py finds out which).
+What is no text leaves the messages here: an image leaves a part of its own, or the
+model's image token, and a tensor of embeddings leaves a *marker*, a text that occurs
+nowhere else and shows where in the rendered chat its vectors belong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import inspect
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+import json
+import secrets
+from typing import Any, Protocol
 
-import jinja2
 import msgspec
 
 from ..errors import InvalidParameter, NotSupported
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-# Messages as templates take them: checked, contents are strings.
-Conversation = list[dict[str, Any]]
 
 # OpenAI's roles; `developer` is its newer name for what templates call `system`.
 _ROLES = {
@@ -30,24 +27,8 @@ _ROLES = {
     "tool": "tool",
 }
 
-# A template is a program over a client's messages: what it raises, short of running
-# out of memory, says that it was not written for them.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-
-# Names that the renderer itself passes to a template, or that would change how it is
-# called, besides the parameters of apply_chat_template.
-_RENDERER_NAMES = frozenset({"self", "conversations", "messages"})
-
-# A reason may quote the whole chat; a client needs its beginning.
-_MAX_REASON_CHARACTERS = 300
+# What a client sends as bytes comes as it stands in the body, without a copy.
+Payload = str | bytes | memoryview
 
 
 class ChatMessage(Protocol):
@@ -62,126 +43,205 @@ class ChatMessage(Protocol):
 
     @property
     def content(self) -> object:
-        """Text, None, or a sequence of {"type": "text", "text": ...} parts."""
+        """Text, None, or a sequence of parts:
+
+        {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": ...}},
+        {"type": "prompt_embeds", "prompt_embeds": ...}
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An image that a message shows.
+
+    Args:
+      param: where in the request it stands.
+    """
+
+    url: Payload
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedsPart:
+    """Vectors that stand in a message as if they were text."""
+
+    payload: Payload
+    param: str
+    marker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateForm:
+    """What a template reads.
+
+    Args:
+      takes_strings: content that is one string.
+      takes_parts: content that is a list of parts.
+      image_token: what stands for an image where the template has no word for it; None
+        for a model that sees none.
+    """
+
+    takes_strings: bool = True
+    takes_parts: bool = False
+    image_token: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """Messages as the template reads them, and what was taken out of them."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[ImagePart] = field(default_factory=list)
+    embeds: list[EmbedsPart] = field(default_factory=list)
+    num_characters: int = 0
+
+    @property
+    def has_media(self) -> bool:
+        return bool(self.images or self.embeds)
 
 
 def read_messages(
     messages: Sequence[ChatMessage | Mapping[str, object]],
+    form: TemplateForm = TemplateForm(),
 ) -> Conversation:
-    """Check messages and bring them into the form that templates expect.
+    """Check messages and bring them into the form that the template expects.
 
     Raises:
       InvalidParameter: there are none, or a field has the wrong type.
-      NotSupported: content that is not text, or calls of tools.
+      NotSupported: a part of a kind that nobody reads.
     """
     if not messages:
         raise InvalidParameter("messages", "must not be empty")
-    return [
-        _read_message(message, f"messages[{index}]")
-        for index, message in enumerate(messages)
-    ]
+    reader = _Reader(form)
+    for index, message in enumerate(messages):
+        reader.read(message, f"messages[{index}]")
+    return reader.conversation
 
 
-def apply_template(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Conversation,
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    template_kwargs: Mapping[str, object],
-) -> str:
-    """Render checked messages as the text that the model reads.
+class _Reader:
+    def __init__(self, form: TemplateForm) -> None:
+        self.conversation = Conversation()
+        self._form = form
 
-    Raises:
-      InvalidParameter: there is no template, it refuses these messages, or a key of
-        `template_kwargs` is not the client's to set.
+    def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
+        fields = _read_fields(message, param)
+        role = fields.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidParameter(
+                f"{param}.role", f"must be one of {', '.join(_ROLES)}"
+            )
+        content = self._read_content(fields.get("content"), f"{param}.content")
+        rendered = {**fields, "role": _ROLES[role], "content": content}
+        if fields.get("tool_calls"):
+            rendered["tool_calls"] = _read_tool_calls(
+                fields["tool_calls"], f"{param}.tool_calls"
+            )
+        self.conversation.messages.append(rendered)
+
+    def _read_content(self, content: object, param: str) -> object:
+        # None becomes "", because templates add content to strings.
+        if content is None:
+            content = ""
+        if isinstance(content, str):
+            self.conversation.num_characters += len(content)
+            return content if self._form.takes_strings else [_text_part(content)]
+        if not isinstance(content, Sequence) or isinstance(content, bytes):
+            raise InvalidParameter(param, "must be a string or a list of parts")
+        parts = [
+            self._read_part(part, f"{param}[{index}]")
+            for index, part in enumerate(content)
+        ]
+        has_images = any(part["type"] == "image" for part in parts)
+        if self._form.takes_parts and (has_images or not self._form.takes_strings):
+            return parts
+        # As vLLM joins parts for templates that take strings.
+        return "\n".join(
+            part["text"] if part["type"] == "text" else self._form.image_token or ""
+            for part in parts
+        )
+
+    def _read_part(self, part: object, param: str) -> dict[str, str]:
+        fields = _read_fields(part, param)
+        kind = fields.get("type")
+        match kind:
+            case "text":
+                return self._read_text(fields, param)
+            case "image_url":
+                return self._read_image(fields, f"{param}.image_url")
+            case "prompt_embeds":
+                return self._read_embeds(fields, f"{param}.prompt_embeds")
+        raise NotSupported(
+            f"{param}.type", f"parts are text, image_url or prompt_embeds, got {kind!r}"
+        )
+
+    def _read_text(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise InvalidParameter(f"{param}.text", "must be a string")
+        self.conversation.num_characters += len(text)
+        return _text_part(text)
+
+    def _read_image(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        if self._form.image_token is None:
+            raise NotSupported(param, "this model sees no images")
+        image = fields.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if not isinstance(url, (str, bytes, memoryview)):
+            raise InvalidParameter(f"{param}.url", "must be a string")
+        self.conversation.images.append(ImagePart(url=url, param=param))
+        return {"type": "image"}
+
+    def _read_embeds(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        payload = fields.get("prompt_embeds")
+        if not isinstance(payload, (str, bytes, memoryview)):
+            raise InvalidParameter(param, "must be a string")
+        number = len(self.conversation.embeds)
+        # Random, so that no text of a client can hold it.
+        marker = f"<embeds-{number}-{secrets.token_hex(16)}>"
+        self.conversation.embeds.append(
+            EmbedsPart(payload=payload, param=param, marker=marker)
+        )
+        return _text_part(marker)
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _read_tool_calls(calls: object, param: str) -> list[object]:
+    """Calls that the assistant made before, with arguments as templates read them.
+
+    OpenAI's API carries arguments as a string of JSON; templates were trained on, and
+    print, the object.
     """
-    if add_generation_prompt and continue_final_message:
-        raise InvalidParameter(
-            "continue_final_message",
-            "cannot be set together with add_generation_prompt",
-        )
-    if tokenizer.chat_template is None:
-        raise InvalidParameter(
-            "messages",
-            "this model has no chat template, so it takes no messages; send a prompt "
-            "to /v1/completions, or start the server with --chat-template",
-        )
-    _check_template_kwargs(tokenizer, template_kwargs)
-    # Named, because mypy would match `object` against every other parameter.
-    variables: Mapping[str, Any] = template_kwargs
-    try:
-        text = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tokenize=False,
-            **variables,
-        )
-    except _TEMPLATE_ERRORS as error:
-        raise InvalidParameter(
-            "messages", f"the chat template refuses them: {_shorten(error)}"
-        ) from error
-    assert isinstance(text, str), "one conversation renders as one text"
-    return text
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise InvalidParameter(param, "must be a list")
+    return [_read_tool_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
 
 
-def _read_message(
-    message: ChatMessage | Mapping[str, object], param: str
-) -> dict[str, object]:
-    fields = _read_fields(message, param)
-    role = fields.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidParameter(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
-    if fields.get("tool_calls"):
-        raise NotSupported(f"{param}.tool_calls")
-    content = _read_content(fields.get("content"), f"{param}.content")
-    return {**fields, "role": _ROLES[role], "content": content}
-
-
-def _read_content(content: object, param: str) -> str:
-    # None becomes "", because templates add content to strings.
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        raise InvalidParameter(param, "must be a string or a list of parts")
-    return "\n".join(
-        _read_part(part, f"{param}[{index}]") for index, part in enumerate(content)
-    )
-
-
-def _read_part(part: object, param: str) -> str:
-    fields = _read_fields(part, param)
-    kind = fields.get("type")
-    if kind != "text":
-        raise NotSupported(f"{param}.type", f"only text parts are taken, got {kind!r}")
-    text = fields.get("text")
-    if not isinstance(text, str):
-        raise InvalidParameter(f"{param}.text", "must be a string")
-    return text
+def _read_tool_call(call: object, param: str) -> dict[str, object]:
+    fields = _read_fields(call, param)
+    function = _read_fields(fields.get("function"), f"{param}.function")
+    if not isinstance(function.get("name"), str):
+        raise InvalidParameter(f"{param}.function.name", "must be a string")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except (ValueError, RecursionError):
+            raise InvalidParameter(
+                f"{param}.function.arguments", "is not valid JSON"
+            ) from None
+    return {**fields, "function": {**function, "arguments": arguments}}
 
 
 def _read_fields(value: object, param: str) -> dict[str, object]:
     if isinstance(value, Mapping):
         return dict(value)
-    # A string would pass through to_builtins as itself.
-    fields = value if isinstance(value, str) else msgspec.to_builtins(value)
+    # Strings and None would pass through to_builtins as themselves.
+    plain = value is None or isinstance(value, (str, bytes))
+    fields = value if plain else msgspec.to_builtins(value)
     if not isinstance(fields, dict):
         raise InvalidParameter(param, "must be an object")
     return fields
-
-
-def _check_template_kwargs(
-    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, object]
-) -> None:
-    own = inspect.signature(tokenizer.apply_chat_template).parameters
-    for name in template_kwargs:
-        if name in own or name in _RENDERER_NAMES:
-            raise InvalidParameter("chat_template_kwargs", f"{name} cannot be set here")
-
-
-def _shorten(error: BaseException) -> str:
-    reason = str(error) or type(error).__name__
-    return reason[:_MAX_REASON_CHARACTERS]

@@ -7,27 +7,33 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from ..config import RenderConfig
+from ..config import MediaConfig, RenderConfig
 from ..errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from ..steps import ModelInfo
 from .renderer import Renderer
+from .template import ChatTemplate
+from .tokens import TextTokenizer
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .images import ImageRenderer
 
 
 def load_renderer(
     folder: Path,
     config: RenderConfig,
     *,
-    max_model_len: int,
+    info: ModelInfo,
+    media: MediaConfig = MediaConfig(),
     chat_template: str | None = None,
 ) -> Renderer:
     """Load a tokenizer and check that it can serve. Blocks for a second or more.
 
     Args:
       folder: a model in Hugging Face layout; nothing is looked up elsewhere.
-      max_model_len: tokens of prompt and output together.
+      info: the model's.
       chat_template: a Jinja template that replaces the model's own.
 
     Raises:
@@ -48,7 +54,33 @@ def load_renderer(
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     _check_chat_template(tokenizer, folder, is_replaced=chat_template is not None)
-    return Renderer(tokenizer, vocabulary, config, max_model_len=max_model_len)
+    images = _load_images(folder, tokenizer, media) if info.takes_images else None
+    return Renderer(
+        TextTokenizer(
+            tokenizer.backend_tokenizer, vocabulary, max_model_len=info.max_model_len
+        ),
+        vocabulary,
+        ChatTemplate(
+            tokenizer,
+            trusts_requests=config.trust_request_chat_template,
+            image_token=None if images is None else images.token.text,
+        ),
+        config,
+        info,
+        images,
+    )
+
+
+def _load_images(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, config: MediaConfig
+) -> ImageRenderer:
+    # Here because text models need neither Pillow nor an HTTP client.
+    from .images import ImageRenderer, load_image_processor
+
+    processor = load_image_processor(folder, tokenizer, config)
+    if processor is None:
+        raise WeightsBroken(str(folder), "its image processor's files are missing")
+    return ImageRenderer(processor, config)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -1,65 +1,97 @@
 """Prompts are made and texts read back by the renderer workers.
 
 Every call that takes time with the length of its input runs in one of their threads; a
-chat template, which is a program over a client's messages, under a clock. The raw
-tokenizer is shared by all of them: `encode_batch_fast` and `decode_batch` release the
-GIL (`encode` and `decode` hold it) and change nothing in it, whereas setting truncation
-or padding for a call, as transformers' `__call__` does, fails with "Already borrowed"
-while another thread is inside.
+chat template, which is a program over a client's messages, under a clock, in a thread or
+in a process. Images have limits of their own (images.py): a chat waits for its images
+before it takes a worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..config import RenderConfig
-from ..errors import ContextLengthExceeded, InvalidParameter
-from ..steps import Prompt
-from .chat import ChatMessage, apply_template, read_messages
+from ..errors import InvalidParameter, NotSupported
+from ..steps import ModelInfo, Prompt
+from .chat import ChatMessage, Conversation, Payload, read_messages
 from .detokenizer import Detokenizer
+from .embeds import DecodedEmbeds, decode_embeds
+from .mixed import embed_whole, mix
+from .processes import TemplateProcesses
+from .template import ChatOptions, ChatTemplate
+from .together import run_together
+from .tokens import TextTokenizer, TokenizeOptions, cut
 from .vocabulary import Vocabulary
 from .workers import RendererWorkers, TookTooLong
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from .images import ImageRenderer, ProcessedImage
+
+T = TypeVar("T")
+
+_CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Media:
+    """What a conversation's parts became."""
+
+    images: list[ProcessedImage]
+    embeds: dict[str, DecodedEmbeds]
+
+
+_NO_MEDIA = _Media(images=[], embeds={})
 
 
 class Renderer:
     """Turns text and messages into prompts, and token ids into text.
 
     Args:
-      tokenizer: a fast one that nobody else changes, without truncation or padding.
-      max_model_len: tokens of prompt and output together.
+      tokenizer, vocabulary, template: the model's.
+      info: the model's length, and the width and type of its vectors.
+      images: None for a model that sees none.
 
     Attributes:
       workers: where the calls run.
+      processes: where templates run instead, while they are open.
       vocabulary: the bytes of each token.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: TextTokenizer,
         vocabulary: Vocabulary,
+        template: ChatTemplate,
         config: RenderConfig,
-        *,
-        max_model_len: int,
+        info: ModelInfo,
+        images: ImageRenderer | None = None,
     ) -> None:
         self.workers = RendererWorkers(config.renderer_num_workers)
-        self._template_timeout = config.template_timeout
+        self.processes: TemplateProcesses | None = None
+        self.images = images
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
-        self._max_model_len = max_model_len
+        self._template = template
+        self._config = config
+        self._info = info
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether work of some kind is refused, because it does not end."""
+        return self.workers.is_stuck or (
+            self.images is not None and self.images.is_stuck
+        )
 
     async def render_text(
         self,
         text: str,
+        options: TokenizeOptions = TokenizeOptions(),
         *,
-        add_special_tokens: bool = True,
         param: str = "prompt",
-        cache_salt: str = "",
     ) -> Prompt:
         """Tokenize a text.
 
@@ -70,58 +102,97 @@ class Renderer:
           ContextLengthExceeded: the model could not add a single token to it.
           InvalidParameter: it gives no tokens, or is no Unicode text.
         """
-        return await self.workers.run(
-            partial(
-                self._tokenize,
-                text,
-                add_special_tokens=add_special_tokens,
-                param=param,
-                cache_salt=cache_salt,
+        return await self.workers.run(partial(self._tokenize, text, options, param))
+
+    async def render_ids(
+        self,
+        token_ids: tuple[int, ...],
+        options: TokenizeOptions = TokenizeOptions(),
+        *,
+        with_text: bool = False,
+        skip_special_tokens: bool = False,
+    ) -> Prompt:
+        """Take token ids as they are, cut where the options say so.
+
+        Args:
+          with_text: tell what they say.
+          skip_special_tokens: leave such tokens out of that.
+
+        Raises:
+          InvalidParameter: an id is not the tokenizer's.
+        """
+        token_ids = cut(token_ids, options)
+        text = None
+        if with_text:
+            text = await self.detokenize(
+                token_ids, skip_special_tokens=skip_special_tokens, param="prompt"
             )
+        return Prompt(token_ids=token_ids, text=text, cache_salt=options.cache_salt)
+
+    async def render_embeds(
+        self, payload: Payload, *, cache_salt: str = "", param: str = "prompt_embeds"
+    ) -> Prompt:
+        """Decode vectors that stand for a whole prompt.
+
+        Args:
+          payload: base64 of a tensor, (num_tokens, hidden_size), that torch.save or
+            safetensors wrote.
+
+        Raises:
+          NotSupported: the server takes none.
+          ContextLengthExceeded: the model could not add a single token to them.
+          InvalidParameter: they are no such tensor.
+        """
+        decoded = await self._decode_embeds(payload, param)
+        mixed = embed_whole(decoded)
+        return Prompt(
+            token_ids=mixed.token_ids, embedded=mixed.embedded, cache_salt=cache_salt
         )
 
     async def render_chat(
         self,
         messages: Sequence[ChatMessage | Mapping[str, object]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        add_special_tokens: bool = False,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        cache_salt: str = "",
+        chat: ChatOptions = ChatOptions(),
+        options: TokenizeOptions = _CHAT_TOKENS,
     ) -> Prompt:
         """Render a conversation by the chat template and tokenize it.
 
         Args:
-          add_generation_prompt: end with the header of the answer.
-          continue_final_message: leave the last message open, to be continued.
-          add_special_tokens: templates usually write these themselves.
-          chat_template_kwargs: further variables for the template.
+          options: templates usually write special tokens themselves.
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
           InvalidParameter: the messages or what the template makes of them is wrong,
             or it takes longer than it may.
-          NotSupported: messages hold something else than text.
+          NotSupported: messages hold what this model or server does not take.
           RendererStuck: too many templates did so, and their threads still run.
         """
-        work = partial(
-            self._render_chat,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            add_special_tokens=add_special_tokens,
-            chat_template_kwargs=chat_template_kwargs or {},
-            cache_salt=cache_salt,
-        )
-        seconds = self._template_timeout
-        try:
-            return await self.workers.run_limited(work, seconds)
-        except TookTooLong:
-            raise InvalidParameter(
-                "messages",
-                f"the chat template takes longer than {seconds:g} s for them",
-            ) from None
+        if self.processes is None:
+            begun = await self._run_template(
+                partial(self._begin_chat, messages, chat, options)
+            )
+            if isinstance(begun, Prompt):
+                return begun
+            media = await self._render_media(begun)
+            return await self._run_template(
+                partial(self._finish_chat, begun, media, chat, options)
+            )
+        conversation = await self.workers.run(partial(self._read, messages, options))
+        media = await self._render_media(conversation)
+        call = self._template.prepare(conversation.messages, chat)
+        with self._explain_slow():
+            text = await self.processes.render(call, self._config.template_timeout)
+        return await self.workers.run(partial(self._assemble, text, media, options))
+
+    async def render_bad_words(
+        self, words: Sequence[str], *, param: str = "bad_words"
+    ) -> tuple[tuple[int, ...], ...]:
+        """Tokenize words that must not be written, as they begin a text and within.
+
+        Raises:
+          InvalidParameter: a word is no Unicode text, or has no token.
+        """
+        return await self.workers.run(partial(self._tokenize_words, words, param))
 
     async def detokenize(
         self,
@@ -179,45 +250,146 @@ class Renderer:
         """The token's bytes as text, with U+FFFD where it holds half a character."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
+    async def _run_template(self, work: Callable[[], T]) -> T:
+        with self._explain_slow():
+            return await self.workers.run_limited(work, self._config.template_timeout)
+
+    @contextmanager
+    def _explain_slow(self) -> Iterator[None]:
+        try:
+            yield
+        except TookTooLong:
+            raise InvalidParameter(
+                "messages",
+                "the chat template takes longer than "
+                f"{self._config.template_timeout:g} s for them",
+            ) from None
+
+    async def _render_media(self, conversation: Conversation) -> _Media:
+        """Prepare a conversation's tensors, then its images, each kind side by side."""
+        self._check_num_images(conversation)
+        embeds = await run_together(
+            [
+                partial(self._decode_embeds, part.payload, part.param)
+                for part in conversation.embeds
+            ]
+        )
+        markers = (part.marker for part in conversation.embeds)
+        images = []
+        # Only a model that sees has image parts.
+        if self.images is not None:
+            images = await run_together(
+                [
+                    partial(self.images.render, part.url, param=part.param)
+                    for part in conversation.images
+                ]
+            )
+        return _Media(images=images, embeds=dict(zip(markers, embeds)))
+
+    def _check_num_images(self, conversation: Conversation) -> None:
+        limit = 0 if self.images is None else self.images.max_images
+        if len(conversation.images) > limit:
+            raise InvalidParameter(
+                conversation.images[limit].param,
+                f"at most {limit} images are taken in a request",
+            )
+
+    async def _decode_embeds(self, payload: Payload, param: str) -> DecodedEmbeds:
+        if not self._config.enable_prompt_embeds:
+            raise NotSupported(param, "start it with --enable-prompt-embeds")
+        encoded = payload.encode() if isinstance(payload, str) else payload
+        return await self.workers.run(
+            partial(
+                decode_embeds,
+                encoded,
+                hidden_size=self._info.hidden_size,
+                dtype=self._info.dtype,
+                max_tokens=self._info.max_model_len,
+                param=param,
+            )
+        )
+
     # The rest runs in worker threads.
 
-    def _render_chat(
+    def _tokenize(self, text: str, options: TokenizeOptions, param: str) -> Prompt:
+        token_ids, text = self._tokenizer.tokenize(text, options, param=param)
+        return Prompt(token_ids=token_ids, text=text, cache_salt=options.cache_salt)
+
+    def _tokenize_words(
+        self, words: Sequence[str], param: str
+    ) -> tuple[tuple[int, ...], ...]:
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            alone = self._tokenizer.encode(word.lstrip(), False, param=param)
+            if not alone:
+                raise InvalidParameter(param, "each must have a token")
+            found[alone] = None
+            spaced = self._tokenizer.encode(f" {word.lstrip()}", False, param=param)
+            # Otherwise the space is a token before the same ones.
+            if spaced[-len(alone) :] != alone:
+                found[spaced] = None
+        return tuple(found)
+
+    def _begin_chat(
         self,
         messages: Sequence[ChatMessage | Mapping[str, object]],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        add_special_tokens: bool,
-        chat_template_kwargs: Mapping[str, object],
-        cache_salt: str,
-    ) -> Prompt:
-        conversation = read_messages(messages)
-        num_characters = sum(len(message["content"]) for message in conversation)
-        self._check_num_characters(num_characters, "messages")
-        text = apply_template(
-            self._tokenizer,
-            conversation,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
-        )
-        return self._tokenize(
-            text,
-            add_special_tokens=add_special_tokens,
-            param="messages",
-            cache_salt=cache_salt,
-        )
+        chat: ChatOptions,
+        options: TokenizeOptions,
+    ) -> Prompt | Conversation:
+        """Render a chat of text alone; give others back to wait for their media."""
+        conversation = self._read(messages, options)
+        if conversation.has_media:
+            return conversation
+        return self._finish_chat(conversation, _NO_MEDIA, chat, options)
 
-    def _tokenize(
-        self, text: str, *, add_special_tokens: bool, param: str, cache_salt: str
+    def _read(
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, object]],
+        options: TokenizeOptions,
+    ) -> Conversation:
+        conversation = read_messages(messages, self._template.form)
+        if options.truncate_to is None:
+            self._tokenizer.check_num_characters(
+                conversation.num_characters, "messages"
+            )
+        return conversation
+
+    def _finish_chat(
+        self,
+        conversation: Conversation,
+        media: _Media,
+        chat: ChatOptions,
+        options: TokenizeOptions,
     ) -> Prompt:
-        self._check_num_characters(len(text), param)
-        _check_encodable(text, param)
-        encoding = self._backend.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )[0]
-        self._check_num_tokens(len(encoding), param)
-        return Prompt(token_ids=tuple(encoding.ids), text=text, cache_salt=cache_salt)
+        call = self._template.prepare(conversation.messages, chat)
+        return self._assemble(call.render(), media, options)
+
+    def _assemble(self, text: str, media: _Media, options: TokenizeOptions) -> Prompt:
+        if not (media.images or media.embeds):
+            return self._tokenize(text, options, "messages")
+        mixed = mix(
+            text,
+            partial(
+                self._tokenizer.encode_parts,
+                add_special_tokens=options.add_special_tokens,
+                param="messages",
+            ),
+            images=media.images,
+            image_token=None if self.images is None else self.images.token,
+            embeds=media.embeds,
+        )
+        num_tokens = len(mixed.token_ids)
+        if options.truncate_to is not None and num_tokens > options.truncate_to:
+            raise InvalidParameter(
+                "truncate_prompt_tokens", "images and embeddings cannot be cut"
+            )
+        self._tokenizer.check_num_tokens(num_tokens, "messages")
+        return Prompt(
+            token_ids=mixed.token_ids,
+            text=text,
+            cache_salt=options.cache_salt,
+            embedded=mixed.embedded,
+        )
 
     def _decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, param: str
@@ -225,38 +397,6 @@ class Renderer:
         highest = self.vocabulary.size - 1
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= highest:
             raise InvalidParameter(param, f"ids must be between 0 and {highest}")
-        texts: list[str] = self._backend.decode_batch(
-            [token_ids], skip_special_tokens=skip_special_tokens
+        return self._tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens
         )
-        return texts[0]
-
-    def _check_num_characters(self, num_characters: int, param: str) -> None:
-        """Refuse what no tokenization can make short enough, before it takes time."""
-        # Rounded up: as many tokens are needed even if all of them are the longest.
-        num_tokens = -(-num_characters // self.vocabulary.longest_token)
-        if num_tokens >= self._max_model_len:
-            raise ContextLengthExceeded(
-                num_tokens=num_tokens,
-                limit=self._max_model_len,
-                param=param,
-                is_lower_bound=True,
-            )
-
-    def _check_num_tokens(self, num_tokens: int, param: str) -> None:
-        if num_tokens == 0:
-            raise InvalidParameter(param, "must not be empty")
-        # One output token must fit.
-        if num_tokens >= self._max_model_len:
-            raise ContextLengthExceeded(
-                num_tokens=num_tokens, limit=self._max_model_len, param=param
-            )
-
-
-def _check_encodable(text: str, param: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidParameter(
-            param,
-            f"character {error.start} is half of a surrogate pair, which is no text",
-        ) from None

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from hashlib import blake2b
 
-from ..steps import BlockId, SamplingParams, SequenceId, SlotStart
+from ..steps import (
+    KEY_BYTES,
+    BlockId,
+    EmbeddedInput,
+    SamplingParams,
+    SequenceId,
+    SlotStart,
+)
+
+# Of a token id, in what is hashed.
+_ID_BYTES = array("q").itemsize
 
 
 class Sequence:
@@ -24,11 +35,13 @@ class Sequence:
       priority: the lower one goes first.
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
+      embedded: see steps.Prompt.
     """
 
     __slots__ = (
         "arrival",
         "block_ids",
+        "embedded",
         "eos_token_ids",
         "is_aborted",
         "is_sample_in_flight",
@@ -44,6 +57,7 @@ class Sequence:
         "slot",
         "_block_hashes",
         "_num_planned_blocks",
+        "_prompt_bytes",
         "_root_hash",
     )
 
@@ -58,9 +72,11 @@ class Sequence:
         priority: int = 0,
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
+        embedded: tuple[EmbeddedInput, ...] = (),
     ) -> None:
         self.sequence_id = sequence_id
         self.prompt_token_ids = prompt_token_ids
+        self.embedded = embedded
         self.output_token_ids: list[int] = []
         self.sampling = sampling
         self.seed = seed
@@ -76,6 +92,7 @@ class Sequence:
         self.is_aborted = False
         self._block_hashes: list[bytes] = []
         self._num_planned_blocks = 0
+        self._prompt_bytes = b""
         self._root_hash = blake2b(cache_salt.encode(), digest_size=16).digest()
 
     @property
@@ -111,6 +128,7 @@ class Sequence:
             sampling=self.sampling,
             seed=self.seed,
             stop_token_ids=self.eos_token_ids | set(self.sampling.stop_token_ids),
+            embedded=self.embedded,
         )
 
     def take_new_block_ids(self) -> tuple[BlockId, ...]:
@@ -138,16 +156,38 @@ class Sequence:
         while len(self._block_hashes) <= index:
             done = len(self._block_hashes)
             parent = self._block_hashes[-1] if done else self._root_hash
-            tokens = self._slice_tokens(done * block_size, (done + 1) * block_size)
-            assert len(tokens) == block_size, "only full blocks have a hash"
-            content = parent + array("q", tokens).tobytes()
+            start, stop = done * block_size, (done + 1) * block_size
+            content = parent + self._encode_tokens(start, stop)
+            if self.embedded:
+                # Longer than the content of any block of tokens alone.
+                content += b"".join(self._list_keys(start, stop))
             self._block_hashes.append(blake2b(content, digest_size=16).digest())
         return self._block_hashes[index]
 
-    def _slice_tokens(self, start: int, stop: int) -> list[int]:
+    def _list_keys(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield where vectors stand among the positions [start, stop), and their keys."""
+        for item in self.embedded:
+            num_before = 0
+            for begin, end in item.runs:
+                first, last = max(begin, start), min(end, stop)
+                if first < last:
+                    yield array("q", (first - start, last - start)).tobytes()
+                    offset = num_before + first - begin
+                    yield item.keys[
+                        offset * KEY_BYTES : (offset + last - first) * KEY_BYTES
+                    ]
+                num_before += end - begin
+
+    def _encode_tokens(self, start: int, stop: int) -> bytes:
+        """The bytes of the tokens at positions [start, stop), all of them known."""
+        assert stop <= self.num_tokens, "only full blocks have a hash"
         prompt_len = len(self.prompt_token_ids)
-        tokens = list(self.prompt_token_ids[start:stop])
-        if stop > prompt_len:
-            outputs = self.output_token_ids
-            tokens += outputs[max(0, start - prompt_len) : stop - prompt_len]
-        return tokens
+        if stop <= prompt_len:
+            # All at once: a prompt that is cached from end to end is hashed from end
+            # to end within one step.
+            if not self._prompt_bytes:
+                self._prompt_bytes = array("q", self.prompt_token_ids).tobytes()
+            return self._prompt_bytes[start * _ID_BYTES : stop * _ID_BYTES]
+        tokens = list(self.prompt_token_ids[start:])
+        tokens += self.output_token_ids[max(0, start - prompt_len) : stop - prompt_len]
+        return array("q", tokens).tobytes()

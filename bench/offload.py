@@ -1,0 +1,235 @@
+"""Does a thread keep the event loop free, whatever the renderer does in it?
+
+Question
+  A function that holds the GIL stops the event loop from whichever thread it is called.
+  For each function that the server hands to a worker: how long does it take, how long
+  is the loop away while it runs in a worker's thread, and how long is it away where it
+  is called on the loop?
+
+Machine
+  Any; run it alone. The tokenizer and the image processor are the test kit's, so that
+  nothing is fetched; what is measured are their libraries.
+
+How to read it
+  time      of the function, in the thread; median of the rounds.
+  thread    the longest gap between two ticks of a task that wakes every millisecond,
+            less that millisecond, while the function runs in a thread: its median and
+            its largest of all rounds. "idle" is what a sleeping thread gives: the
+            machine's own noise.
+  loop      the same with the function on the loop: about its time.
+  A gap of the thread near the function's time says that it holds the GIL.
+
+    python bench/offload.py [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from collections.abc import Callable, Iterator
+from functools import partial
+import io
+import json
+from pathlib import Path
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+from PIL import Image
+import torch
+import trio
+
+from trioserve.config import MediaConfig, RenderConfig
+from trioserve.errors import ContextLengthExceeded
+from trioserve.http.body import decode_chunks
+from trioserve.http.schema import decode_chat, decode_completion, to_messages
+from trioserve.render.chat import read_messages
+from trioserve.render.embeds import decode_embeds
+from trioserve.render.loading import load_renderer
+from trioserve.render.template import ChatOptions
+from trioserve.render.tokens import TokenizeOptions
+from trioserve.testing import make_info
+from trioserve.testing_processors import VOCAB_SIZE, save_tiny_processor
+
+HIDDEN_SIZE = 4096
+TICK_SECONDS = 0.001
+CHUNK_BYTES = 65_536
+
+Work = Callable[[], object]
+
+
+def encode_tensor(num_rows: int) -> str:
+    file = io.BytesIO()
+    torch.save(torch.randn((num_rows, HIDDEN_SIZE), dtype=torch.bfloat16), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def make_image() -> Image.Image:
+    """Smooth colours with some noise, a megapixel, as photographs are."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand((1, 3, 20, 20), generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (1000, 1000), mode="bicubic")
+    noise = torch.rand((1, 3, 1000, 1000), generator=generator) * 0.05
+    pixels = ((smooth + noise).clamp(0, 1)[0] * 255).to(torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
+
+
+def cut(body: bytes) -> list[bytes]:
+    """A body as it comes from the socket."""
+    return [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)]
+
+
+def decode_body(body: bytes) -> object:
+    """Decode what a model of 131,072 tokens is asked, or find that it is too long."""
+    try:
+        return decode_chunks(cut(body), decode_completion, 131_072)
+    except ContextLengthExceeded as error:
+        return error
+
+
+def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
+    """Yield every function that is handed to a worker, with an input of its kind."""
+    words = random.Random(0).choices(
+        "the dog sleeps on and on in Rome".split(), k=10**5
+    )
+    text = " ".join(words)
+    renderer = load_renderer(
+        folder,
+        RenderConfig(),
+        info=make_info(10**6, vocab_size=VOCAB_SIZE, takes_images=True),
+    )
+    tokenizer, template = renderer._tokenizer, renderer._template
+    ids = tokenizer.encode(text, False, param="")
+    yield "idle", partial(time.sleep, 0.05)
+
+    small, large = encode_tensor(2048), encode_tensor(8192)
+    for name, body in (
+        ("JSON, 22 MB of base64", {"prompt_embeds": small}),
+        ("JSON, 20 MB of text", {"prompt": text * 40}),
+        ("JSON, 20 MB of ids, refused", {"prompt": list(ids) * 40}),
+        ("JSON, 130,000 ids", {"prompt": (list(ids) * 2)[:130_000]}),
+    ):
+        yield name, partial(decode_body, json.dumps(body).encode())
+    turns = [{"role": "user", "content": "x" * 100}] * 400
+    encoded = json.dumps({"messages": turns}).encode()
+    yield "JSON, 400 messages", lambda e=encoded: decode_chunks(
+        cut(e), decode_chat, 10**9
+    )
+    messages = to_messages(decode_chat(encoded).messages)
+
+    def run_template() -> object:
+        conversation = read_messages(messages, template.form)
+        return template.prepare(conversation.messages, ChatOptions()).render()
+
+    yield "template, 400 messages", run_template
+    yield "tokenize 500 KB", partial(
+        tokenizer.tokenize, text, TokenizeOptions(), param=""
+    )
+    yield "detokenize 100,000 ids", partial(
+        tokenizer.decode, ids, skip_special_tokens=False
+    )
+    for name, payload in (("2048", small), ("8192", large)):
+        yield f"embeddings, {name} x 4096 bfloat16", partial(
+            decode_embeds,
+            payload.encode(),
+            hidden_size=HIDDEN_SIZE,
+            dtype="bfloat16",
+            max_tokens=10_000,
+            param="",
+        )
+    yield from list_image_work(folder)
+
+
+def list_image_work(folder: Path) -> Iterator[tuple[str, Work]]:
+    from transformers import AutoTokenizer
+
+    from trioserve.render.decoding import decode_image
+    from trioserve.render.processors import load_image_processor
+
+    image = make_image()
+    for kind in ("JPEG", "PNG"):
+        file = io.BytesIO()
+        image.save(file, kind)
+        data = file.getvalue()
+        yield f"decode a {kind} of 1 megapixel", partial(
+            decode_image, data, max_pixels=2**26, param=""
+        )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = load_image_processor(folder, tokenizer, MediaConfig())
+    assert processor is not None
+    yield "prepare it as SmolVLM does", partial(processor.process, image, bytes(16))
+
+
+async def measure_gap(work: Work, *, in_thread: bool) -> tuple[float, float]:
+    """Return the longest time that the loop was away, and the work's own time."""
+    longest = 0.0
+    async with trio.open_nursery() as nursery:
+
+        async def tick() -> None:
+            nonlocal longest
+            last = time.perf_counter()
+            while True:
+                await trio.sleep(TICK_SECONDS)
+                now = time.perf_counter()
+                longest = max(longest, now - last - TICK_SECONDS)
+                last = now
+
+        nursery.start_soon(tick)
+        await trio.sleep(0.01)
+        longest = 0.0
+        began = time.perf_counter()
+        limiter = trio.CapacityLimiter(1)
+        if in_thread:
+            result = await trio.to_thread.run_sync(work, limiter=limiter)
+        else:
+            result = work()
+        seconds = time.perf_counter() - began
+        # Freeing it is part of the work, and happens on the loop.
+        del result
+        await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    return longest, seconds
+
+
+async def measure(folder: Path, rounds: int) -> None:
+    print(f"{'':36}{'time':>9}{'thread':>9}{'(max)':>9}{'loop':>9}   ms")
+    for name, work in list_work(folder):
+        work()
+        in_thread, on_loop = [], []
+        for _ in range(rounds):
+            in_thread.append(await measure_gap(work, in_thread=True))
+            on_loop.append(await measure_gap(work, in_thread=False))
+        gaps = [gap for gap, _ in in_thread]
+        figures = (
+            statistics.median(seconds for _, seconds in in_thread),
+            statistics.median(gaps),
+            max(gaps),
+            statistics.median(gap for gap, _ in on_loop),
+        )
+        print(f"{name:36}" + "".join(f"{1000 * figure:9.1f}" for figure in figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    # As the server does.
+    sys.setswitchinterval(0.0005)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = save_tiny_processor(
+            "smolvlm",
+            Path(temporary) / "model",
+            max_image_size={"longest_edge": 364},
+            size={"longest_edge": 1456},
+        )
+        trio.run(measure, folder, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Prompts with vectors: what the model cannot read never enters the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trioserve.engine.admission import check_request
+from trioserve.errors import ContextLengthExceeded, InvalidParameter
+from trioserve.steps import (
+    KEY_BYTES,
+    NO_TOKEN,
+    EmbeddedInput,
+    Prompt,
+    SamplingParams,
+    TensorBytes,
+)
+from trioserve.testing import make_info
+
+INFO = make_info(32)
+ONE = SamplingParams(max_tokens=1)
+
+
+def make_item(begin: int = 0, num_vectors: int = 3, **changes: Any) -> EmbeddedInput:
+    tensor = TensorBytes(
+        data=bytes(4 * num_vectors * INFO.hidden_size),
+        dtype="float32",
+        shape=(num_vectors, INFO.hidden_size),
+    )
+    item = EmbeddedInput(
+        kind="embeds",
+        runs=((begin, begin + num_vectors),),
+        keys=bytes(KEY_BYTES * num_vectors),
+        tensors={"embeds": tensor},
+    )
+    return replace(item, **changes)
+
+
+def make_prompt(*items: EmbeddedInput, num_tokens: int = 8) -> Prompt:
+    token_ids = [5] * num_tokens
+    for item in items:
+        for begin, end in item.runs:
+            token_ids[begin:end] = [NO_TOKEN] * (end - begin)
+    return Prompt(token_ids=tuple(token_ids), embedded=items)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        make_prompt(make_item()),
+        make_prompt(make_item(2), make_item(5)),
+        make_prompt(make_item(0, 8)),
+    ],
+)
+def test_vectors_of_the_model_are_taken(prompt: Prompt) -> None:
+    check_request([prompt], ONE, INFO)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (TensorBytes(data=b"", dtype="float32", shape=(3, 7)), "8 numbers"),
+        (TensorBytes(data=b"", dtype="float32", shape=(2, 8)), "8 numbers"),
+        (TensorBytes(data=b"", dtype="bfloat16", shape=(3, 8)), "must be float32"),
+    ],
+)
+def test_other_vectors_are_refused(tensor: TensorBytes, message: str) -> None:
+    prompt = make_prompt(make_item(tensors={"embeds": tensor}))
+    with pytest.raises(InvalidParameter, match=message) as caught:
+        check_request([prompt], ONE, INFO)
+    assert caught.value.param == "prompt_embeds"
+
+
+def test_a_position_without_a_vector_needs_a_token() -> None:
+    prompt = replace(make_prompt(make_item()), token_ids=(NO_TOKEN,) * 8)
+    with pytest.raises(InvalidParameter, match="token ids must be between"):
+        check_request([prompt], ONE, INFO)
+
+
+def test_an_images_tokens_are_the_models() -> None:
+    sees = replace(INFO, takes_images=True)
+    image = make_item(kind="image", tensors={})
+    prompt = Prompt(token_ids=(5,) * 8, embedded=(image,))
+    check_request([prompt], ONE, sees)
+    with pytest.raises(InvalidParameter, match="token ids must be between"):
+        check_request([replace(prompt, token_ids=(10**6,) * 8)], ONE, sees)
+
+
+def test_a_model_may_have_no_place_for_vectors() -> None:
+    with pytest.raises(InvalidParameter, match="tokens only"):
+        check_request([make_prompt(make_item())], ONE, replace(INFO, hidden_size=0))
+
+
+def test_an_image_is_refused_by_a_model_that_sees_none() -> None:
+    prompt = make_prompt(make_item(kind="image"))
+    with pytest.raises(InvalidParameter, match="takes no images"):
+        check_request([prompt], ONE, INFO)
+
+
+def test_vectors_count_as_tokens() -> None:
+    with pytest.raises(ContextLengthExceeded):
+        check_request([make_prompt(make_item(0, 32), num_tokens=32)], ONE, INFO)
+
+
+def test_there_is_nothing_to_report_on_vectors() -> None:
+    asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with pytest.raises(InvalidParameter) as caught:
+        check_request([make_prompt(make_item())], asked, INFO)
+    assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        make_prompt(make_item(keys=b"")),
+        make_prompt(make_item(runs=(), keys=b"")),
+        replace(make_prompt(make_item(2)), embedded=(make_item(2), make_item(4))),
+        replace(make_prompt(make_item(2)), embedded=(make_item(2), make_item(0))),
+        replace(make_prompt(), embedded=(make_item(6),)),
+        replace(make_prompt(), embedded=(make_item(2),)),
+    ],
+    ids=["no keys", "no runs", "overlap", "order", "outside", "token"],
+)
+def test_vectors_that_make_no_sense_are_a_mistake_of_the_caller(prompt: Prompt) -> None:
+    with pytest.raises(ValueError, match="vector|runs"):
+        check_request([prompt], ONE, INFO)

@@ -1,0 +1,122 @@
+"""No endpoint does its long work on the event loop."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+import io
+import json
+from pathlib import Path
+import time
+from typing import TypeVar
+
+import httpx2 as httpx
+import pytest
+import torch
+import trio
+
+from trioserve.config import HttpConfig, RenderConfig
+from trioserve.observe import LoopStall
+from trioserve.render import RendererWorkers
+from trioserve.testing_server import open_fake_server
+
+T = TypeVar("T")
+
+MAX_MODEL_LEN = 200_000
+TEXT = "Once upon a time there was a little server. " * 12_000
+
+HIDDEN_SIZE = 512
+
+# What the loop may take for the longest step of a request, as a share of what it takes
+# where the request's work is made on the loop.
+LARGEST_SHARE = 0.3
+
+SLOW_TEMPLATE = (
+    "{% for a in range(1000) %}{% for b in range(3000) %}{% endfor %}{% endfor %}x"
+)
+
+
+def encode_tensor(num_rows: int) -> str:
+    file = io.BytesIO()
+    torch.save(torch.randn((num_rows, HIDDEN_SIZE)), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def make_chat(content: object, **fields: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": content}]
+    return {"messages": messages, "max_tokens": 1, **fields}
+
+
+CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
+    "a long chat": lambda: ("/v1/chat/completions", make_chat(TEXT)),
+    "a slow template": lambda: (
+        "/v1/chat/completions",
+        make_chat("x", chat_template=SLOW_TEMPLATE),
+    ),
+    "embeddings in a chat": lambda: (
+        "/v1/chat/completions",
+        make_chat([{"type": "prompt_embeds", "prompt_embeds": encode_tensor(20_000)}]),
+    ),
+    "a long prompt": lambda: ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
+    "many prompts": lambda: (
+        "/v1/completions",
+        {"prompt": [TEXT, *["a dog"] * 30], "max_tokens": 1},
+    ),
+    "many ids": lambda: (
+        "/v1/completions",
+        {"prompt": [7] * 2_000_000, "truncate_prompt_tokens": 5, "max_tokens": 1},
+    ),
+    "embeddings": lambda: (
+        "/v1/completions",
+        {"prompt_embeds": [encode_tensor(20_000)] * 2, "max_tokens": 1},
+    ),
+    "tokenize": lambda: ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
+    "tokenize a chat": lambda: ("/tokenize", {"messages": make_chat(TEXT)["messages"]}),
+    "detokenize": lambda: ("/detokenize", {"tokens": [40, 41, 42] * 60_000}),
+}
+
+
+async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
+    """Return the longest step of any task while a request is answered.
+
+    In seconds of the loop's own processor time, which no other thread or process can
+    lengthen.
+    """
+    stall = LoopStall(clock=time.thread_time)
+    async with open_fake_server(
+        folder,
+        http=HttpConfig(max_body_size="256MiB"),
+        render=RenderConfig(
+            enable_prompt_embeds=True, trust_request_chat_template=True
+        ),
+        max_model_len=MAX_MODEL_LEN,
+        hidden_size=HIDDEN_SIZE,
+    ) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            headers = {"content-type": "application/json"}
+            # What is loaded for the first request of its kind is not measured.
+            for salt in ("first", "second"):
+                content = json.dumps({**body, "cache_salt": salt}).encode()
+                if salt == "second":
+                    trio.lowlevel.add_instrument(stall)
+                response = await client.post(path, content=content, headers=headers)
+                assert response.status_code == 200, response.text[:500]
+            trio.lowlevel.remove_instrument(stall)
+    return stall.statistics().steps.longest_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+async def test_no_request_is_made_on_the_loop(
+    tokenizer_folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(workers: object, work: Callable[[], T], *limit: float) -> T:
+        return work()
+
+    path, body = CASES[case]()
+    with trio.fail_after(60):
+        in_workers = await measure(tokenizer_folder, path, body)
+        monkeypatch.setattr(RendererWorkers, "run", run)
+        monkeypatch.setattr(RendererWorkers, "run_limited", run)
+        on_the_loop = await measure(tokenizer_folder, path, body)
+    assert in_workers < LARGEST_SHARE * on_the_loop

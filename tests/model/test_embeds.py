@@ -1,0 +1,199 @@
+"""Prompts whose positions hold vectors are answered as `generate` answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+import weakref
+
+import pytest
+import torch
+
+from trioserve.steps import EmbeddedInput, SamplingParams
+from trioserve.testing_models import TINY_MODELS
+
+every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+
+
+def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
+    """Vectors of no token, about as long as the model's own."""
+    embeddings = model.embed(range(90))
+    noise = torch.randn(
+        (num_vectors, embeddings.shape[1]), generator=torch.manual_seed(seed)
+    )
+    return noise * embeddings.std()
+
+
+@every_model
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_alone(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_vectors: Any,
+    model_type: str,
+    chunk: int,
+) -> None:
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    vectors = draw_vectors(model, 19)
+    story = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
+    planner.run(story, num_tokens=16, chunk=chunk)
+    assert story.outputs == model.generate_from(vectors, 16)
+
+
+@every_model
+def test_vectors_of_a_text_are_the_text(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
+    model_type: str,
+) -> None:
+    """Two stretches of a prompt, cut by chunks, beside the same prompt as tokens."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    prompt = make_prompt(22)
+    embedded = [
+        make_vectors(begin, model.embed(prompt[begin:end]))
+        for begin, end in ((2, 9), (12, 21))
+    ]
+    story = planner.begin(prompt, embedded=embedded)
+    other = planner.begin(prompt, slot=1)
+    planner.step((story, 5), (other, 3))
+    planner.step((other, 19), (story, 9))
+    planner.run(story, other, num_tokens=12, chunk=1)
+    expected = model.generate(prompt, 13)
+    assert other.outputs == expected[: len(other.outputs)]
+    assert story.outputs == expected[: len(story.outputs)]
+
+
+@every_model
+def test_after_preemption(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
+    model_type: str,
+) -> None:
+    """Once in the middle of the vectors, and once with outputs behind them."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    vectors = draw_vectors(model, 14)
+    story = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
+    other = planner.begin(make_prompt(11, 1), slot=1)
+    planner.step((other, 11), (story, 6))
+    planner.preempt(story, slot=3)
+    planner.run(other, story, num_tokens=5)
+    planner.preempt(story, slot=5)
+    planner.run(other, story, num_tokens=12, chunk=7)
+    assert story.outputs == model.generate_from(vectors, 12)
+    assert other.outputs[:12] == model.generate(other.prompt, 12)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("num_shared", [1, 2, 4])
+def test_prefix_hit(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
+    model_type: str,
+    num_shared: int,
+) -> None:
+    """Blocks that hold the first of the vectors, or all, are not computed again."""
+    model = tiny(model_type)
+    planner = make_planner(model.loaded)
+    vectors = draw_vectors(model, 13)
+    stories = []
+    for seed in (1, 2):
+        shared = stories[0].block_ids[:num_shared] if stories else []
+        prompt = [*[0] * 16, *make_prompt(5, seed)]
+        embedded = [make_vectors(3, vectors)]
+        stories.append(
+            planner.begin(prompt, slot=seed, shared=shared, embedded=embedded)
+        )
+        planner.run(stories[-1], num_tokens=10)
+    for story in stories:
+        whole = torch.cat(
+            (model.embed([0] * 3), vectors, model.embed(story.prompt[16:]))
+        )
+        assert story.outputs == model.generate_from(whole, 10)
+
+
+@pytest.mark.parametrize(
+    "field, value", [("repetition_penalty", 1.7), ("presence_penalty", 2.0)]
+)
+def test_penalties_pass_over_positions_without_a_token(
+    tiny: Callable[..., Any],
+    make_planner: Any,
+    make_vectors: Any,
+    field: str,
+    value: float,
+) -> None:
+    model = tiny("llama")
+    vectors = draw_vectors(model, 9)
+    sampling = SamplingParams(temperature=0.0, **{field: value})  # type: ignore
+    planner = make_planner(model.loaded)
+    story = planner.begin(
+        [0] * 9, sampling=sampling, embedded=[make_vectors(0, vectors)]
+    )
+    planner.run(story, num_tokens=20)
+    plain = model.generate_from(vectors, 20)
+    assert story.outputs != plain
+    if field == "repetition_penalty":
+        with pytest.warns(match="only to newly generated tokens"):
+            expected = model.generate_from(vectors, 20, repetition_penalty=value)
+        assert story.outputs == expected
+
+
+def test_slot_forgets_vectors_that_were_not_read(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    vectors = draw_vectors(model, 12)
+    left = planner.begin([0] * 12, embedded=[make_vectors(0, vectors)])
+    planner.step((left, 5))
+    story = planner.begin(make_prompt(12))
+    planner.run(story, num_tokens=8)
+    assert story.outputs == model.generate(story.prompt, 8)
+
+
+class WatchedBytes(bytearray):
+    """Bytes that tell when they are gone."""
+
+
+def test_vectors_are_gone_once_they_have_been_read(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    item: EmbeddedInput = make_vectors(2, draw_vectors(model, 6))
+    data = WatchedBytes(item.tensors["embeds"].data)
+    watched = weakref.ref(data)
+    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    story = planner.begin(make_prompt(12), embedded=[item])
+    planner.step((story, 7))
+    story.embedded = ()
+    del data, item
+    assert watched() is not None
+    planner.step((story, 1))
+    assert watched() is None
+    planner.run(story, num_tokens=3)
+
+
+@pytest.mark.parametrize("as_bytes", [bytes, bytearray, memoryview])
+def test_any_kind_of_bytes(
+    tiny: Callable[..., Any], make_planner: Any, make_vectors: Any, as_bytes: Any
+) -> None:
+    """Also those that nobody may write to."""
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    vectors = draw_vectors(model, 4)
+    item = make_vectors(0, vectors)
+    data = as_bytes(item.tensors["embeds"].data)
+    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    story = planner.begin([0] * 4, embedded=[item])
+    planner.run(story, num_tokens=6)
+    assert story.outputs == model.generate_from(vectors, 6)

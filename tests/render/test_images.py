@@ -1,0 +1,477 @@
+"""Images as models read them: what transformers makes, and each one made once."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+import io
+import json
+from pathlib import Path
+import threading
+from typing import Any
+
+from PIL import Image
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, ProcessorMixin
+from transformers.models.auto import processing_auto
+from transformers.models.smolvlm import processing_smolvlm
+import trio
+
+from trioserve.config import MediaConfig
+from trioserve.errors import InvalidParameter, UnsupportedModel, WeightsBroken
+from trioserve.render.images import (
+    ImageProcessor,
+    ImageRenderer,
+    ProcessedImage,
+    load_image_processor,
+)
+from trioserve.render.media import EncodedImage, MediaLoader
+from trioserve.steps import KEY_BYTES, TensorBytes
+from trioserve.testing_processors import (
+    ProcessorKind,
+    save_tiny_processor,
+    special_token_ids,
+)
+
+KINDS: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
+
+# What of the vocabulary stands for an image.
+TOKENS = {
+    "qwen2_vl": "<|image_pad|>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "smolvlm": "<image>",
+    "llava": "<image>",
+}
+
+# Square, wide, tall, tiny, and of sides that nothing divides.
+SIZES = ((64, 64), (301, 97), (50, 200), (1, 1), (129, 127))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[ProcessorKind, Path]:
+    return {
+        kind: save_tiny_processor(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS
+    }
+
+
+def load(folder: Path, **changes: Any) -> ImageProcessor:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = load_image_processor(folder, tokenizer, MediaConfig(**changes))
+    assert processor is not None
+    return processor
+
+
+def load_oracle(folder: Path, name: str) -> ProcessorMixin:
+    """transformers' processor, which wants torchvision for the videos that none sees."""
+    known = processing_auto.processor_class_from_name(name)
+
+    class Oracle(known):  # type: ignore[misc, valid-type]
+        def check_argument_for_proper_class(self, name: str, argument: object) -> Any:
+            return argument and super().check_argument_for_proper_class(name, argument)
+
+        @classmethod
+        def _load_part(cls, part: str) -> Any:
+            from transformers import AutoImageProcessor
+
+            parts = {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor}
+            return parts[part].from_pretrained(folder) if part in parts else None
+
+    settings, _ = Oracle.get_processor_dict(folder)
+    parts = [Oracle._load_part(part) for part in Oracle.get_attributes()]
+    return Oracle.from_args_and_dict(parts, settings)
+
+
+ORACLES = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "smolvlm": "SmolVLMProcessor",
+    "llava": "LlavaProcessor",
+}
+
+
+def draw(size: tuple[int, int] = (64, 64), seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng([seed, *size]).integers(
+        0, 256, (size[1], size[0], 3), dtype=np.uint8
+    )
+    return Image.fromarray(noise)
+
+
+def data_url(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def to_tensor(tensor: TensorBytes) -> torch.Tensor:
+    dtype = getattr(torch, tensor.dtype)
+    return torch.frombuffer(tensor.data, dtype=dtype).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_becomes_what_transformers_makes_of_it(
+    folders: dict[ProcessorKind, Path], kind: ProcessorKind, size: tuple[int, int]
+) -> None:
+    folder, image = folders[kind], draw(size)
+    processor = load(folder)
+    mine = processor.process(image, bytes(KEY_BYTES))
+    oracle = load_oracle(folder, ORACLES[kind])
+    prompt = f"What is {processor.image_token}?"
+    theirs = oracle(text=[prompt], images=[image], return_tensors="pt")
+    text = prompt.replace(processor.image_token, mine.replacement)
+    assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"].tolist()
+    num_tokens = (theirs["input_ids"] == processor.image_token_id).sum()
+    assert mine.num_vectors == num_tokens > 0
+    # What is not about text is for the encoder.
+    about_text = {"input_ids", "attention_mask", "mm_token_type_ids"}
+    assert set(mine.tensors) == set(theirs) - about_text
+    for name, tensor in mine.tensors.items():
+        assert len(tensor.data) == to_tensor(tensor).nbytes
+        assert torch.equal(to_tensor(tensor), theirs[name])
+    assert mine.num_bytes == sum(to_tensor(t).nbytes for t in mine.tensors.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_images_become_what_each_becomes_alone(
+    folders: dict[ProcessorKind, Path], kind: ProcessorKind
+) -> None:
+    folder, images = folders[kind], [draw((90, 60), seed) for seed in range(2)]
+    processor = load(folder)
+    mine = [processor.process(image, bytes(KEY_BYTES)) for image in images]
+    oracle = load_oracle(folder, ORACLES[kind])
+    token = processor.image_token
+    theirs = oracle(text=[f"{token} or {token}"], images=images)
+    text = f"{mine[0].replacement} or {mine[1].replacement}"
+    assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_image_token_is_found_in_the_vocabulary(
+    folders: dict[ProcessorKind, Path], kind: ProcessorKind
+) -> None:
+    processor = load(folders[kind])
+    assert processor.image_token == TOKENS[kind]
+    ids = special_token_ids(folders[kind])
+    assert processor.image_token_id == ids[TOKENS[kind]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_transformers_has_saved_is_read_too(
+    folders: dict[ProcessorKind, Path], kind: ProcessorKind, tmp_path: Path
+) -> None:
+    """There the settings of all processors stand in one file."""
+    oracle = load_oracle(folders[kind], ORACLES[kind])
+    settings = {
+        **oracle.to_dict(),
+        "processor_class": ORACLES[kind],
+        "image_processor": oracle.image_processor.to_dict(),
+    }
+    oracle.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+    image = draw((90, 60))
+    mine = [load(f).process(image, bytes(KEY_BYTES)) for f in (folders[kind], tmp_path)]
+    assert mine[0] == mine[1]
+
+
+def test_a_processor_that_no_file_names_is_found_by_the_models_type(
+    tmp_path: Path,
+) -> None:
+    save_tiny_processor("qwen2_vl", tmp_path)
+    change(tmp_path / "preprocessor_config.json", processor_class=None)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    assert load(tmp_path).image_token == "<|image_pad|>"
+
+
+def change(path: Path, **changes: object) -> None:
+    settings = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
+
+
+def test_a_model_without_an_image_processor_has_none(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    assert load_image_processor(tokenizer_folder, tokenizer, MediaConfig()) is None
+    # One for sound.
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"feature_extractor_type": "WhisperFeatureExtractor"}'
+    )
+    assert load_image_processor(tmp_path, tokenizer, MediaConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"processor_class": "NoSuchProcessor"}, UnsupportedModel),
+        ({"processor_class": None}, UnsupportedModel),
+        # Not one for text and images; and one whose tokens the tokenizer lacks.
+        ({"processor_class": "Wav2Vec2Processor"}, UnsupportedModel),
+        ({"processor_class": "LlavaProcessor"}, UnsupportedModel),
+        ({"image_processor_type": "NoSuchImageProcessor"}, WeightsBroken),
+        ({"patch_size": "fourteen"}, WeightsBroken),
+        ({"auto_map": {"AutoProcessor": "evil.Evil"}}, None),
+        (
+            {
+                "auto_map": {"AutoImageProcessor": "evil.Evil"},
+                "image_processor_type": "Evil",
+            },
+            WeightsBroken,
+        ),
+    ],
+)
+def test_broken_and_unknown_processors_end_the_start(
+    tmp_path: Path, changes: dict[str, object], error: type[Exception] | None
+) -> None:
+    """And none of them runs code that lies beside the model."""
+    save_tiny_processor("qwen2_vl", tmp_path)
+    change(tmp_path / "preprocessor_config.json", **changes)
+    (tmp_path / "evil.py").write_text("raise SystemExit('run')")
+    if error is None:
+        assert load(tmp_path).image_token == "<|image_pad|>"
+    else:
+        with pytest.raises(error):
+            load(tmp_path)
+
+
+def test_a_package_that_a_processor_lacks_is_named(
+    folders: dict[ProcessorKind, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolVLM's spells the lengths of videos in words, and wants it for images too."""
+    monkeypatch.setattr(processing_smolvlm, "num2words", None)
+    with pytest.raises(UnsupportedModel, match="pip install num2words"):
+        load(folders["smolvlm"])
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "7"])
+def test_files_that_are_no_objects_end_the_start(tmp_path: Path, text: str) -> None:
+    save_tiny_processor("qwen2_vl", tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(WeightsBroken):
+        load_image_processor(tmp_path, tokenizer, MediaConfig())
+
+
+def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
+    """Gemma 3 has one that stands for an image and another for its vectors."""
+    save_tiny_processor(
+        "smolvlm",
+        tmp_path,
+        processor_class="Gemma3Processor",
+        image_processor_type="Gemma3ImageProcessor",
+        size={"height": 28, "width": 28},
+    )
+    (tmp_path / "processor_config.json").unlink()
+    tokens = {
+        "boi_token": "<global-img>",
+        "image_token": "<image>",
+        "eoi_token": "<end_of_utterance>",
+    }
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, extra_special_tokens=tokens)
+    with pytest.raises(UnsupportedModel, match="several tokens"):
+        load_image_processor(tmp_path, tokenizer, MediaConfig())
+
+
+# From here on with the smallest of them.
+
+
+@pytest.fixture
+def processor(folders: dict[ProcessorKind, Path]) -> ImageProcessor:
+    return load(folders["llava"])
+
+
+class CountingLoader(MediaLoader):
+    """Counts what is decoded; where there is a gate, images wait at it before."""
+
+    def __init__(self) -> None:
+        super().__init__(MediaConfig())
+        self.num_decoded = 0
+        self.gate: trio.Event | None = None
+
+    async def decode(self, encoded: EncodedImage, *, param: str) -> Image.Image:
+        self.num_decoded += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        return await super().decode(encoded, param=param)
+
+
+async def test_an_image_is_prepared_for_the_model(processor: ImageProcessor) -> None:
+    renderer = ImageRenderer(processor, MediaConfig())
+    image = draw((90, 60))
+    prepared = await renderer.render(data_url(image), param="x")
+    assert prepared == processor.process(image, prepared.key)
+    assert len(prepared.key) == KEY_BYTES
+    assert (renderer.token.text, renderer.token.token_id) == (
+        processor.image_token,
+        processor.image_token_id,
+    )
+
+
+async def test_an_image_that_was_prepared_is_not_even_decoded_again(
+    processor: ImageProcessor,
+) -> None:
+    loader = CountingLoader()
+    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    url = data_url(draw())
+    first = await renderer.render(url, param="x")
+    assert await renderer.render(url.encode(), param="y") is first
+    other = await renderer.render(data_url(draw(seed=1)), param="x")
+    assert other.key != first.key
+    assert loader.num_decoded == 2
+    counters, statistics = renderer.counters(), renderer.statistics()
+    assert (counters.hits, counters.misses, statistics.entries) == (1, 2, 2)
+    assert statistics.num_bytes == first.num_bytes + other.num_bytes
+    assert statistics.media.busy == statistics.processing.busy == 0
+
+
+async def test_the_least_recently_used_images_make_room(
+    processor: ImageProcessor, folders: dict[ProcessorKind, Path]
+) -> None:
+    size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
+    small = load(folders["llava"], processor_cache_memory=str(2 * size))
+    renderer = ImageRenderer(small, MediaConfig())
+    urls = [data_url(draw(seed=seed)) for seed in range(3)]
+    for index in (0, 1, 0, 2, 0, 1):
+        await renderer.render(urls[index], param="x")
+    # 0 and 1 are new; 0 is found; 2 takes the place of 1, and then 1 that of 2.
+    counters, statistics = renderer.counters(), renderer.statistics()
+    assert (counters.hits, counters.misses, statistics.entries) == (2, 4, 2)
+    assert statistics.num_bytes == 2 * size
+
+
+@pytest.mark.parametrize("memory", ["0", "1"])
+async def test_a_cache_may_be_off_or_too_small_for_any_image(
+    folders: dict[ProcessorKind, Path], memory: str
+) -> None:
+    renderer = ImageRenderer(
+        load(folders["llava"], processor_cache_memory=memory), MediaConfig()
+    )
+    url = data_url(draw())
+    first, second = [await renderer.render(url, param="x") for _ in range(2)]
+    assert first == second
+    counters, statistics = renderer.counters(), renderer.statistics()
+    assert (counters.hits, counters.misses, statistics.entries) == (0, 2, 0)
+
+
+async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
+    processor: ImageProcessor,
+) -> None:
+    loader = CountingLoader()
+    loader.gate = trio.Event()
+    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    url = data_url(draw())
+    prepared: list[ProcessedImage] = []
+
+    async def render() -> None:
+        prepared.append(await renderer.render(url, param="x"))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(render)
+            await wait_for_decoding(loader)
+            loader.gate.set()
+    assert loader.num_decoded == 1
+    assert prepared[0] is prepared[1] is prepared[2]
+    counters = renderer.counters()
+    assert (counters.hits, counters.misses) == (2, 1)
+
+
+async def wait_for_decoding(loader: CountingLoader) -> None:
+    """Until all that was started has come as far as it can with the gate shut."""
+    await trio.testing.wait_all_tasks_blocked()
+    while loader.num_decoded == 0 or loader.statistics().busy:
+        await trio.sleep(0.001)
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_who_waits_for_a_request_that_leaves_prepares_the_image_itself(
+    processor: ImageProcessor,
+) -> None:
+    loader = CountingLoader()
+    loader.gate = trio.Event()
+    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    url = data_url(draw())
+    prepared: list[ProcessedImage] = []
+
+    async def render(scope: trio.CancelScope) -> None:
+        with scope:
+            prepared.append(await renderer.render(url, param="x"))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            first, second = trio.CancelScope(), trio.CancelScope()
+            nursery.start_soon(render, first)
+            await wait_for_decoding(loader)
+            nursery.start_soon(render, second)
+            await wait_for_decoding(loader)
+            first.cancel()
+            loader.gate.set()
+    assert len(prepared) == 1
+    assert loader.num_decoded == 2
+    assert renderer.statistics().entries == 1
+
+
+async def test_every_request_hears_what_is_wrong_with_its_image(
+    processor: ImageProcessor,
+) -> None:
+    """Also one that waited for another with the same image, in its own words."""
+    loader = CountingLoader()
+    loader.gate = trio.Event()
+    renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
+    params: list[str | None] = []
+
+    async def render(param: str) -> None:
+        with pytest.raises(InvalidParameter) as refused:
+            await renderer.render("data:image/png;base64,AAAA", param=param)
+        params.append(refused.value.param)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(render, "messages[0]")
+            nursery.start_soon(render, "messages[1]")
+            await wait_for_decoding(loader)
+            loader.gate.set()
+    assert sorted(filter(None, params)) == ["messages[0]", "messages[1]"]
+    statistics = renderer.statistics()
+    assert (statistics.entries, statistics.media.busy) == (0, 0)
+
+
+async def test_an_image_that_the_processor_does_not_take_is_refused(
+    tmp_path: Path,
+) -> None:
+    """This one does not resize, and wants a whole number of patches."""
+    save_tiny_processor("qwen2_vl", tmp_path, do_resize=False, patch_size=16)
+    renderer = ImageRenderer(load(tmp_path), MediaConfig())
+    with pytest.raises(InvalidParameter, match="65 x 64 pixels") as refused:
+        await renderer.render(data_url(draw((65, 64))), param="messages[0]")
+    assert refused.value.param == "messages[0]"
+    assert renderer.statistics().entries == 0
+    assert (await renderer.render(data_url(draw((64, 64))), param="x")).num_vectors == 4
+
+
+async def test_images_are_processed_one_after_the_other(
+    processor: ImageProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_done = 0
+    busy = threading.Lock()
+    process = processor.process
+
+    def watch(image: Image.Image, key: bytes) -> ProcessedImage:
+        nonlocal num_done
+        assert busy.acquire(blocking=False), "two at once"
+        processed = process(image, key)
+        busy.release()
+        num_done += 1
+        return processed
+
+    monkeypatch.setattr(processor, "process", watch)
+    renderer = ImageRenderer(processor, MediaConfig())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for seed in range(3):
+                url = data_url(draw(seed=seed))
+                nursery.start_soon(partial(renderer.render, url, param="x"))
+    assert num_done == 3
+    assert renderer.statistics().processing.workers == 1

@@ -1,0 +1,347 @@
+"""Images by data, file and web URLs: what is taken, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+import io
+import os
+from pathlib import Path
+import random
+
+from PIL import Image
+import pytest
+import trio
+
+from trioserve.config import MediaConfig
+from trioserve.errors import InvalidConfig, InvalidParameter
+from trioserve.render.address import IPAddress
+from trioserve.render.media import MediaLoader
+from trioserve.steps import KEY_BYTES
+
+Url = str | bytes | memoryview
+
+
+def make_png(size: tuple[int, int] = (3, 2)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, "red").save(file, "PNG")
+    return file.getvalue()
+
+
+PNG = make_png()
+
+OUTSIDE = "is not a file that this server reads"
+
+
+def data_url(data: bytes = PNG, head: str = "data:image/png;base64,") -> str:
+    return head + base64.b64encode(data).decode()
+
+
+def make_loader(**changes: object) -> MediaLoader:
+    return MediaLoader(replace(MediaConfig(), **changes))
+
+
+async def load(url: Url, **changes: object) -> bytes:
+    return (await make_loader(**changes).load(url, param="messages[0]")).data
+
+
+async def refuse(url: Url, **changes: object) -> str:
+    with pytest.raises(InvalidParameter) as refused:
+        await load(url, **changes)
+    assert refused.value.param == "messages[0]"
+    return str(refused.value)
+
+
+AS_THEY_COME: list[Callable[[str], Url]] = [
+    str,
+    str.encode,
+    lambda url: memoryview(url.encode()),
+]
+
+
+@pytest.mark.parametrize("spell", AS_THEY_COME)
+async def test_a_data_url_is_decoded_and_known_by_its_bytes(
+    spell: Callable[[str], Url],
+) -> None:
+    loader = make_loader()
+    encoded = await loader.load(spell(data_url()), param="x")
+    assert encoded.data == PNG
+    assert encoded.digest == blake2b(PNG, digest_size=KEY_BYTES).digest()
+    image = await loader.decode(encoded, param="x")
+    assert (image.mode, image.size) == ("RGB", (3, 2))
+
+
+@pytest.mark.parametrize("spell", AS_THEY_COME)
+@pytest.mark.parametrize("surplus", [-1, 0, 1, 2, 2**19])
+async def test_a_long_data_url_is_decoded_in_pieces(
+    spell: Callable[[str], Url], surplus: int
+) -> None:
+    """A piece is 2**20 characters, 3 * 2**18 bytes."""
+    data = random.Random(1).randbytes(3 * 2**19 + surplus)
+    assert await load(spell(data_url(data))) == data
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "data:image/svg+xml;base64,",
+        "DATA:Image/PNG;BASE64,",
+        "data:image/png;charset=utf-8;base64,",
+        "data:image/x-icon;base64,",
+    ],
+)
+async def test_the_bytes_and_not_the_declared_type_say_what_it_is(head: str) -> None:
+    assert await load(data_url(head=head)) == PNG
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "data:,",
+        "data:base64,",
+        "data:;base64,",
+        "data:image/png,",
+        "data:image/png;base64",
+        "data:text/plain;base64,",
+        "data:application/pdf;base64,",
+        "data:image/;base64,",
+        "data:image/png;base64;x=y,",
+        "data:image/png; base64,",
+        " data:image/png;base64,",
+        "data:image/" + "x" * 300 + ";base64,",
+    ],
+)
+async def test_other_data_urls_are_refused(head: str) -> None:
+    text = await refuse(data_url(head=head))
+    assert "data:image/png;base64" in text or "must be a data" in text
+
+
+@pytest.mark.parametrize(
+    "characters",
+    [
+        *("A", "AA", "AAA", "AAAA=", "A===", "AA==AAAA", "AAA\n", "AA AA", "AAA%3D"),
+        *("AA-_", "é" * 4, "\ud800AAA", "\x00AAA", "A" * 2**20 + "AAA"),
+        # Padding where a piece ends.
+        "A" * (2**20 - 2) + "==" + "AAAA",
+    ],
+)
+async def test_what_is_not_base64_is_refused(characters: str) -> None:
+    assert "base64" in await refuse("data:image/png;base64," + characters)
+
+
+async def test_an_image_may_be_as_long_as_the_limit_and_no_longer() -> None:
+    for size in (97, 98, 99, 100):
+        assert len(await load(data_url(bytes(size)), max_image_bytes="100")) == size
+    for size in (101, 102, 103, 10_000):
+        text = await refuse(data_url(bytes(size)), max_image_bytes="100")
+        assert "more than 100 bytes" in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", ":", "image.png", "/etc/passwd", "//host/a.png", "ftp://host/a.png"),
+        *("gopher://host", "javascript:alert(1)", "blob:x", "\x00", "é:x", "\ud800:"),
+        *(b"\xff\xfe", b"", memoryview(b"ssh://x")),
+    ],
+)
+async def test_other_urls_are_refused(url: Url) -> None:
+    assert "must be a data, http, https or file URL" in await refuse(url)
+
+
+async def test_by_default_nothing_is_fetched_or_read(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    assert "reads no image files" in await refuse((tmp_path / "a.png").as_uri())
+    for scheme in ("http", "https", "HTTP"):
+        assert "fetches no images" in await refuse(f"{scheme}://127.0.0.1/")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that may be read, with a file in it and one beside it."""
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (tmp_path / "images" / "more").mkdir(parents=True)
+    (tmp_path / "images" / "more" / "a b ü.png").write_bytes(PNG)
+    (tmp_path / "images" / "a.png").write_bytes(PNG)
+    # Begins with the folder's name, and is another.
+    (tmp_path / "images2").mkdir()
+    (tmp_path / "images2" / "a.png").write_bytes(PNG)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("prefix", ["file://", "file://localhost", "file:", "FILE://"])
+@pytest.mark.parametrize(
+    "path",
+    ["a.png", "more/a%20b%20%C3%BC.png", "more/a b ü.png", "more/../a.png", "%61.png"],
+)
+async def test_a_file_below_the_folder_is_read(
+    folder: Path, prefix: str, path: str
+) -> None:
+    url = f"{prefix}{folder}/{path}"
+    for spell in AS_THEY_COME:
+        assert await load(spell(url), allowed_local_media_path=str(folder)) == PNG
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../secret.png", "../missing.png", "../images2/a.png", "..", "../.."),
+        *("%2e%2e/secret.png", "..%2fsecret.png", "more/../../secret.png"),
+        *("", ".", "more", "missing.png", "a.png/x", "a.png%00", "\x00"),
+        *("a.png?x", "a.png#x", "%ff.png", "a" * 5000, "../../../../../../dev/zero"),
+        *("link-to-file", "link-to-folder/secret.png", "loop", "pipe", "socket"),
+    ],
+)
+async def test_nothing_else_is_read_nor_told_to_exist(folder: Path, path: str) -> None:
+    (folder / "link-to-file").symlink_to(folder.parent / "secret.png")
+    (folder / "link-to-folder").symlink_to(folder.parent)
+    (folder / "loop").symlink_to(folder / "loop")
+    os.mkfifo(folder / "pipe")
+    with trio.fail_after(30):
+        text = await refuse(
+            f"file://{folder}/{path}", allowed_local_media_path=str(folder)
+        )
+    assert text == f"messages[0]: {OUTSIDE}"
+
+
+@pytest.mark.parametrize(
+    "start", ["file://host", "file://127.0.0.1", "file:.", "file:///etc/"]
+)
+async def test_files_of_other_hosts_are_not_read(folder: Path, start: str) -> None:
+    url = f"{start}{folder}/a.png"
+    text = await refuse(url, allowed_local_media_path=str(folder))
+    assert text == f"messages[0]: {OUTSIDE}"
+
+
+async def test_a_link_within_the_folder_is_followed(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "a.png")
+    url = f"file://{folder}/link"
+    assert await load(url, allowed_local_media_path=str(folder)) == PNG
+
+
+async def test_the_folder_may_be_a_link_itself(folder: Path) -> None:
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    for start in (link, folder):
+        url = f"file://{start}/a.png"
+        assert await load(url, allowed_local_media_path=str(link)) == PNG
+
+
+async def test_a_file_may_be_as_long_as_the_limit_and_no_longer(folder: Path) -> None:
+    with (folder / "sparse.png").open("wb") as file:
+        file.truncate(2**40)
+    changes = {
+        "allowed_local_media_path": str(folder),
+        "max_image_bytes": str(len(PNG)),
+    }
+    assert await load(f"file://{folder}/a.png", **changes) == PNG
+    assert "more than" in await refuse(f"file://{folder}/sparse.png", **changes)
+
+
+@pytest.mark.parametrize("name", ["missing", "a.png"])
+def test_an_allowed_path_that_is_no_folder_ends_the_start(
+    folder: Path, name: str
+) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        make_loader(allowed_local_media_path=str(folder / name))
+    assert refused.value.field == "allowed_local_media_path"
+
+
+def test_an_allowed_domain_that_is_no_host_ends_the_start() -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        make_loader(allowed_media_domains=("http://a.example",))
+    assert refused.value.field == "allowed_media_domains"
+
+
+async def test_what_is_no_image_is_refused_when_it_is_decoded() -> None:
+    loader = make_loader(max_image_pixels=6)
+    for data, reason in (
+        (b"hello", "is not a PNG"),
+        (PNG[:-30], "can be decoded"),
+        (make_png((7, 1)), "7 x 1 pixels"),
+    ):
+        encoded = await loader.load(data_url(data), param="x")
+        with pytest.raises(InvalidParameter, match=reason):
+            await loader.decode(encoded, param="x")
+    assert loader.statistics().busy == 0
+
+
+def is_loopback(address: IPAddress) -> bool:
+    return address.is_loopback
+
+
+async def test_private_addresses_are_not_asked_unless_a_test_says_so() -> None:
+    with trio.fail_after(30):
+        text = await refuse("http://127.0.0.1:1/", allowed_media_domains=("127.0.0.1",))
+    assert text == "messages[0]: cannot be fetched"
+
+
+async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
+    nursery: trio.Nursery,
+) -> None:
+    num_clients = 0
+    two_came, may_answer = trio.Event(), trio.Event()
+
+    async def answer(stream: trio.SocketStream) -> None:
+        nonlocal num_clients
+        num_clients += 1
+        if num_clients == 2:
+            two_came.set()
+        await stream.receive_some()
+        await may_answer.wait()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n" + PNG)
+
+    (listener,) = await nursery.start(
+        partial(trio.serve_tcp, answer, 0, host="127.0.0.1")
+    )
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_workers=2)
+    loader = MediaLoader(config, is_allowed_address=is_loopback)
+    loaded: list[bytes] = []
+
+    async def fetch(url: str) -> None:
+        loaded.append((await loader.load(url, param="x")).data)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as requests:
+            for _ in range(2):
+                requests.start_soon(fetch, url)
+            await two_came.wait()
+            requests.start_soon(fetch, url)
+            # What needs no connection does not wait.
+            assert (await loader.load(data_url(), param="x")).data == PNG
+            await trio.testing.wait_all_tasks_blocked()
+            assert (num_clients, loaded) == (2, [])
+            may_answer.set()
+    assert loaded == [PNG] * 3
+    assert num_clients == 3
+    assert loader.statistics().busy == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> None:
+    async def say_nothing(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        asked.set()
+        await stream.receive_some()
+        left.set()
+
+    asked, left = trio.Event(), trio.Event()
+    (listener,) = await nursery.start(
+        partial(trio.serve_tcp, say_nothing, 0, host="127.0.0.1")
+    )
+    url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_workers=1)
+    loader = MediaLoader(config, is_allowed_address=is_loopback)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as requests:
+            requests.start_soon(partial(loader.load, url, param="x"))
+            await asked.wait()
+            requests.cancel_scope.cancel()
+        await left.wait()
+        assert (await loader.load(data_url(), param="x")).data == PNG
+    assert loader.statistics().busy == 0
+    nursery.cancel_scope.cancel()

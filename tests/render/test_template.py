@@ -1,0 +1,192 @@
+"""Templates: what they read, what they are told, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from trioserve.config import RenderConfig
+from trioserve.errors import InvalidParameter
+from trioserve.render import (
+    ChatOptions,
+    Renderer,
+    load_renderer,
+    open_template_processes,
+)
+from trioserve.testing import make_info
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object"}},
+}
+
+STRINGS = "{% for m in messages %}[{{ m.role + ':' + m.content }}]{% endfor %}"
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}:"
+    "{% for part in m.content %}({{ part.text }}){% endfor %}]{% endfor %}"
+)
+BOTH = (
+    "{% for m in messages %}[{{ m.role }}:{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}]"
+    "{% endfor %}"
+)
+TOOLS = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "</tools>{% endif %}{% for m in messages %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
+    "{% endfor %}{% endfor %}"
+)
+ENDLESS = (
+    "{% for a in range(100000) %}{% for b in range(100000) %}"
+    "{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+Load = Callable[..., Renderer]
+
+
+@pytest.fixture
+def load(byte_level_folder: Path) -> Load:
+    def load(template: str, **options: Any) -> Renderer:
+        return load_renderer(
+            byte_level_folder,
+            RenderConfig(**options),
+            info=make_info(),
+            chat_template=template,
+        )
+
+    return load
+
+
+async def render(renderer: Renderer, *messages: Any, **options: Any) -> str:
+    prompt = await renderer.render_chat(messages, ChatOptions(**options))
+    assert prompt.text is not None
+    return prompt.text
+
+
+@pytest.mark.parametrize(
+    ("template", "one", "two"),
+    [
+        (STRINGS, "[user:Hi]", "[user:a\nb]"),
+        (PARTS, "[user:(Hi)]", "[user:(a)(b)]"),
+        (BOTH, "[user:Hi]", "[user:a\nb]"),
+    ],
+)
+async def test_contents_come_in_the_form_that_the_template_reads(
+    load: Load, template: str, one: str, two: str
+) -> None:
+    renderer = load(template)
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert await render(renderer, USER) == one
+    assert await render(renderer, {"role": "user", "content": content}) == two
+
+
+async def test_a_template_that_wants_a_system_message_takes_strings(load: Load) -> None:
+    strict = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('who am I?') }}"
+        "{% endif %}" + STRINGS
+    )
+    system = {"role": "system", "content": "x"}
+    assert await render(load(strict), system, USER) == "[system:x][user:Hi]"
+
+
+async def test_tools_are_shown_to_the_model(load: Load) -> None:
+    text = await render(load(TOOLS), USER, tools=[TOOL])
+    assert text == f"<tools>{json.dumps(TOOL)}</tools>Hi"
+    assert await render(load(TOOLS), USER) == "Hi"
+
+
+async def test_the_arguments_of_earlier_calls_are_objects(load: Load) -> None:
+    call = {"id": "1", "function": {"name": "look_up", "arguments": '{"word": "a"}'}}
+    empty = {"id": "2", "function": {"name": "look_up", "arguments": ""}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, empty]}
+    assert await render(load(TOOLS), message) == '{"word": "a"}{}'
+
+
+async def test_a_template_from_a_request_is_refused(load: Load) -> None:
+    with pytest.raises(InvalidParameter, match="--trust-request") as caught:
+        await render(load(STRINGS), USER, chat_template="{{ 1 }}")
+    assert caught.value.param == "chat_template"
+
+
+async def test_a_template_from_a_request_is_taken_where_it_is_trusted(
+    load: Load,
+) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True)
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    assert await render(renderer, USER, chat_template=template) == "<Hi>"
+    assert await render(renderer, USER) == "[user:Hi]"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if %}",
+        "{{ raise_exception('no') }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[7].content.x }}",
+        "{{ range(10000000) | list }}",
+    ],
+)
+async def test_what_a_template_refuses_is_the_requests_fault(
+    load: Load, template: str
+) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True)
+    with pytest.raises(InvalidParameter, match="the chat template refuses them"):
+        await render(renderer, USER, chat_template=template)
+
+
+# In processes.
+
+
+@pytest.mark.slow
+async def test_a_process_renders_as_a_thread_does(load: Load) -> None:
+    renderer = load(TOOLS)
+    threads = await render(renderer, USER, tools=[TOOL])
+    with trio.fail_after(60):
+        async with open_template_processes(1) as renderer.processes:
+            assert await render(renderer, USER, tools=[TOOL]) == threads
+            with pytest.raises(InvalidParameter, match="refuses them: no"):
+                bad = load("{{ raise_exception(messages[0].content) }}")
+                bad.processes = renderer.processes
+                await render(bad, {"role": "user", "content": "no"})
+
+
+@pytest.mark.slow
+async def test_a_template_in_a_process_is_bounded_in_time_and_memory(
+    load: Load,
+) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.5)
+    with trio.fail_after(60):
+        async with open_template_processes(1) as renderer.processes:
+            processes = renderer.processes
+            assert processes is not None
+            with pytest.raises(InvalidParameter, match="longer than 0.5 s"):
+                await render(renderer, USER, chat_template=ENDLESS)
+            with pytest.raises(InvalidParameter, match="too much memory"):
+                await render(renderer, USER, chat_template="{{ 'a' * 3000000000 }}")
+            assert await render(renderer, USER) == "[user:Hi]"
+            # Nothing was left behind: no thread, no process, no taken place.
+            assert processes.num_killed == 0
+            assert processes.limiter.borrowed_tokens == 0
+            assert renderer.workers.statistics().abandoned == 0
+
+
+@pytest.mark.slow
+async def test_a_template_that_cannot_be_interrupted_is_killed(load: Load) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.2)
+    # One call into C that takes minutes and little memory.
+    stubborn = "{{ (7 ** 9000000) | string | length }}"
+    with trio.fail_after(60):
+        async with open_template_processes(1) as renderer.processes:
+            assert renderer.processes is not None
+            with pytest.raises(InvalidParameter, match="longer than 0.2 s"):
+                await render(renderer, USER, chat_template=stubborn)
+            assert renderer.processes.num_killed == 1
+            assert renderer.processes.limiter.borrowed_tokens == 0

@@ -1,0 +1,121 @@
+"""Which prompts with vectors share blocks, and which never do."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings, strategies as st
+
+from trioserve.scheduler import Scheduler, Sequence
+from trioserve.steps import (
+    KEY_BYTES,
+    NO_TOKEN,
+    EmbeddedInput,
+    Prompt,
+    SamplingParams,
+    SequenceId,
+)
+from trioserve.testing import FakeDevice
+
+BLOCK_SIZE = 4
+
+# A position of a prompt: a token id, or the number of a vector.
+Position = tuple[str, int]
+
+
+def make_prompt(positions: list[Position]) -> Prompt:
+    """One item for each run of vectors, as if each had come by itself."""
+    items: list[EmbeddedInput] = []
+    for index, (kind, number) in enumerate(positions):
+        if kind == "token":
+            continue
+        key = number.to_bytes(KEY_BYTES, "big")
+        if items and items[-1].runs[0][1] == index:
+            begin, _ = items[-1].runs[0]
+            key = items.pop().keys + key
+        else:
+            begin = index
+        items.append(
+            EmbeddedInput(
+                kind="embeds", runs=((begin, index + 1),), keys=key, tensors={}
+            )
+        )
+    return Prompt(
+        token_ids=tuple(n if kind == "token" else NO_TOKEN for kind, n in positions),
+        embedded=tuple(items),
+    )
+
+
+def make_sequence(prompt: Prompt, number: int = 0, **changes: object) -> Sequence:
+    return Sequence(
+        sequence_id=SequenceId(number),
+        arrival=number,
+        seed=number,
+        prompt_token_ids=prompt.token_ids,
+        sampling=SamplingParams(max_tokens=1),
+        embedded=prompt.embedded,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def hash_blocks(prompt: Prompt) -> list[bytes]:
+    sequence = make_sequence(prompt)
+    num_blocks = len(prompt.token_ids) // BLOCK_SIZE
+    return [sequence.block_hash(i, BLOCK_SIZE) for i in range(num_blocks)]
+
+
+positions = st.tuples(st.sampled_from(["token", "vector"]), st.integers(0, 2))
+
+
+@given(
+    st.lists(positions, min_size=4, max_size=12),
+    st.lists(positions, min_size=4, max_size=12),
+)
+@settings(max_examples=300)
+def test_blocks_have_the_same_hash_if_and_only_if_all_up_to_them_is_the_same(
+    one: list[Position], other: list[Position]
+) -> None:
+    hashes = zip(hash_blocks(make_prompt(one)), hash_blocks(make_prompt(other)))
+    for index, (first, second) in enumerate(hashes):
+        end = (index + 1) * BLOCK_SIZE
+        assert (first == second) == (one[:end] == other[:end])
+
+
+def test_an_image_of_several_runs_is_told_from_one_that_is_cut_otherwise() -> None:
+    def make(*runs: tuple[int, int]) -> Prompt:
+        num_vectors = sum(end - begin for begin, end in runs)
+        item = EmbeddedInput(
+            kind="image", runs=runs, keys=bytes(KEY_BYTES) * num_vectors, tensors={}
+        )
+        return Prompt(token_ids=(7,) * 8, embedded=(item,))
+
+    assert hash_blocks(make((1, 3), (5, 8))) == hash_blocks(make((1, 3), (5, 8)))
+    assert hash_blocks(make((1, 3), (5, 8))) != hash_blocks(make((1, 4), (6, 8)))
+    assert hash_blocks(make((1, 3))) != hash_blocks(Prompt(token_ids=(7,) * 8))
+
+
+def test_a_second_prompt_of_the_same_vectors_computes_only_what_is_new() -> None:
+    scheduler = Scheduler(
+        num_blocks=64,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+    )
+    device = FakeDevice(block_size=BLOCK_SIZE)
+    shared: list[Position] = [("vector", n) for n in range(10)]
+    cached = []
+    for number, last in enumerate((1, 1, 2)):
+        prompt = make_prompt([*shared, ("token", last)])
+        scheduler.add(make_sequence(prompt, number))
+        while plan := scheduler.schedule():
+            cached += [
+                o.num_cached_tokens for o in scheduler.update(plan, device.step(plan))
+            ]
+            starts = [start.embedded for start in plan.starts]
+            assert starts in ([], [prompt.embedded])
+    assert cached == [0, 8, 8]
+
+
+def test_another_salt_shares_no_vector() -> None:
+    prompt = make_prompt([("vector", n) for n in range(4)])
+    salted = make_sequence(prompt, cache_salt="a").block_hash(0, BLOCK_SIZE)
+    assert salted != make_sequence(prompt).block_hash(0, BLOCK_SIZE)

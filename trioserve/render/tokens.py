@@ -1,0 +1,170 @@
+"""Text to token ids, bounded before and after, and cut where a request asks for it.
+
+Blocking: runs in a renderer worker. The raw tokenizer is shared by all of them:
+`encode_batch_fast` and `decode_batch` release the GIL (`encode` and `decode` hold it)
+and change nothing in it, whereas setting truncation or padding for a call, as
+transformers' `__call__` does, fails with "Already borrowed" while another thread is
+inside. So nobody needs a copy, and an addition to its vocabulary would reach everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from ..errors import ContextLengthExceeded, InvalidParameter
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeOptions:
+    """How a text becomes token ids.
+
+    Args:
+      add_special_tokens: the tokenizer's own, such as the one that begins a text.
+      truncate_to: tokens that are kept at most; None keeps all and refuses what is
+        longer than the model.
+      truncation_side: where tokens are dropped.
+      cache_salt: see steps.Prompt.
+    """
+
+    add_special_tokens: bool = True
+    truncate_to: int | None = None
+    # The end of a prompt is what is answered; vLLM's default for generation too.
+    truncation_side: Literal["left", "right"] = "left"
+    cache_salt: str = ""
+
+
+class TextTokenizer:
+    """One model's tokenizer, with the model's length.
+
+    Args:
+      backend: nobody else changes it; without truncation or padding.
+      max_model_len: tokens of prompt and output together.
+    """
+
+    def __init__(
+        self, backend: Tokenizer, vocabulary: Vocabulary, *, max_model_len: int
+    ) -> None:
+        self._backend = backend
+        self._vocabulary = vocabulary
+        self._max_model_len = max_model_len
+
+    def tokenize(
+        self, text: str, options: TokenizeOptions, *, param: str
+    ) -> tuple[tuple[int, ...], str]:
+        """Return a text's token ids and the text that they are.
+
+        Raises:
+          ContextLengthExceeded: the model could not add a single token to it.
+          InvalidParameter: it gives no tokens, or is no Unicode text.
+        """
+        if options.truncate_to is None:
+            self.check_num_characters(len(text), param)
+        else:
+            text = self._cut_text(text, options)
+        ids = self.encode(text, options.add_special_tokens, param=param)
+        kept = cut(ids, options)
+        if len(kept) < len(ids):
+            text = self.decode(kept, skip_special_tokens=False)
+        self.check_num_tokens(len(kept), param)
+        return kept, text
+
+    def encode(
+        self, text: str, add_special_tokens: bool, *, param: str
+    ) -> tuple[int, ...]:
+        _check_encodable(text, param)
+        encodings = self._backend.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return tuple(encodings[0].ids)
+
+    def encode_parts(
+        self, texts: Sequence[str], add_special_tokens: bool, *, param: str
+    ) -> list[tuple[int, ...]]:
+        """Return the ids of a text that was cut where something else stands in it."""
+        for text in texts:
+            _check_encodable(text, param)
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
+        ids = [tuple(encoding.ids) for encoding in encodings]
+        if add_special_tokens:
+            # What is put around one text is put around all of them together.
+            first = self.encode(texts[0], True, param=param)
+            begin = _find(first, ids[0])
+            suffix = first[begin + len(ids[0]) :]
+            ids[0] = first[:begin] + ids[0]
+            ids[-1] += suffix
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        texts: list[str] = self._backend.decode_batch(
+            [token_ids], skip_special_tokens=skip_special_tokens
+        )
+        return texts[0]
+
+    def check_num_characters(self, num_characters: int, param: str) -> None:
+        """Refuse what no tokenization can make short enough, before it takes time."""
+        # Rounded up: as many tokens are needed even if all of them are the longest.
+        num_tokens = -(-num_characters // self._vocabulary.longest_token)
+        if num_tokens >= self._max_model_len:
+            raise ContextLengthExceeded(
+                num_tokens=num_tokens,
+                limit=self._max_model_len,
+                param=param,
+                is_lower_bound=True,
+            )
+
+    def check_num_tokens(self, num_tokens: int, param: str) -> None:
+        if num_tokens == 0:
+            raise InvalidParameter(param, "must not be empty")
+        # One output token must fit.
+        if num_tokens >= self._max_model_len:
+            raise ContextLengthExceeded(
+                num_tokens=num_tokens, limit=self._max_model_len, param=param
+            )
+
+    def _cut_text(self, text: str, options: TokenizeOptions) -> str:
+        """Drop what is so far off that none of its tokens could be kept.
+
+        A cut may change the tokens of the word that it goes through, so that it is
+        made at twice the distance of what is kept at most.
+        """
+        assert options.truncate_to is not None, "only truncated texts are cut"
+        longest = 2 * self._vocabulary.longest_token * (options.truncate_to + 1)
+        if len(text) <= longest:
+            return text
+        if options.truncation_side == "left":
+            return text[-longest:]
+        return text[:longest]
+
+
+def cut(token_ids: tuple[int, ...], options: TokenizeOptions) -> tuple[int, ...]:
+    """Drop the tokens that `options` has no room for."""
+    limit = options.truncate_to
+    if limit is None or len(token_ids) <= limit:
+        return token_ids
+    if options.truncation_side == "left":
+        return token_ids[len(token_ids) - limit :]
+    return token_ids[:limit]
+
+
+def _find(haystack: tuple[int, ...], needle: tuple[int, ...]) -> int:
+    for begin in range(len(haystack) - len(needle) + 1):
+        if haystack[begin : begin + len(needle)] == needle:
+            return begin
+    raise AssertionError("special tokens are put around a text and change none of it")
+
+
+def _check_encodable(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            param,
+            f"character {error.start} is half of a surrogate pair, which is no text",
+        ) from None
