@@ -101,6 +101,12 @@ async def test_tools_are_shown_to_the_model(load: Load) -> None:
     assert await render(load(TOOLS), USER) == "Hi"
 
 
+async def test_a_template_that_would_hide_tools_is_not_asked(load: Load) -> None:
+    with pytest.raises(InvalidParameter, match="no tools") as caught:
+        await render(load(STRINGS), USER, tools=[TOOL])
+    assert caught.value.param == "tools"
+
+
 async def test_the_arguments_of_earlier_calls_are_objects(load: Load) -> None:
     call = {"id": "1", "function": {"name": "look_up", "arguments": '{"word": "a"}'}}
     empty = {"id": "2", "function": {"name": "look_up", "arguments": ""}}

@@ -10,7 +10,7 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.render import ChatOptions, TokenizeOptions, load_renderer
+from trioserve.render import TokenizeOptions, load_renderer
 from trioserve.render.tokens import TextTokenizer, cut
 from trioserve.testing import make_info
 
@@ -145,9 +145,7 @@ async def test_sixteen_threads_never_find_the_tokenizer_borrowed(
             words = await renderer.render_bad_words(["Paris", "capital"])
             assert tuple(byte_level.encode("Paris")) in words
             chat = await renderer.render_chat(
-                [{"role": "user", "content": TEXT}],
-                ChatOptions(tools=[{"type": "function"}]),
-                options,
+                [{"role": "user", "content": TEXT}], options=options
             )
             assert limit is None or len(chat.token_ids) == limit
 

@@ -143,8 +143,14 @@ class ChatTemplate:
                 raise InvalidParameter(
                     "chat_template_kwargs", f"{name} cannot be set here"
                 )
+        source = self._choose(options)
+        if options.tools and "tools" not in source:
+            # A client would wait for calls that the model cannot know of.
+            raise InvalidParameter(
+                "tools", "the chat template shows the model no tools"
+            )
         return TemplateCall(
-            source=self._choose(options),
+            source=source,
             messages=messages,
             tools=list(options.tools) or None,
             add_generation_prompt=options.add_generation_prompt,
