@@ -335,3 +335,40 @@ async def test_without_max_tokens_a_sequence_fills_the_models_length(
     engine = make_engine(max_model_len=20)
     await nursery.start(engine.run)
     assert len((await collect(engine, prompt_of(12), max_tokens=None))[0]) == 8
+
+
+async def test_a_long_prompt_is_hashed_before_it_waits(
+    make_engine: Callable[..., Engine],
+) -> None:
+    """In a thread, where cancelling it leaves nothing behind."""
+    engine = make_engine(num_blocks=4096, max_model_len=16_000)
+    prompt = Prompt(token_ids=tuple(range(1000)) * 8)
+    fresh = engine.statistics()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with engine.open_stream([prompt], SamplingParams(max_tokens=1)):
+                raise AssertionError("it was cancelled before")
+        assert scope.cancelled_caught
+        assert engine.statistics() == fresh
+        async with engine.open_stream([prompt], SamplingParams(max_tokens=1)) as stream:
+            assert len([delta async for delta in stream]) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(num_blocks=4096, max_model_len=16_000)
+    prompt = Prompt(token_ids=tuple(range(1000)) * 8)
+
+    async def ask() -> None:
+        with pytest.raises(ShuttingDown):
+            async with engine.open_stream([prompt], SamplingParams(max_tokens=1)):
+                raise AssertionError("there is no loop")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.lowlevel.checkpoint()
+        engine.close_streams(ShuttingDown())

@@ -35,6 +35,10 @@ from .delivery import TokenStream
 
 logger = logging.getLogger(__name__)
 
+# Tokens of a request from which on its prompts are hashed in a thread: on the loop they
+# would take a third of a millisecond.
+_LONG_PROMPT = 4096
+
 # How long a dead engine waits for open requests to tell their clients so.
 FAREWELL_SECONDS = 1.0
 
@@ -68,6 +72,7 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._max_num_sequences = max_num_sequences
+        self._preparing = trio.CapacityLimiter(1)
         self._numbers = itertools.count()
         self._work = trio.Event()
         self._streams: set[TokenStream] = set()
@@ -128,8 +133,17 @@ class Engine:
         if self._end is not None:
             raise self._end
         check_request(prompts, sampling, self.info)
-        self._check_room(len(prompts) * sampling.n)
         sequences = self._make_sequences(prompts, sampling, priority)
+        if sum(len(prompt.token_ids) for prompt in prompts) > _LONG_PROMPT:
+            await trio.to_thread.run_sync(
+                self._scheduler.prepare,
+                sequences,
+                limiter=self._preparing,
+                abandon_on_cancel=True,
+            )
+            if self._end is not None:
+                raise self._end
+        self._check_room(len(sequences))
         stream = TokenStream(
             len(sequences), lambda index: self._abort(sequences[index : index + 1])
         )

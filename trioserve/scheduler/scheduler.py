@@ -25,6 +25,7 @@ the block reads it after it was written.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..steps import (
@@ -41,6 +42,10 @@ from ..steps import (
 from .blocks import BlockPool
 from .queue import WaitingQueue
 from .sequence import Sequence
+
+# Cached tokens that one step looks up for new sequences, but for the last of these. They
+# cost nothing of the step's budget, yet 25 ns each on the event loop.
+_MAX_CACHED_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,21 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def prepare(self, sequences: Iterable[Sequence]) -> None:
+        """Do for new sequences what would make the step that admits them long.
+
+        Optional. Nothing but the sequences is touched, so that it may run in another
+        thread before they are added.
+        """
+        if not self._prefix_caching:
+            return
+        by_prompt: dict[int, Sequence] = {}
+        for sequence in sequences:
+            sibling = by_prompt.setdefault(id(sequence.prompt_token_ids), sequence)
+            sequence.hash_prompt(
+                self._block_size, None if sibling is sequence else sibling
+            )
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for admission.
@@ -251,10 +271,14 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def _admit_waiting(self, draft: _Draft) -> None:
+        num_cached = 0
         while draft.num_available > 0 and self._free_slots:
             sequence = self._waiting.peek()
+            if num_cached >= _MAX_CACHED_TOKENS:
+                return
             if sequence is None or not self._admit(sequence):
                 return
+            num_cached += sequence.num_computed
             draft.starts.append(sequence.start())
             num_tokens = min(sequence.num_uncomputed, draft.num_available)
             self._plan_row(sequence, num_tokens, draft)

