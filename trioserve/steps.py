@@ -50,8 +50,9 @@ class EmbeddedInput:
     Args:
       kind: "embeds" came as vectors; "image" the model's own encoder will make so.
       runs: (begin, end) positions, rising; the vectors fill them in order.
-      keys: KEY_BYTES for each vector: the prefix cache takes vectors with the same key
-        for the same vector. All of an image's have the image's key.
+      keys: KEY_BYTES for each vector. The prefix cache takes two prompts for the same up
+        to a position if all tokens and keys up to it are; so neighbours may share the
+        key of all of them together, as all vectors of an image do.
       tensors: for "embeds" one, `embeds`, (num_vectors, hidden_size) in the model's
         own type; for "image" what the model's image processor made, by name.
     """

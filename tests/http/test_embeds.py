@@ -87,15 +87,16 @@ async def test_the_same_vectors_are_found_in_the_prefix_cache(
         details = response.json()["usage"]["prompt_tokens_details"]
         return 0 if details is None else details["cached_tokens"]
 
-    vectors = torch.randn((40, HIDDEN_SIZE))
+    vectors = torch.randn((90, HIDDEN_SIZE))
     longer = torch.cat((vectors, torch.randn((10, HIDDEN_SIZE))))
     body = {"max_tokens": 1}
     cached = [
         count_cached(await client.post(PATH, json={**body, "prompt_embeds": payload}))
         for payload in map(encode, (vectors, vectors, longer, vectors + 1))
     ]
-    # Whole blocks of 16; nothing is shared by what merely has the same length.
-    assert cached == [0, 32, 32, 0]
+    # Whole blocks of 16; of another tensor, whole groups of 64 vectors. Nothing is
+    # shared by what merely has the same length.
+    assert cached == [0, 80, 64, 0]
 
 
 async def test_vectors_in_a_chat(client: httpx.AsyncClient) -> None:

@@ -240,17 +240,32 @@ def test_a_view_may_be_the_callers() -> None:
     assert torch.equal(to_tensor(decoded), tensor)
 
 
-def test_equal_vectors_have_equal_keys_and_others_have_not() -> None:
-    rows = draw(3, HIDDEN)
-    # What the model reads decides: the last differs by less than bfloat16 can say.
-    tensor = torch.stack([rows[0], rows[1], rows[0], rows[1] * (1 + 1e-7)])
-    keys = decode(save(tensor)).keys
-    assert len(keys) == 4 * KEY_BYTES
-    first, second, third, fourth = (
-        keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)
+def list_keys(tensor: torch.Tensor) -> list[bytes]:
+    keys = decode(save(tensor), max_tokens=512).keys
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
+
+def test_tensors_that_begin_alike_have_the_keys_of_whole_groups_in_common() -> None:
+    tensor, rest = draw(150, HIDDEN), draw(100, HIDDEN)
+    keys, longer = list_keys(tensor), list_keys(torch.cat((tensor, rest)))
+    assert len(keys) == 150
+    # One for 64 rows, 64 rows and 22 rows.
+    assert keys == [keys[0]] * 64 + [keys[64]] * 64 + [keys[128]] * 22
+    assert len(set(keys)) == 3
+    assert longer[:128] == keys[:128]
+    assert longer[128] not in keys
+    changed = tensor.clone()
+    changed[70] += 1
+    assert [a == b for a, b in zip(list_keys(changed), keys)] == (
+        [True] * 64 + [False] * 64 + [True] * 22
     )
-    assert first == third != second == fourth
-    assert decode(save(tensor[:1].double().to_sparse())).keys == first
+
+
+def test_keys_are_those_of_what_the_model_reads() -> None:
+    tensor = draw(3, HIDDEN)
+    # Less than bfloat16 can say.
+    assert list_keys(tensor * (1 + 1e-7)) == list_keys(tensor)
+    assert list_keys(tensor.double().to_sparse()) == list_keys(tensor)
 
 
 def test_a_vector_kept_does_not_keep_the_file_that_it_came_in() -> None:

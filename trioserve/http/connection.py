@@ -66,9 +66,13 @@ from ..errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# The largest read, and the part of a long write for which a peer has one write
-# timeout; hypercorn reads as much.
+# The part of a long write for which a peer has one write timeout, and the first read;
+# hypercorn reads as much.
 CHUNK_SIZE = 2**16
+
+# Uploads are read in larger pieces: a read lets the renderer's threads have the GIL, and
+# gets it back only when one of them is forced to give it up, half a millisecond later.
+MAX_RECEIVE_SIZE = 2**18
 
 # A peer that pipelines may be so far ahead before it is read no further.
 MAX_PIPELINED_BYTES = 2**16
@@ -94,6 +98,7 @@ class GuardedServer(TCPServer):
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
         self._has_ended = False
+        self._receive_size = CHUNK_SIZE
 
     async def run(self) -> None:
         """Serve one connection; no error of it reaches its neighbours.
@@ -191,9 +196,15 @@ class GuardedServer(TCPServer):
 
     async def _receive(self) -> bytes:
         try:
-            return bytes(await self.stream.receive_some(CHUNK_SIZE))
+            data = bytes(await self.stream.receive_some(self._receive_size))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
+        # A read that was filled has more behind it.
+        is_full = len(data) == self._receive_size
+        self._receive_size = (
+            min(2 * self._receive_size, MAX_RECEIVE_SIZE) if is_full else CHUNK_SIZE
+        )
+        return data
 
     def _has_pipelined(self, event: Event) -> bool:
         """Whether the next request was read while this one was being answered."""

@@ -2,8 +2,8 @@
 
 What may go wrong is found before anything is allocated for the result: a file is only
 looked at where it lies (tensor_files), and its shape must be a prompt's of this model.
-Whatever takes time with the payload lets the event loop go on: base64 by pybase64 and
-element work by torch release the GIL, and keys are hashed in short pieces.
+Everything that takes time with the payload releases the GIL, so that the event loop
+goes on: base64 by pybase64, element work by torch, keys by hashlib.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # kilobyte that claims a gigabyte is not, or a few of them would fill the memory.
 _MAX_GROWTH = 1024
 
-# The most that hashlib hashes without giving the GIL up (HASHLIB_GIL_MINSIZE).
-_PIECE_BYTES = 2047
+# Four blocks of the KV cache, unless these were told to be larger.
+_ROWS_PER_KEY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class DecodedEmbeds:
 
     Args:
       tensor: (num_vectors, hidden_size) in the model's type.
-      keys: KEY_BYTES for each vector; equal vectors have equal keys.
+      keys: KEY_BYTES for each vector; equal where all of its group are equal.
     """
 
     tensor: TensorBytes
@@ -201,18 +201,18 @@ def _pack(vectors: torch.Tensor, dtype: str) -> DecodedEmbeds:
 
 
 def _hash_rows(data: memoryview, row_size: int) -> bytes:
-    # Half of SHA-256: with the instructions that processors have for it, it takes half
-    # of BLAKE2b's time on rows of 8 KiB.
-    return b"".join(
-        _hash_row(data[at : at + row_size]) for at in range(0, len(data), row_size)
-    )
+    """Give every row the digest of the group of rows that it stands in.
 
-
-def _hash_row(row: memoryview) -> bytes:
-    # A microsecond or two at a time, for which hashlib keeps the GIL. It would give it
-    # up for longer pieces, and get it back only when another thread is forced to: 2048
-    # rows took 480 ms beside a busy one, and take 36 so.
-    row_hash = hashlib.sha256()
-    for at in range(0, len(row), _PIECE_BYTES):
-        row_hash.update(row[at : at + _PIECE_BYTES])
-    return row_hash.digest()[:KEY_BYTES]
+    What tensors have in common from their beginning on is so found in whole groups. Row
+    by row it would be found to the row, but hashlib lets others run during each call,
+    and to get the GIL back 2048 times beside a busy thread took half a second.
+    """
+    group_size = _ROWS_PER_KEY * row_size
+    keys = []
+    for at in range(0, len(data), group_size):
+        group = data[at : at + group_size]
+        # Half of SHA-256: with the instructions that processors have for it, it takes
+        # half of BLAKE2b's time.
+        key = hashlib.sha256(group).digest()[:KEY_BYTES]
+        keys.append(key * (len(group) // row_size))
+    return b"".join(keys)
