@@ -420,8 +420,6 @@ async def serve(mode: str, folder: Path) -> None:
 
     if mode == "inline":
         render_inline()
-    # As `trioserve serve` does.
-    sys.setswitchinterval(0.0005)
     app = create_app(
         str(folder),
         served_model_name=MODEL_NAME,
