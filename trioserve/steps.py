@@ -277,11 +277,17 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one step computes. `rows` are in batch order; `starts` come first."""
+    """What one step computes: `ends`, then `starts`, then `rows` in batch order.
+
+    Args:
+      ends: slots whose sequences were given up before all their vectors were read,
+        which the runner would hold until the slots are taken again.
+    """
 
     step_id: int
     starts: tuple[SlotStart, ...]
     rows: tuple[StepRow, ...]
+    ends: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -17,7 +17,7 @@ import hypercorn.trio
 from tokenizers import Tokenizer
 import trio
 
-from .config import HttpConfig, RenderConfig
+from .config import HttpConfig, MediaConfig, RenderConfig
 from .engine import Engine
 from .http import ServerState, create_http_app, install_guard, make_config
 from .render import load_renderer
@@ -52,11 +52,13 @@ async def open_fake_server(
     *,
     http: HttpConfig | None = None,
     render: RenderConfig | None = None,
+    media: MediaConfig | None = None,
     step_seconds: float = 0.001,
     fail_at_step: int | None = None,
     max_num_waiting: int = 1000,
     max_model_len: int = 256,
     hidden_size: int = 8,
+    takes_images: bool = False,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
@@ -66,6 +68,7 @@ async def open_fake_server(
         max_model_len,
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=hidden_size,
+        takes_images=takes_images,
     )
     engine = Engine(
         Scheduler(
@@ -79,7 +82,12 @@ async def open_fake_server(
         info=info,
         max_num_sequences=32 + max_num_waiting,
     )
-    renderer = load_renderer(tokenizer_folder, render or RenderConfig(), info=info)
+    renderer = load_renderer(
+        tokenizer_folder,
+        render or RenderConfig(),
+        info=info,
+        media=media or MediaConfig(),
+    )
     state = ServerState(config=http or HttpConfig())
     state.text_engine = TextEngine(engine, renderer)
     install_guard(enable_h2c=state.config.enable_h2c)

@@ -42,6 +42,7 @@ def make_engine() -> Callable[..., Engine]:
                 vocab_size=2000,
                 max_model_len=max_model_len,
                 eos_token_ids=frozenset(),
+                hidden_size=8,
             ),
             max_num_sequences=max_num_seqs + max_num_waiting,
         )

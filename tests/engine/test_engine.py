@@ -17,7 +17,14 @@ from trioserve.errors import (
     QueueFull,
     ShuttingDown,
 )
-from trioserve.steps import Prompt, SamplingParams
+from trioserve.steps import (
+    KEY_BYTES,
+    NO_TOKEN,
+    EmbeddedInput,
+    Prompt,
+    SamplingParams,
+    TensorBytes,
+)
 from trioserve.testing import count_up
 
 MakeEngine = Callable[..., Engine]
@@ -372,3 +379,34 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
         nursery.start_soon(ask)
         await trio.lowlevel.checkpoint()
         engine.close_streams(ShuttingDown())
+
+
+async def test_an_idle_device_is_told_to_forget_vectors(
+    make_engine: Callable[..., Engine], autojump_clock: trio.testing.MockClock
+) -> None:
+    """A client leaves in the middle of its prompt, and nobody else comes."""
+    engine = make_engine(max_num_batched_tokens=8)
+    prompt = Prompt(
+        token_ids=(NO_TOKEN,) * 30,
+        embedded=(
+            EmbeddedInput(
+                kind="embeds",
+                runs=((0, 30),),
+                keys=bytes(30 * KEY_BYTES),
+                tensors={
+                    "embeds": TensorBytes(
+                        data=b"", dtype="float32", shape=(30, engine.info.hidden_size)
+                    )
+                },
+            ),
+        ),
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        with trio.move_on_after(0.015):
+            async with engine.open_stream([prompt], SamplingParams()) as stream:
+                await anext(stream)
+        await trio.sleep(1)
+        ends = [plan.ends for plan in engine._executor.device.plans if plan.ends]
+        assert len(ends) == 1
+        nursery.cancel_scope.cancel()

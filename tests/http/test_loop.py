@@ -10,14 +10,17 @@ from pathlib import Path
 import time
 from typing import TypeVar
 
+from PIL import Image
 import httpx2 as httpx
+import numpy as np
 import pytest
 import torch
 import trio
 
-from trioserve.config import HttpConfig, RenderConfig
+from trioserve.config import HttpConfig, MediaConfig, RenderConfig
 from trioserve.observe import LoopStall
 from trioserve.render import RendererWorkers
+from trioserve.testing_processors import save_tiny_processor
 from trioserve.testing_server import open_fake_server
 
 T = TypeVar("T")
@@ -47,6 +50,14 @@ def make_chat(content: object, **fields: object) -> dict[str, object]:
     return {"messages": messages, "max_tokens": 1, **fields}
 
 
+def make_image() -> str:
+    """Three megapixels of noise, which a PNG can only copy."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1000, 3000, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
 CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "a long chat": lambda: ("/v1/chat/completions", make_chat(TEXT)),
     "a slow template": lambda: (
@@ -56,6 +67,10 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "embeddings in a chat": lambda: (
         "/v1/chat/completions",
         make_chat([{"type": "prompt_embeds", "prompt_embeds": encode_tensor(20_000)}]),
+    ),
+    "an image": lambda: (
+        "/v1/chat/completions",
+        make_chat([{"type": "image_url", "image_url": {"url": make_image()}}]),
     ),
     "a long prompt": lambda: ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "many prompts": lambda: (
@@ -91,6 +106,9 @@ async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
         ),
         max_model_len=MAX_MODEL_LEN,
         hidden_size=HIDDEN_SIZE,
+        takes_images=True,
+        # Each image anew.
+        media=MediaConfig(processor_cache_memory="0"),
     ) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             headers = {"content-type": "application/json"}
@@ -105,18 +123,23 @@ async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
     return stall.statistics().steps.longest_seconds
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_processor("qwen2_vl", tmp_path_factory.mktemp("processor"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 async def test_no_request_is_made_on_the_loop(
-    tokenizer_folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(workers: object, work: Callable[[], T], *limit: float) -> T:
         return work()
 
     path, body = CASES[case]()
     with trio.fail_after(60):
-        in_workers = await measure(tokenizer_folder, path, body)
+        in_workers = await measure(folder, path, body)
         monkeypatch.setattr(RendererWorkers, "run", run)
         monkeypatch.setattr(RendererWorkers, "run_limited", run)
-        on_the_loop = await measure(tokenizer_folder, path, body)
+        on_the_loop = await measure(folder, path, body)
     assert in_workers < LARGEST_SHARE * on_the_loop

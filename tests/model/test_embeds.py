@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from trioserve.steps import EmbeddedInput, SamplingParams
+from trioserve.steps import EmbeddedInput, SamplingParams, StepPlan
 from trioserve.testing_models import TINY_MODELS
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
@@ -197,3 +197,21 @@ def test_any_kind_of_bytes(
     story = planner.begin([0] * 4, embedded=[item])
     planner.run(story, num_tokens=6)
     assert story.outputs == model.generate_from(vectors, 6)
+
+
+def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
+    tiny: Callable[..., Any], make_planner: Any, make_vectors: Any
+) -> None:
+    model = tiny("llama")
+    planner = make_planner(model.loaded)
+    item: EmbeddedInput = make_vectors(0, draw_vectors(model, 12))
+    data = WatchedBytes(item.tensors["embeds"].data)
+    watched = weakref.ref(data)
+    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    story = planner.begin([0] * 12, embedded=[item])
+    planner.step((story, 7))
+    story.embedded = ()
+    del data, item
+    assert watched() is not None
+    planner.runner.step(StepPlan(step_id=8, starts=(), rows=(), ends=(story.slot,)))
+    assert watched() is None

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from trioserve.errors import RendererStuck
@@ -135,4 +136,23 @@ async def test_an_error_in_the_thread_is_the_callers() -> None:
     workers = RendererWorkers(1)
     with pytest.raises(ZeroDivisionError):
         await workers.run_limited(lambda: 1 // 0, 10.0)
+    assert workers.statistics().busy == 0
+
+
+async def test_workers_can_be_added_while_calls_wait() -> None:
+    workers = RendererWorkers(1)
+    first, second = GatedCall(), GatedCall()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.run, first)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(workers.run, second)
+            await trio.testing.wait_all_tasks_blocked()
+            assert workers.statistics().waiting == 1
+            workers.limiter.total_tokens = 2
+            await trio.testing.wait_all_tasks_blocked()
+            statistics = workers.statistics()
+            assert (statistics.workers, statistics.busy) == (2, 2)
+            first.gate.set()
+            second.gate.set()
     assert workers.statistics().busy == 0

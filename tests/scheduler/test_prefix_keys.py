@@ -119,3 +119,45 @@ def test_another_salt_shares_no_vector() -> None:
     prompt = make_prompt([("vector", n) for n in range(4)])
     salted = make_sequence(prompt, cache_salt="a").block_hash(0, BLOCK_SIZE)
     assert salted != make_sequence(prompt).block_hash(0, BLOCK_SIZE)
+
+
+def test_the_device_is_told_of_vectors_that_nobody_will_read() -> None:
+    scheduler = Scheduler(
+        num_blocks=64,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+        max_model_len=64,
+        prefix_caching=False,
+    )
+    device = FakeDevice(block_size=BLOCK_SIZE)
+    prompt = make_prompt([("vector", n) for n in range(10)])
+    scheduler.add(make_sequence(prompt, 1))
+    plan = scheduler.schedule()
+    assert plan is not None and plan.ends == ()
+    (start,) = plan.starts
+    # The step that is in flight still reads them.
+    scheduler.abort(SequenceId(1))
+    assert scheduler.schedule() is None
+    scheduler.update(plan, device.step(plan))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert (plan.ends, plan.starts, plan.rows) == ((start.slot,), (), ())
+    assert scheduler.update(plan, device.step(plan)) == []
+    assert scheduler.schedule() is None
+
+
+def test_a_sequence_that_has_read_its_vectors_ends_without_a_word() -> None:
+    scheduler = Scheduler(
+        num_blocks=64,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+    )
+    device = FakeDevice(block_size=BLOCK_SIZE)
+    scheduler.add(make_sequence(make_prompt([("vector", 1), ("token", 2)]), 1))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.update(plan, device.step(plan))
+    assert scheduler.schedule() is None

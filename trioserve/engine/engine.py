@@ -217,6 +217,8 @@ class Engine:
         for sequence in sequences:
             if self._owners.pop(sequence.sequence_id, None) is not None:
                 self._scheduler.abort(sequence.sequence_id)
+                # An idle device may have to be told to forget it.
+                self._work.set()
 
     # The loop.
 

@@ -9,7 +9,7 @@ them: its later steps cost what any other slot's do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,6 +89,11 @@ class EmbeddedInputs:
                 _Source(runs=item.runs, read=self._make_reader(item))
                 for item in start.embedded
             )
+
+    def drop(self, slots: Iterable[int]) -> None:
+        """Forget what slots have not read, because nobody will."""
+        for slot in slots:
+            self._slots.pop(slot, None)
 
     def embed(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
         """Return what the first layer reads where that is not tokens alone.

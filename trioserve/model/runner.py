@@ -114,6 +114,7 @@ class ModelRunner:
 
         Call it from one thread at a time.
         """
+        self._embedded.drop(plan.ends)
         for start in plan.starts:
             self._start(start)
         if not plan.rows:

@@ -105,6 +105,8 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._prefix_caching = prefix_caching
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        # Of which the runner must be told.
+        self._ended_slots: list[int] = []
         self._sequences: dict[SequenceId, Sequence] = {}
         # Sorted by Sequence.order.
         self._running: list[Sequence] = []
@@ -170,14 +172,16 @@ class Scheduler:
         draft = _Draft(self._max_num_batched_tokens)
         self._plan_running(draft)
         self._admit_waiting(draft)
-        if not draft.rows:
+        if not draft.rows and not self._ended_slots:
             return None
+        ends, self._ended_slots = tuple(self._ended_slots), []
         self._num_steps += 1
         self._in_flight[self._num_steps] = draft.sequences
         return StepPlan(
             step_id=self._num_steps,
             starts=tuple(draft.starts),
             rows=tuple(draft.rows),
+            ends=ends,
         )
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
@@ -399,6 +403,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None, "only a running sequence holds anything"
+        if sequence.has_unread_vectors:
+            self._ended_slots.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._running.remove(sequence)
         self._pool.release(sequence.give_up())

@@ -114,6 +114,13 @@ class Sequence:
         return not (self.is_aborted or self.is_sample_in_flight)
 
     @property
+    def has_unread_vectors(self) -> bool:
+        """Whether the runner keeps vectors for steps to come."""
+        return bool(self.embedded) and (
+            self.num_computed < self.embedded[-1].runs[-1][1]
+        )
+
+    @property
     def is_decoding(self) -> bool:
         """One token is left to compute and the next one depends on it."""
         return self.can_be_planned and self.num_uncomputed == 1
