@@ -152,7 +152,9 @@ class MediaConfig:
         are.
       media_timeout: Seconds to fetch one image, redirects included, and as many to
         decode it.
-      media_num_workers: Images that are fetched, and threads that decode them, at once.
+      media_num_connections: Images that are fetched at once.
+      media_num_workers: Threads that decode images at once. One decodes them faster than
+        the model's processor prepares them, and leaves a core to the event loop.
       processor_cache_memory: Memory for images that the model's processor has prepared,
         by content; 0 keeps none.
     """
@@ -163,7 +165,8 @@ class MediaConfig:
     allowed_media_domains: tuple[str, ...] = ()
     allowed_local_media_path: str | None = None
     media_timeout: float = 10.0
-    media_num_workers: int = 4
+    media_num_connections: int = 8
+    media_num_workers: int = 1
     processor_cache_memory: str = "512MiB"
 
     def __post_init__(self) -> None:
@@ -172,6 +175,7 @@ class MediaConfig:
         _check_at_least("max_image_pixels", self.max_image_pixels, 1)
         if not 0 < self.media_timeout < float("inf"):
             raise InvalidConfig("media_timeout", "must be greater than 0")
+        _check_at_least("media_num_connections", self.media_num_connections, 1)
         _check_at_least("media_num_workers", self.media_num_workers, 1)
         if self.processor_cache_memory != "0":
             parse_bytes("processor_cache_memory", self.processor_cache_memory)

@@ -298,7 +298,7 @@ async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
         partial(trio.serve_tcp, answer, 0, host="127.0.0.1")
     )
     url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_workers=2)
+    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_connections=2)
     loader = MediaLoader(config, is_allowed_address=is_loopback)
     loaded: list[bytes] = []
 
@@ -334,7 +334,7 @@ async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> 
         partial(trio.serve_tcp, say_nothing, 0, host="127.0.0.1")
     )
     url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
-    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_workers=1)
+    config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_connections=1)
     loader = MediaLoader(config, is_allowed_address=is_loopback)
     with trio.fail_after(30):
         async with trio.open_nursery() as requests:

@@ -83,8 +83,8 @@ class MediaLoader:
         is_allowed_address: Callable[[IPAddress], bool] = is_public,
     ) -> None:
         self._workers = RendererWorkers(config.media_num_workers)
-        # As many again: a slow host must not keep the images that are there waiting.
-        self._connections = trio.CapacityLimiter(config.media_num_workers)
+        # A slow host must not keep the images that are there waiting.
+        self._connections = trio.CapacityLimiter(config.media_num_connections)
         self._max_bytes = parse_bytes("max_image_bytes", config.max_image_bytes)
         self._max_pixels = config.max_image_pixels
         self._seconds = config.media_timeout
