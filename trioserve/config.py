@@ -155,6 +155,8 @@ class MediaConfig:
       media_num_connections: Images that are fetched at once.
       media_num_workers: Threads that decode images at once. One decodes them faster than
         the model's processor prepares them, and leaves a core to the event loop.
+      max_images_memory: Memory for images that the model's processor has prepared, those
+        in its cache included; beyond it new images are answered 503.
       processor_cache_memory: Memory for images that the model's processor has prepared,
         by content; 0 keeps none.
     """
@@ -167,6 +169,7 @@ class MediaConfig:
     media_timeout: float = 10.0
     media_num_connections: int = 8
     media_num_workers: int = 1
+    max_images_memory: str = "4GiB"
     processor_cache_memory: str = "512MiB"
 
     def __post_init__(self) -> None:
@@ -177,8 +180,13 @@ class MediaConfig:
             raise InvalidConfig("media_timeout", "must be greater than 0")
         _check_at_least("media_num_connections", self.media_num_connections, 1)
         _check_at_least("media_num_workers", self.media_num_workers, 1)
+        room = parse_bytes("max_images_memory", self.max_images_memory)
         if self.processor_cache_memory != "0":
-            parse_bytes("processor_cache_memory", self.processor_cache_memory)
+            kept = parse_bytes("processor_cache_memory", self.processor_cache_memory)
+            if kept >= room:
+                raise InvalidConfig(
+                    "processor_cache_memory", "must be less than --max-images-memory"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,17 +195,24 @@ class HttpConfig:
 
     Args:
       max_body_size: Longest request body; a longer one is answered 413.
+      max_bodies_memory: Memory for the bodies of all requests together, until they are
+        decoded; a request that does not fit in is answered 503.
       enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
         are cancelled.
     """
 
     max_body_size: str = "64MiB"
+    max_bodies_memory: str = "1GiB"
     enable_h2c: bool = False
     drain_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        parse_bytes("max_body_size", self.max_body_size)
+        longest = parse_bytes("max_body_size", self.max_body_size)
+        if parse_bytes("max_bodies_memory", self.max_bodies_memory) < longest:
+            raise InvalidConfig(
+                "max_bodies_memory", "must hold one body of --max-body-size"
+            )
         if not 0 <= self.drain_timeout < float("inf"):
             raise InvalidConfig("drain_timeout", "must be 0 or more")
 

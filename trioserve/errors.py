@@ -11,6 +11,7 @@
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
       - RendererStuck               503
+      - MemoryFull                  503
       - ShuttingDown                503
     * InternalError                 500; a defect of ours ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
@@ -39,6 +40,7 @@ __all__ = [
     "Unavailable",
     "QueueFull",
     "RendererStuck",
+    "MemoryFull",
     "ShuttingDown",
     "InternalError",
     "EngineDied",
@@ -180,6 +182,21 @@ class RendererStuck(Unavailable):
             "Too many templates or images take longer than they may; please try again "
             "later.",
             retry_after_seconds=10,
+        )
+
+
+class MemoryFull(Unavailable):
+    """Raised when requests hold as much memory for one thing as they may.
+
+    Args:
+      what: that thing, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"The {what} of other requests take all the memory that there is for them; "
+            "please try again later.",
+            retry_after_seconds=1,
         )
 
 

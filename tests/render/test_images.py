@@ -20,7 +20,12 @@ from transformers.models.smolvlm import processing_smolvlm
 import trio
 
 from trioserve.config import MediaConfig
-from trioserve.errors import InvalidParameter, UnsupportedModel, WeightsBroken
+from trioserve.errors import (
+    InvalidParameter,
+    MemoryFull,
+    UnsupportedModel,
+    WeightsBroken,
+)
 from trioserve.render.images import (
     ImageProcessor,
     ImageRenderer,
@@ -338,6 +343,28 @@ async def test_the_least_recently_used_images_make_room(
     counters, statistics = renderer.counters(), renderer.statistics()
     assert (counters.hits, counters.misses, statistics.entries) == (2, 4, 2)
     assert statistics.num_bytes == 2 * size
+
+
+async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
+    folders: dict[ProcessorKind, Path],
+) -> None:
+    processor = load(folders["llava"], processor_cache_memory="0")
+    size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
+    config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
+    renderer = ImageRenderer(processor, config)
+    urls = [data_url(draw(seed=seed)) for seed in range(3)]
+    first, second = [await renderer.render(url, param="x") for url in urls[:2]]
+    assert renderer.num_held_bytes == 2 * size
+    with pytest.raises(MemoryFull):
+        await renderer.render(urls[2], param="x")
+    # Whoever has the tensors has the image.
+    tensors = first.tensors
+    del first
+    assert renderer.num_held_bytes == 2 * size
+    del tensors
+    assert renderer.num_held_bytes == size
+    third = await renderer.render(urls[2], param="x")
+    assert third.num_bytes == second.num_bytes == size
 
 
 @pytest.mark.parametrize("memory", ["0", "1"])

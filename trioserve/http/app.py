@@ -11,7 +11,13 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ..config import parse_bytes
-from ..errors import InternalError, PayloadTooLarge, TrioserveError, Unavailable
+from ..errors import (
+    InternalError,
+    MemoryFull,
+    PayloadTooLarge,
+    TrioserveError,
+    Unavailable,
+)
 from .body import respond_json
 from .chat import answer_chat
 from .completions import answer_completion
@@ -28,6 +34,8 @@ from .state import ServerState
 from .tokens import answer_detokenize, answer_tokenize
 
 logger = logging.getLogger(__name__)
+
+_ENDS_UPLOAD = (PayloadTooLarge, MemoryFull)
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 
@@ -97,6 +105,10 @@ async def _respond_error(error: TrioserveError) -> Response:
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
+    # What is left of the body will not be read, so nothing can follow it. HTTP/2 has no
+    # such header, and ends the stream alone.
+    if isinstance(error, _ENDS_UPLOAD) and request.http_version.startswith("1"):
+        headers["Connection"] = "close"
     return respond_json(ErrorBody.of(error), error.status, headers)
 
 

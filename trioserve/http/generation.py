@@ -86,7 +86,8 @@ async def open_stream(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
 ) -> MeteredStream:
-    """Begin to generate; the request's scope ends it."""
+    """Begin to generate; the request's scope ends it, and its body is needed no more."""
+    request.body.release()
     text = TextParams(
         stop=asked.stop_strings,
         include_stop_str_in_output=bool(asked.include_stop_str_in_output),

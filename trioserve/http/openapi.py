@@ -48,7 +48,7 @@ _ERRORS: Final[Mapping[str, str]] = {
     "415": "The body is not declared as JSON.",
     "429": "Too many requests wait; Retry-After tells when to come again.",
     "500": "The engine failed.",
-    "503": "The server is stopping.",
+    "503": "The server is stopping, or has no memory or threads left for this request.",
 }
 
 

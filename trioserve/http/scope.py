@@ -18,16 +18,24 @@ from quart_trio.wrappers.request import TrioBody, TrioRequest
 import trio
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
+from ..errors import MemoryFull
+from .account import MemoryAccount
+
 if TYPE_CHECKING:
     from .app import ServingApp
 
 
 class ChunkedBody(TrioBody):
-    """A body that is kept as it came.
+    """A body that is kept as it came, at the cost of an account.
 
     Quart gathers it in a bytearray and copies that, which holds the event loop up for
     half a millisecond each megabyte.
+
+    Attributes:
+      account: what the bodies of all requests take together.
     """
+
+    account: MemoryAccount
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -37,18 +45,20 @@ class ChunkedBody(TrioBody):
     def append(self, data: bytes) -> None:
         if not data or self._must_raise is not None:
             return
-        self._chunks.append(data)
-        self._num_bytes += len(data)
         limit = self._max_content_length
-        if limit is not None and self._num_bytes > limit:
-            self._must_raise = RequestEntityTooLarge()
-            self.set_complete()
+        if limit is not None and self._num_bytes + len(data) > limit:
+            self._refuse(RequestEntityTooLarge())
+        elif not self.account.take(len(data)):
+            self._refuse(MemoryFull("bodies"))
+        else:
+            self._chunks.append(data)
+            self._num_bytes += len(data)
 
     async def take_chunks(self) -> list[bytes]:
         """Wait for the end and hand over what came, in order.
 
         Raises:
-          RequestEntityTooLarge
+          RequestEntityTooLarge, MemoryFull
         """
         if self._must_raise is None:
             await self._complete.wait()
@@ -56,6 +66,17 @@ class ChunkedBody(TrioBody):
             raise self._must_raise
         chunks, self._chunks = self._chunks, []
         return chunks
+
+    def release(self) -> None:
+        """Tell that nothing of it is held any more."""
+        self.account.give_back(self._num_bytes)
+        self._num_bytes = 0
+        self._chunks.clear()
+
+    def _refuse(self, error: Exception) -> None:
+        self.release()
+        self._must_raise = error
+        self.set_complete()
 
 
 class ScopedRequest(TrioRequest):
@@ -76,6 +97,7 @@ class ScopedRequest(TrioRequest):
 
         Raises:
           RequestEntityTooLarge, RequestTimeout: it is too long, or too slow.
+          MemoryFull: the bodies of all requests are too long together.
         """
         seconds = math.inf if self.body_timeout is None else self.body_timeout
         with trio.move_on_after(seconds):
@@ -86,6 +108,12 @@ class ScopedRequest(TrioRequest):
 class ScopedConnection(TrioASGIHTTPConnection):
     """Serves one request; the name is quart's."""
 
+    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
+        request = super()._create_request_from_scope(send)
+        state = cast("ServingApp", self.app).state
+        cast(ScopedRequest, request).body.account = state.bodies
+        return request
+
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
     ) -> None:
@@ -95,4 +123,5 @@ class ScopedConnection(TrioASGIHTTPConnection):
         async with AsyncExitStack() as scoped.resources:
             # Last in, first out: a request is running until nothing of it is left.
             scoped.resources.enter_context(lifecycle.hold())
+            scoped.resources.callback(scoped.body.release)
             await super().handle_request(nursery, request, send)

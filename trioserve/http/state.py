@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..config import HttpConfig
+from ..config import HttpConfig, parse_bytes
 from ..errors import ModelNotFound, ShuttingDown
 from ..observe import LoopStall, Metrics
 from ..observe.metrics import name_fields
 from ..text_engine import TextEngine
+from .account import MemoryAccount
 from .lifecycle import Lifecycle
 
 
@@ -23,11 +24,15 @@ class ServerState:
 
     config: HttpConfig
     text_engine: TextEngine | None = None
+    bodies: MemoryAccount = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
+        self.bodies = MemoryAccount(
+            parse_bytes("max_bodies_memory", self.config.max_bodies_memory)
+        )
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
         self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
 
@@ -63,7 +68,10 @@ class ServerState:
         return self.text_engine
 
     def _read_gauges(self) -> dict[str, float]:
-        gauges: dict[str, float] = {"http_requests_active": self.lifecycle.num_active}
+        gauges: dict[str, float] = {
+            "http_requests_active": self.lifecycle.num_active,
+            "http_bodies_bytes": self.bodies.num_bytes,
+        }
         if self.text_engine is None:
             return gauges
         statistics = self.text_engine.engine.statistics()
@@ -76,6 +84,7 @@ class ServerState:
         if renderer.images is not None:
             images = renderer.images.statistics()
             gauges |= name_fields("image_cache_", images)
+            gauges["images_bytes"] = renderer.images.num_held_bytes
             gauges |= name_fields("media_", images.media)
             gauges |= name_fields("image_processor_", images.processing)
         return gauges

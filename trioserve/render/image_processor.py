@@ -7,7 +7,6 @@ that `processor(text=..., images=[image])` would give the model.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
 _LAYOUT_NAMES = ("rows", "cols")
 
 
+class ImageTensors(dict[str, TensorBytes]):
+    """An image's tensors by name; as an object of whose end others can be told."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedImage:
     """One image, ready for the model.
@@ -39,7 +42,7 @@ class ProcessedImage:
 
     replacement: str
     num_vectors: int
-    tensors: Mapping[str, TensorBytes]
+    tensors: ImageTensors
     key: bytes
 
     @property
@@ -126,11 +129,11 @@ class ImageProcessor:
         return ProcessedImage(
             replacement=replacement,
             num_vectors=replacement.count(self.image_token),
-            tensors={
-                name: _to_bytes(tensor)
+            tensors=ImageTensors(
+                (name, _to_bytes(tensor))
                 for name, tensor in inputs.items()
                 if name not in self._left_out
-            },
+            ),
             key=key,
         )
 

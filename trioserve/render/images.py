@@ -9,15 +9,17 @@ turn, and what was prepared once is not even decoded again.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 import logging
 from typing import TYPE_CHECKING
+import weakref
 
 import trio
 
-from ..config import MediaConfig
-from ..errors import InvalidParameter
+from ..config import MediaConfig, parse_bytes
+from ..errors import InvalidParameter, MemoryFull
 from .image_processor import ImageProcessor, ProcessedImage
 from .media import EncodedImage, MediaLoader, Url
 from .mixed import ImageToken
@@ -99,6 +101,12 @@ class ImageRenderer:
         self._pending: dict[bytes, trio.Event] = {}
         self._num_hits = 0
         self._num_misses = 0
+        self._max_held_bytes = parse_bytes(
+            "max_images_memory", config.max_images_memory
+        )
+        self._num_held_bytes = 0
+        # Filled by whichever thread lets an image go.
+        self._freed: deque[int] = deque()
 
     async def render(self, url: Url, *, param: str) -> ProcessedImage:
         """Load an image and prepare it for the model, or find it prepared.
@@ -110,6 +118,7 @@ class ImageRenderer:
         Raises:
           InvalidParameter: there is no image, or none that this model can read.
           RendererStuck: too many images take longer to decode than they may.
+          MemoryFull: those that are prepared take all the memory there is for them.
         """
         encoded = await self._loader.load(url, param=param)
         # Requests that bring the same image at once wait for one of them.
@@ -120,6 +129,13 @@ class ImageRenderer:
             return found
         self._num_misses += 1
         return await self._prepare(encoded, param)
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of prepared images that somebody holds: the cache, a prompt, a step."""
+        while self._freed:
+            self._num_held_bytes -= self._freed.popleft()
+        return self._num_held_bytes
 
     @property
     def is_stuck(self) -> bool:
@@ -142,15 +158,27 @@ class ImageRenderer:
         key = encoded.digest
         self._pending[key] = trio.Event()
         try:
+            # Refused and not made to wait: requests that each held some images and
+            # waited for the rest would wait for each other.
+            if self.num_held_bytes >= self._max_held_bytes:
+                raise MemoryFull("images")
             image = await self._loader.decode(encoded, param=param)
             processed = await self._workers.run(
                 partial(self._process, image, key, param)
             )
+            self._hold(processed)
             self._processor.cache.put(processed)
             return processed
         finally:
             # After a failure too: those who wait then try for themselves.
             self._pending.pop(key).set()
+
+    def _hold(self, image: ProcessedImage) -> None:
+        """Count an image's bytes until nobody has its tensors any more."""
+        self._num_held_bytes += image.num_bytes
+        weakref.finalize(image.tensors, self._freed.append, image.num_bytes).atexit = (
+            False
+        )
 
     def _process(self, image: Image, key: bytes, param: str) -> ProcessedImage:
         try:
