@@ -44,7 +44,7 @@ import trio
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
 from trioserve.http.body import decode_chunks
-from trioserve.http.schema import decode_chat, decode_completion, to_messages
+from trioserve.http.schema import MessageMappings, decode_chat, decode_completion
 from trioserve.render.chat import read_messages
 from trioserve.render.embeds import decode_embeds
 from trioserve.render.loading import load_renderer
@@ -117,7 +117,7 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
     yield "JSON, 400 messages", lambda e=encoded: decode_chunks(
         cut(e), decode_chat, 10**9
     )
-    messages = to_messages(decode_chat(encoded).messages)
+    messages = MessageMappings(decode_chat(encoded).messages)
 
     def run_template() -> object:
         conversation = read_messages(messages, template.form)

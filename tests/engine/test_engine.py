@@ -410,3 +410,18 @@ async def test_an_idle_device_is_told_to_forget_vectors(
         ends = [plan.ends for plan in engine._executor.device.plans if plan.ends]
         assert len(ends) == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_what_is_far_too_many_is_refused_before_it_is_made(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+
+    def make(*args: object) -> None:
+        raise AssertionError("a million sequences would take seconds")
+
+    monkeypatch.setattr(engine, "_make_sequences", make)
+    prompts = [Prompt(token_ids=(1,))] * 1024
+    with pytest.raises(InvalidParameter):
+        async with engine.open_stream(prompts, SamplingParams(n=128)):
+            raise AssertionError("it was refused")

@@ -11,7 +11,7 @@ import pytest
 
 from trioserve.http import schema
 from trioserve.http.outline import take_out
-from trioserve.http.schema import decode_chat, decode_completion, to_messages
+from trioserve.http.schema import MessageMappings, decode_chat, decode_completion
 
 LONG = "QUJD" * 300_000
 
@@ -49,7 +49,7 @@ def test_images_and_tensors_of_a_chat(indent: int | None) -> None:
     encoded = json.dumps(body, indent=indent).encode()
     rest, strings = take_out(encoded)
     assert len(strings) == 3 and len(rest) < len(LONG) + 2000
-    (message,) = to_messages(decode_chat(encoded).messages)
+    (message,) = MessageMappings(decode_chat(encoded).messages)
     text, first, second, short, embeds = message["content"]  # type: ignore[misc]
     assert text["text"] == LONG  # type: ignore[index]
     assert first["image_url"]["url"] == f"data:,{LONG}".encode()  # type: ignore[index]
@@ -164,7 +164,7 @@ def read_chat(body: bytes, long_bytes: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
         set_threshold(patch, long_bytes)
         request = decode_chat(body)
-    return to_messages(request.messages), request.user
+    return list(MessageMappings(request.messages)), request.user
 
 
 def read_completion(body: bytes, long_bytes: int) -> object:

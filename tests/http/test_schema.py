@@ -21,13 +21,13 @@ from trioserve.http.requests import CompletionPrompt
 from trioserve.http.schema import (
     ChatRequest,
     CompletionRequest,
+    MessageMappings,
     decode_chat,
     decode_completion,
     decode_detokenize,
     decode_tokenize,
     list_unknown_fields,
     to_chat_options,
-    to_messages,
     to_sampling,
 )
 from trioserve.render import ChatOptions
@@ -556,7 +556,7 @@ def test_messages_become_mappings() -> None:
             {"role": "tool", "content": "42", "tool_call_id": "t"},
         ]
     )
-    assert to_messages(request.messages) == [
+    assert list(MessageMappings(request.messages)) == [
         {"role": "system", "content": "s"},
         {
             "role": "user",
@@ -588,7 +588,7 @@ def test_an_answer_can_be_sent_back_as_the_client_library_dumps_it() -> None:
         "function_call": None,
         "tool_calls": None,
     }
-    assert to_messages(chat(messages=[dumped]).messages) == [
+    assert list(MessageMappings(chat(messages=[dumped]).messages)) == [
         {"role": "assistant", "content": "hello"}
     ]
 
@@ -771,7 +771,7 @@ def test_a_request_is_of_its_public_type() -> None:
 
 
 def parts(*content: dict[str, Any]) -> list[dict[str, object]]:
-    (message,) = to_messages(
+    (message,) = MessageMappings(
         chat(messages=[{"role": "user", "content": list(content)}]).messages
     )
     found = message["content"]

@@ -133,6 +133,8 @@ class Engine:
         if self._end is not None:
             raise self._end
         check_request(prompts, sampling, self.info)
+        num_new = len(prompts) * sampling.n
+        self._check_room(num_new)
         sequences = self._make_sequences(prompts, sampling, priority)
         if sum(len(prompt.token_ids) for prompt in prompts) > _LONG_PROMPT:
             await trio.to_thread.run_sync(
@@ -141,9 +143,10 @@ class Engine:
                 limiter=self._preparing,
                 abandon_on_cancel=True,
             )
+            # Others went on meanwhile.
             if self._end is not None:
                 raise self._end
-        self._check_room(len(sequences))
+            self._check_room(num_new)
         stream = TokenStream(
             len(sequences), lambda index: self._abort(sequences[index : index + 1])
         )

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 # behind others that wait for a worker.
 _SMALL_BYTES: Final = 65_536
 
-
 # A microsecond or two each to write.
 _FEW_ENTRIES: Final = 512
 

@@ -28,7 +28,7 @@ from .logprobs import (
 from .meter import MeteredStream
 from .requests import ChatRequest
 from .responses import ChatChoice, ChatCompletion, ChatLogprobs, ChatMessage, Usage
-from .schema import decode_chat, to_chat_options, to_messages
+from .schema import MessageMappings, decode_chat, to_chat_options
 from .scope import ScopedRequest
 from .sse import respond_events
 from .state import ServerState
@@ -39,7 +39,7 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     asked, engine = await read_request(state, request, decode_chat)
     sampling = await resolve_sampling(asked, engine)
     prompt = await engine.renderer.render_chat(
-        to_messages(asked.messages),
+        MessageMappings(asked.messages),
         to_chat_options(asked),
         make_tokenize_options(asked, sampling, engine),
     )

@@ -9,8 +9,8 @@ may be megabytes long is left as bytes by that call, and large.py decodes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 
@@ -44,6 +44,7 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
+    "MessageMappings",
     "TokenizeRequest",
     "decode_chat",
     "decode_completion",
@@ -51,7 +52,6 @@ __all__ = [
     "decode_tokenize",
     "list_unknown_fields",
     "to_chat_options",
-    "to_messages",
     "to_sampling",
 ]
 
@@ -216,13 +216,34 @@ def list_unknown_fields(body: bytes, request: object) -> tuple[str, ...]:
     return tuple(name[:64] for name in fields if name not in known)[:16]
 
 
-def to_messages(messages: tuple[Message, ...]) -> list[dict[str, object]]:
-    """Messages the way the renderer reads them: plain mappings.
+class MessageMappings(Sequence[dict[str, object]]):
+    """Messages the way the renderer reads them: as plain mappings.
+
+    Each is made when it is read, which the renderer does in a worker's thread: there
+    may be thousands of them, and megabytes in which an escape is looked for.
 
     Raises:
-      InvalidParameter: the URL of an image, or a tensor, is not a string.
+      InvalidParameter: on reading; the URL of an image, or a tensor, is not a string.
     """
-    return [_to_mapping(message, i) for i, message in enumerate(messages)]
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, object]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, object]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[str, object] | Sequence[dict[str, object]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return _to_mapping(self._messages[index], index)
 
 
 def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:

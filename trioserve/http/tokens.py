@@ -13,10 +13,10 @@ from .body import read_request, respond_built, respond_json
 from .requests import TokenizeRequest
 from .responses import Detokenized, Tokenized
 from .schema import (
+    MessageMappings,
     decode_detokenize,
     decode_tokenize,
     to_chat_options,
-    to_messages,
 )
 from .scope import ScopedRequest
 from .state import ServerState
@@ -58,5 +58,5 @@ async def _render(engine: TextEngine, asked: TokenizeRequest) -> Prompt:
     if asked.prompt is not None:
         return await engine.renderer.render_text(asked.prompt, options)
     return await engine.renderer.render_chat(
-        to_messages(asked.messages or ()), to_chat_options(asked), options
+        MessageMappings(asked.messages or ()), to_chat_options(asked), options
     )

@@ -31,7 +31,7 @@ from ..errors import InvalidConfig, InvalidParameter
 from ..steps import KEY_BYTES
 from .address import IPAddress, is_public
 from .decoding import decode_image
-from .workers import RendererStatistics, RendererWorkers, TookTooLong
+from .workers import RendererStatistics, RendererWorkers, TookTooLong, hold_token
 
 if TYPE_CHECKING:
     from .fetching import ImageFetcher
@@ -146,13 +146,8 @@ class MediaLoader:
     async def _fetch(self, url: str, param: str) -> EncodedImage:
         if self._fetcher is None:
             raise InvalidParameter(param, "this server fetches no images from the web")
-        # On its own behalf: one task may load several images side by side.
-        fetch = object()
-        await self._connections.acquire_on_behalf_of(fetch)
-        try:
+        async with hold_token(self._connections):
             data = await self._fetcher.fetch(url, param=param)
-        finally:
-            self._connections.release_on_behalf_of(fetch)
         return await self._workers.run(partial(_digest, data))
 
     # The rest runs in worker threads.

@@ -22,7 +22,7 @@ import trio_parallel
 
 from ..errors import InvalidParameter
 from .template import TemplateCall
-from .workers import TookTooLong
+from .workers import TookTooLong, hold_token
 
 logger = logging.getLogger(__name__)
 
@@ -75,29 +75,28 @@ class TemplateProcesses:
           TookTooLong: it was ended.
           InvalidParameter: it refuses its messages, or needs too much memory.
         """
-        # On its own behalf: one task may render several chats side by side.
-        place = object()
-        await self.limiter.acquire_on_behalf_of(place)
-        try:
+        async with hold_token(self.limiter):
             with trio.move_on_after(seconds + _KILL_SECONDS):
-                text: str = await self._context.run_sync(
-                    _render_limited,
-                    call,
-                    seconds,
-                    kill_on_cancel=True,
-                    # One that never waits: whoever comes here has a place.
-                    limiter=trio.CapacityLimiter(1),
-                )
-                return text
+                return await self._run(call, seconds)
+        self.num_killed += 1
+        logger.warning("a chat template's process was killed after %g s", seconds)
+        raise TookTooLong()
+
+    async def _run(self, call: TemplateCall, seconds: float) -> str:
+        try:
+            text: str = await self._context.run_sync(
+                _render_limited,
+                call,
+                seconds,
+                kill_on_cancel=True,
+                # One that never waits: whoever comes here has a place.
+                limiter=trio.CapacityLimiter(1),
+            )
         except MemoryError:
             raise InvalidParameter(
                 "messages", "the chat template needs too much memory for them"
             ) from None
-        finally:
-            self.limiter.release_on_behalf_of(place)
-        self.num_killed += 1
-        logger.warning("a chat template's process was killed after %g s", seconds)
-        raise TookTooLong()
+        return text
 
     def statistics(self) -> ProcessStatistics:
         state = self.limiter.statistics()

@@ -8,7 +8,8 @@ begun, or clients could fill the process with threads that compete for the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 import logging
 import math
@@ -25,6 +26,21 @@ logger = logging.getLogger(__name__)
 # Two for each worker: enough for a few unlucky requests, and with the workers
 # themselves still few threads.
 _ABANDONED_PER_WORKER = 2
+
+
+@asynccontextmanager
+async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
+    """Hold one of a limiter's tokens in the block, on nobody's behalf.
+
+    `async with limiter` gives one to the task, which may have only one at a time and
+    may want to do several such things side by side.
+    """
+    holder = object()
+    await limiter.acquire_on_behalf_of(holder)
+    try:
+        yield
+    finally:
+        limiter.release_on_behalf_of(holder)
 
 
 class TookTooLong(Exception):
@@ -86,9 +102,7 @@ class RendererWorkers:
           RendererStuck: too many calls were, and their threads still run.
         """
         call = _Call(work)
-        # On its own behalf: one task may make several calls side by side.
-        await self.limiter.acquire_on_behalf_of(call)
-        try:
+        async with hold_token(self.limiter):
             if self.is_stuck:
                 raise RendererStuck()
             # Shielded: a client that leaves does not turn a healthy thread into an
@@ -97,8 +111,6 @@ class RendererWorkers:
                 return await trio.to_thread.run_sync(
                     call.run, limiter=self._threads, abandon_on_cancel=True
                 )
-        finally:
-            self.limiter.release_on_behalf_of(call)
         self._abandoned.append(call)
         logger.warning(
             "a render was abandoned after %g s; %d such threads run",
