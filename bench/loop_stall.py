@@ -470,12 +470,12 @@ async def obey(app: ServingApp) -> None:
 
 def report_loop(app: ServingApp) -> Report:
     seen = app.state.loop_stall.statistics()
-    assert app.state.text_engine is not None, "hypercorn serves once it is loaded"
+    assert app.state.engine is not None, "hypercorn serves once it is loaded"
     return Report(
         loop_gap_seconds=seen.turns.longest_seconds,
         longest_step_seconds=seen.steps.longest_seconds,
         longest_step_task=seen.offenders[0].name if seen.offenders else "-",
-        num_streams=app.state.text_engine.engine.statistics().num_streams,
+        num_streams=app.state.engine.engine.statistics().num_streams,
         offenders=[
             f"{each.name}: {each.num_steps} steps, longest "
             f"{1000 * each.longest_seconds:.1f} ms"

@@ -12,13 +12,15 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "trioserve"
 
-VOCABULARY = {"errors", "steps", "config", "observe"}
+VOCABULARY = {"errors", "steps", "pooling", "sentence", "config", "observe"}
 
 # Room -> what it may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "steps": {"errors"},
+    "pooling": {"steps"},
+    "sentence": set(),
     "observe": set(),
     "scheduler": VOCABULARY,
     "model": VOCABULARY,
@@ -27,16 +29,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "executor": VOCABULARY | {"model"},
     "engine": VOCABULARY | {"scheduler", "executor"},
     "text_engine": VOCABULARY | {"engine", "render"},
-    "http": VOCABULARY | {"engine", "render", "text_engine"},
+    "pooling_engine": VOCABULARY | {"engine", "render"},
+    "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
     "launch": VOCABULARY
-    | {"engine", "executor", "model", "render", "scheduler", "text_engine", "weights"},
+    | {"engine", "executor", "model", "pooling_engine", "render", "scheduler"}
+    | {"text_engine", "weights"},
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
     "__main__": VOCABULARY | {"server"},
-    "__init__": VOCABULARY | {"launch", "text_engine"},
-    "testing": {"steps"},
+    "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
+    "testing": {"steps", "pooling"},
     "testing_server": VOCABULARY
-    | {"engine", "http", "render", "scheduler", "testing", "text_engine"},
+    | {"engine", "http", "pooling_engine", "render", "scheduler", "testing"}
+    | {"text_engine"},
+    "testing_encoders": set(),
     "testing_models": {"testing_processors"},
     "testing_processors": {"testing_tokenizer"},
     "testing_tokenizer": set(),
@@ -45,14 +51,19 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Package -> the only rooms that may import it.
 ONLY_IN: dict[str, set[str]] = {
     # render decodes tensors that clients send.
-    "torch": {"model", "executor", "weights", "render", "testing_models"},
+    "torch": {
+        *("model", "executor", "weights", "render"),
+        *("testing_encoders", "testing_models"),
+    },
     "PIL": {"render"},
     "httpx2": {"render"},
     "httpcore2": {"render"},
     "pybase64": {"render"},
+    "orjson": {"render"},
     "transformers": {
         *("model", "weights", "render"),
-        *("testing_models", "testing_processors", "testing_tokenizer"),
+        *("testing_encoders", "testing_models", "testing_processors"),
+        "testing_tokenizer",
     },
     "quart": {"http"},
     "quart_trio": {"http"},

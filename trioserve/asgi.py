@@ -28,7 +28,7 @@ from .config import (
     build_config,
 )
 from .http import ServerState, ServingApp, create_http_app, install_guard
-from .launch import open_engine
+from .launch import open_served_engine
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ async def _run_engine(
 ) -> None:
     is_serving = False
     try:
-        async with open_engine(config) as state.text_engine:
+        async with open_served_engine(config) as state.engine:
             is_serving = True
             # As in server.py.
             gc.freeze()

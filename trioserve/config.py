@@ -59,6 +59,30 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """What a model is used for, and how one that does not write is used.
+
+    Args:
+      task: generate text, or pool it: embed texts, token_embed their tokens (late
+        interaction), classify texts (cross-encoders and rerankers, too), token_classify
+        their tokens. auto goes by the model's files.
+      pooling: How tokens become a vector; auto goes by the model's files, and without
+        any takes the mean for encoders and the last token for decoders.
+      matryoshka: Let requests cut vectors by `dimensions` even where the model's files
+        do not say that it was trained for that.
+      long_texts: What is done with texts longer than the model, unless a request says
+        otherwise: refuse them, truncate them, or embed them in chunks and average.
+    """
+
+    task: Literal[
+        "auto", "generate", "embed", "token_embed", "classify", "token_classify"
+    ] = "auto"
+    pooling: Literal["auto", "cls", "mean", "last"] = "auto"
+    matryoshka: bool = False
+    long_texts: Literal["refuse", "truncate", "chunk"] = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """How much memory keys and values take, and how they are shared.
 
@@ -245,6 +269,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@
       - ContextLengthExceeded       400
       - NotSupported                400
       - ModelNotFound               404
+      - TaskNotServed               400
       - PayloadTooLarge             413
       - UnsupportedMediaType        415
     * Unavailable                   full or stopping; has `retry_after_seconds`
@@ -35,6 +36,7 @@ __all__ = [
     "ContextLengthExceeded",
     "NotSupported",
     "ModelNotFound",
+    "TaskNotServed",
     "PayloadTooLarge",
     "UnsupportedMediaType",
     "Unavailable",
@@ -128,6 +130,20 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model `{name}` does not exist.", param="model")
+
+
+class TaskNotServed(RequestError):
+    """Raised when a request asks for what this model does not do.
+
+    Args:
+      wanted, served: such as "generate" and "embed".
+    """
+
+    def __init__(self, name: str, *, wanted: str, served: str) -> None:
+        super().__init__(
+            f"The model `{name}` does not {wanted}; it is served for {served}.",
+            param="model",
+        )
 
 
 class PayloadTooLarge(RequestError):

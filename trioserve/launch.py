@@ -6,13 +6,12 @@ when its block is left.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,18 +24,17 @@ from .config import (
     SchedulerConfig,
     build_config,
 )
-from .engine import Engine
+from .engine import Engine, PoolingLoop
 from .errors import InvalidConfig
 from .executor import LocalExecutor
+from .pooling import PoolingTask, Task
+from .pooling_engine import PoolingEngine
 from .render import open_template_processes
-from .scheduler import Scheduler
+from .scheduler import PoolingScheduler, Scheduler
+from .sentence import SentenceFolder
 from .steps import ModelInfo
 from .text_engine import TextEngine
-from .weights import resolve_weights
-
-if TYPE_CHECKING:
-    from .model import ModelRunner
-    from .render import Renderer
+from .weights import Weights, read_sentence_folder, resolve_weights
 
 logger = logging.getLogger(__name__)
 
@@ -45,58 +43,121 @@ logger = logging.getLogger(__name__)
 async def open_engine(
     model: str | EngineConfig = DEFAULT_MODEL, **options: object
 ) -> AsyncIterator[TextEngine]:
-    """Load a model and serve it to the block's body.
+    """Load a model that writes and serve it to the block's body.
 
     Args:
       model: as on the command line, or a whole EngineConfig.
       options: fields of EngineConfig's parts, by name, where `model` is a string.
 
     Raises:
-      StartupError: the model cannot be found, read or run, or an option is wrong.
+      StartupError: the model cannot be found, read or run, it does not write, or an
+        option is wrong.
       ExceptionGroup: with whatever ended the engine or was raised in the block.
     """
-    if isinstance(model, str):
-        config = build_config(EngineConfig, {"model": model, **options})
-    elif options:
-        raise TypeError("options belong into the EngineConfig")
-    else:
-        config = model
+    config = _make_config(model, options)
+    async with _open(config, _refuse_pooling) as engine:
+        assert isinstance(engine, TextEngine), "others were refused"
+        yield engine
+
+
+@asynccontextmanager
+async def open_pooling_engine(
+    model: str | EngineConfig, **options: object
+) -> AsyncIterator[PoolingEngine]:
+    """Load a model that embeds, classifies or scores; as open_engine."""
+    config = _make_config(model, options)
+    async with _open(config, _refuse_generation) as engine:
+        assert isinstance(engine, PoolingEngine), "others were refused"
+        yield engine
+
+
+@asynccontextmanager
+async def open_served_engine(
+    config: EngineConfig,
+) -> AsyncIterator[TextEngine | PoolingEngine]:
+    """Load whatever model it is, and serve it to the block's body."""
+    async with _open(config, _accept_all) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _open(
+    config: EngineConfig, check_task: Callable[[Task, str], None]
+) -> AsyncIterator[TextEngine | PoolingEngine]:
     # Abandoned on cancel: nobody shares what it loads, and stopping must not wait.
     loaded = await trio.to_thread.run_sync(
-        _load, config, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+        _load,
+        config,
+        check_task,
+        limiter=trio.CapacityLimiter(1),
+        abandon_on_cancel=True,
     )
-    engine = Engine(
-        loaded.scheduler,
-        LocalExecutor(loaded.runner.step),
-        info=loaded.info,
-        max_num_sequences=config.scheduler.max_num_seqs
-        + config.scheduler.max_num_waiting,
-    )
-    renderer = loaded.renderer
+    renderer = loaded.served.renderer
     async with (
         open_template_processes(config.render.renderer_processes) as renderer.processes,
         trio.open_nursery() as nursery,
     ):
-        await nursery.start(engine.run)
-        yield TextEngine(engine, renderer)
+        await nursery.start(loaded.loop.run)
+        yield loaded.served
         nursery.cancel_scope.cancel()
+
+
+def _make_config(
+    model: str | EngineConfig, options: Mapping[str, object]
+) -> EngineConfig:
+    if isinstance(model, str):
+        return build_config(EngineConfig, {"model": model, **options})
+    if options:
+        raise TypeError("options belong into the EngineConfig")
+    return model
+
+
+def _refuse_pooling(task: Task, model: str) -> None:
+    if task != "generate":
+        raise InvalidConfig(
+            "model", f"{model} is served for {task}: open it by open_pooling_engine"
+        )
+
+
+def _refuse_generation(task: Task, model: str) -> None:
+    if task == "generate":
+        raise InvalidConfig(
+            "model", f"{model} generates: open it by open_engine, or name a task"
+        )
+
+
+def _accept_all(task: Task, model: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    info: ModelInfo
-    scheduler: Scheduler
-    runner: ModelRunner
-    renderer: Renderer
+    """What is loaded, and the loop that has to run for it."""
+
+    served: TextEngine | PoolingEngine
+    loop: Engine | PoolingLoop
 
 
-def _load(config: EngineConfig) -> _Loaded:
-    """Do all that takes seconds; blocking."""
-    # Here and not above: importing torch takes seconds, which --help need not wait.
+# Everything below takes seconds and blocks. What it needs is imported there and not
+# above: importing torch takes seconds, too, which --help need not wait.
+
+
+def _load(config: EngineConfig, check_task: Callable[[Task, str], None]) -> _Loaded:
+    from .model.encoding import find_task
+
+    weights = resolve_weights(config.model.model)
+    sentence = read_sentence_folder(weights.folder)
+    task = find_task(weights.folder, sentence, config.pooling)
+    check_task(task, config.model.model)
+    if task == "generate":
+        return _load_text_engine(config, weights)
+    return _load_pooling_engine(config, weights, task, sentence)
+
+
+def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
     from .model import ModelRunner, count_blocks, load_model
     from .render import load_renderer
 
-    weights = resolve_weights(config.model.model)
     name = config.model.served_model_name or weights.name
     model = load_model(weights.folder, config.model, name=name)
     num_blocks = count_blocks(
@@ -140,7 +201,71 @@ def _load(config: EngineConfig) -> _Loaded:
         config.cache.block_size,
         info.max_model_len,
     )
-    return _Loaded(info=info, scheduler=scheduler, runner=runner, renderer=renderer)
+    engine = Engine(
+        scheduler,
+        LocalExecutor(runner.step),
+        info=info,
+        max_num_sequences=_count_sequences(config.scheduler),
+    )
+    return _Loaded(served=TextEngine(engine, renderer), loop=engine)
+
+
+def _load_pooling_engine(
+    config: EngineConfig,
+    weights: Weights,
+    task: PoolingTask,
+    sentence: SentenceFolder | None,
+) -> _Loaded:
+    from .model.encoding import load_encoder
+    from .model.pooling import PoolingRunner
+    from .render import load_pooling_renderer
+
+    encoder = load_encoder(
+        weights.folder,
+        config.model,
+        name=config.model.served_model_name or weights.name,
+        task=task,
+        sentence=sentence,
+    )
+    info = replace(
+        encoder.info, fingerprint=_fingerprint(weights.folder, str(encoder.dtype))
+    )
+    runner = PoolingRunner(encoder, weights.folder, sentence, config.pooling)
+    renderer = load_pooling_renderer(
+        weights.folder,
+        config.render,
+        info=info,
+        pooling=runner.info,
+        sentence=sentence,
+        chat_template=_read_template(config.model.chat_template),
+    )
+    runner.warm_up()
+    logger.info(
+        "loaded %s: it will %s, %d numbers each, %d tokens at most in an input",
+        info.name,
+        task,
+        runner.info.num_outputs,
+        info.max_model_len,
+    )
+    scheduler = PoolingScheduler(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=_resolve_pooling_budget(
+            config.scheduler, encoder.device.type
+        ),
+    )
+    engine = PoolingLoop(
+        scheduler,
+        LocalExecutor(runner.step),
+        info=info,
+        pooling=runner.info,
+        max_num_inputs=_count_sequences(config.scheduler),
+    )
+    served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
+    return _Loaded(served=served, loop=engine)
+
+
+def _count_sequences(config: SchedulerConfig) -> int:
+    return config.max_num_seqs + config.max_num_waiting
 
 
 def _resolve_length(
@@ -180,6 +305,12 @@ def _resolve_budget(config: SchedulerConfig, device_type: str) -> int:
         return config.max_num_batched_tokens
     default = 512 if device_type == "cpu" else 2048
     return max(default, config.max_num_seqs)
+
+
+def _resolve_pooling_budget(config: SchedulerConfig, device_type: str) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return 2048 if device_type == "cpu" else 16384
 
 
 def _read_template(path: str | None) -> str | None:

@@ -23,7 +23,7 @@ import trio
 from .config import ServeConfig
 from .errors import StartupError, find_first
 from .http import ServerState, create_http_app, install_guard, make_config
-from .launch import open_engine
+from .launch import open_served_engine
 
 logger = logging.getLogger("trioserve.server")
 
@@ -72,7 +72,7 @@ class Server:
         # Waiting for the GIL is waiting: with the default of 5 ms a thread in pure
         # Python delays the loop seven times as long.
         sys.setswitchinterval(0.0005)
-        async with open_engine(self._config.engine) as state.text_engine:
+        async with open_served_engine(self._config.engine) as state.engine:
             # A collection of torch's and transformers' objects, which live as long as
             # the process, would stall the loop for half a second, and so would the one
             # that the interpreter makes at its end.
@@ -83,7 +83,7 @@ class Server:
                 logger.info(
                     "ready after %.1f s: %s on %s",
                     seconds,
-                    state.text_engine.info.name,
+                    state.engine.info.name,
                     ", ".join(binds),
                 )
 
@@ -118,7 +118,7 @@ class Server:
         self._state.lifecycle.begin_drain()
         if is_second:
             self._exit_code = 128 + signum
-        if is_second or self._state.text_engine is None:
+        if is_second or self._state.engine is None:
             self._everything.cancel()
 
     def _log_stalls(self) -> None:

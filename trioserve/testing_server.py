@@ -18,11 +18,20 @@ from tokenizers import Tokenizer
 import trio
 
 from .config import HttpConfig, MediaConfig, RenderConfig
-from .engine import Engine
+from .engine import Engine, PoolingLoop
 from .http import ServerState, create_http_app, install_guard, make_config
-from .render import load_renderer
-from .scheduler import Scheduler
-from .testing import FakeDevice, FakeExecutor, make_info
+from .pooling import LongText, PoolingTask
+from .pooling_engine import PoolingEngine
+from .render import load_pooling_renderer, load_renderer
+from .scheduler import PoolingScheduler, Scheduler
+from .sentence import SentenceFolder
+from .testing import (
+    FakeDevice,
+    FakeExecutor,
+    FakePoolingDevice,
+    make_info,
+    make_pooling_info,
+)
 from .text_engine import TextEngine
 
 ANSWER = "The quick brown fox jumps over the lazy dog. "
@@ -78,7 +87,7 @@ async def open_fake_server(
             max_num_batched_tokens=256,
             max_model_len=max_model_len,
         ),
-        FakeExecutor(device, step_seconds=step_seconds, fail_at_step=fail_at_step),
+        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
         info=info,
         max_num_sequences=32 + max_num_waiting,
     )
@@ -89,12 +98,8 @@ async def open_fake_server(
         media=media or MediaConfig(),
     )
     state = ServerState(config=http or HttpConfig())
-    state.text_engine = TextEngine(engine, renderer)
-    install_guard(enable_h2c=state.config.enable_h2c)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        binds = await nursery.start(_serve, state)
-        port = int(binds[0].rpartition(":")[2])
+    state.engine = TextEngine(engine, renderer)
+    async with _open_server(state, engine) as port:
         yield FakeServer(
             url=f"http://127.0.0.1:{port}",
             port=port,
@@ -103,6 +108,84 @@ async def open_fake_server(
             answer=ANSWER,
             answer_ids=ids,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakePoolingServer:
+    """A server that runs.
+
+    Attributes:
+      url: where, as http://127.0.0.1:PORT.
+      device: what a text gives is testing.fake_vector of its tokens.
+    """
+
+    url: str
+    port: int
+    state: ServerState
+    engine: PoolingLoop
+    device: FakePoolingDevice
+
+
+@asynccontextmanager
+async def open_fake_pooling_server(
+    tokenizer_folder: Path,
+    *,
+    task: PoolingTask = "embed",
+    num_outputs: int = 8,
+    labels: tuple[str, ...] = (),
+    matryoshka: tuple[int, ...] | None = None,
+    sentence: SentenceFolder | None = None,
+    http: HttpConfig | None = None,
+    render: RenderConfig | None = None,
+    long_texts: LongText = "refuse",
+    step_seconds: float = 0.001,
+    fail_at_step: int | None = None,
+    max_num_waiting: int = 4096,
+    max_model_len: int = 256,
+) -> AsyncIterator[FakePoolingServer]:
+    """Serve a model that pools until the block is left."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    info = make_info(max_model_len, vocab_size=tokenizer.get_vocab_size())
+    pooling = make_pooling_info(
+        task, num_outputs=num_outputs, labels=labels, matryoshka=matryoshka
+    )
+    device = FakePoolingDevice(num_outputs)
+    engine = PoolingLoop(
+        PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
+        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
+        info=info,
+        pooling=pooling,
+        max_num_inputs=32 + max_num_waiting,
+    )
+    renderer = load_pooling_renderer(
+        tokenizer_folder,
+        render or RenderConfig(),
+        info=info,
+        pooling=pooling,
+        sentence=sentence,
+    )
+    state = ServerState(config=http or HttpConfig())
+    state.engine = PoolingEngine(engine, renderer, long_texts=long_texts)
+    async with _open_server(state, engine) as port:
+        yield FakePoolingServer(
+            url=f"http://127.0.0.1:{port}",
+            port=port,
+            state=state,
+            engine=engine,
+            device=device,
+        )
+
+
+@asynccontextmanager
+async def _open_server(
+    state: ServerState, engine: Engine | PoolingLoop
+) -> AsyncIterator[int]:
+    """Run an engine and serve it on a free port."""
+    install_guard(enable_h2c=state.config.enable_h2c)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        binds = await nursery.start(_serve, state)
+        yield int(binds[0].rpartition(":")[2])
         nursery.cancel_scope.cancel()
 
 

@@ -23,6 +23,7 @@ def make_engine() -> Callable[..., Engine]:
         max_num_waiting: int = 1000,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
+        device: FakeDevice | None = None,
         **executor: object,
     ) -> Engine:
         return Engine(
@@ -34,7 +35,8 @@ def make_engine() -> Callable[..., Engine]:
                 max_model_len=max_model_len,
             ),
             FakeExecutor(
-                FakeDevice(block_size=4), **executor  # type: ignore[arg-type]
+                (device or FakeDevice(block_size=4)).step,
+                **executor,  # type: ignore[arg-type]
             ),
             info=ModelInfo(
                 name="fake",

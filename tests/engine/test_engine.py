@@ -25,7 +25,7 @@ from trioserve.steps import (
     SamplingParams,
     TensorBytes,
 )
-from trioserve.testing import count_up
+from trioserve.testing import FakeDevice, count_up
 
 MakeEngine = Callable[..., Engine]
 
@@ -378,14 +378,15 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         await trio.lowlevel.checkpoint()
-        engine.close_streams(ShuttingDown())
+        engine.close_requests(ShuttingDown())
 
 
 async def test_an_idle_device_is_told_to_forget_vectors(
     make_engine: Callable[..., Engine], autojump_clock: trio.testing.MockClock
 ) -> None:
     """A client leaves in the middle of its prompt, and nobody else comes."""
-    engine = make_engine(max_num_batched_tokens=8)
+    device = FakeDevice(block_size=4)
+    engine = make_engine(device=device, max_num_batched_tokens=8)
     prompt = Prompt(
         token_ids=(NO_TOKEN,) * 30,
         embedded=(
@@ -407,7 +408,7 @@ async def test_an_idle_device_is_told_to_forget_vectors(
             async with engine.open_stream([prompt], SamplingParams()) as stream:
                 await anext(stream)
         await trio.sleep(1)
-        ends = [plan.ends for plan in engine._executor.device.plans if plan.ends]
+        ends = [plan.ends for plan in device.plans if plan.ends]
         assert len(ends) == 1
         nursery.cancel_scope.cancel()
 

@@ -48,7 +48,7 @@ async def stream(client: httpx.AsyncClient, path: str, body: object) -> list[Any
 
 def answer_of(server: FakeServer, num_tokens: int) -> str:
     """Return the text of the fake's first tokens."""
-    renderer = server.state.text_engine.renderer
+    renderer = server.state.engine.renderer
     ids = [server.answer_ids[i % len(server.answer_ids)] for i in range(num_tokens)]
     return b"".join(map(renderer.token_bytes, ids)).decode()
 

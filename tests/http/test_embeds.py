@@ -157,7 +157,7 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
     num_begun = len(begun)
     await trio.testing.wait_all_tasks_blocked()
     assert len(begun) == num_begun
-    statistics = server.state.text_engine.renderer.workers.statistics()
+    statistics = server.state.engine.renderer.workers.statistics()
     assert (statistics.busy, statistics.waiting) == (0, 0)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import gc
 import io
 import json
 from pathlib import Path
@@ -89,6 +90,15 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "tokenize a chat": lambda: ("/tokenize", {"messages": make_chat(TEXT)["messages"]}),
     "detokenize": lambda: ("/detokenize", {"tokens": [40, 41, 42] * 60_000}),
 }
+
+
+@pytest.fixture(autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """Keep the collector from what other tests loaded, as a server does that is ready."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def measure(folder: Path, path: str, body: dict[str, object]) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from trioserve.http import requests
 from trioserve.http.openapi import openapi_document
+from trioserve.http.pooling import requests as pooling_requests
 from trioserve.steps import SAMPLING_BOUNDS
 
 DOCUMENT: Any = json.loads(msgspec.json.encode(openapi_document("1.2.3")))
@@ -25,6 +26,16 @@ POSTS = {
     "/v1/completions": requests.CompletionRequest,
     "/tokenize": requests.TokenizeRequest,
     "/detokenize": requests.DetokenizeRequest,
+    "/v1/embeddings": pooling_requests.EmbeddingRequest,
+    "/pooling": pooling_requests.PoolingRequest,
+    "/classify": pooling_requests.ClassificationRequest,
+    "/score": pooling_requests.ScoreRequest,
+    "/v1/score": pooling_requests.ScoreRequest,
+    "/rerank": pooling_requests.RerankRequest,
+    "/v1/rerank": pooling_requests.RerankRequest,
+    "/v2/rerank": pooling_requests.RerankRequest,
+    "/v2/embed": pooling_requests.CohereEmbedRequest,
+    "/v1/embed": pooling_requests.CohereEmbedRequest,
 }
 
 
@@ -125,3 +136,9 @@ def test_streams_are_described() -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
         content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(content) == {"application/json", "text/event-stream"}
+
+
+def test_vectors_in_bytes_are_described() -> None:
+    for path in ("/v1/embeddings", "/pooling"):
+        content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "application/octet-stream"}

@@ -896,7 +896,8 @@ def test_a_long_prompt_is_read_as_a_short_one_would_be(
         ([[1], [*range(LONG), [2]]], "prompt[1]"),
         ([[1], "x" * 3 * LONG], "prompt"),
         ([[1]] * 33_000, "prompt"),
-        ([""] * 33_000, "prompt[0]"),
+        ([""] * 33_000, "prompt"),
+        (["", *["x" * LONG] * 5], "prompt[0]"),
         ({"x": "y" * 3 * LONG}, "prompt"),
     ],
 )

@@ -1,12 +1,23 @@
-"""Renderers over the two kinds of tokenizers, made once."""
+"""Renderers over the kinds of tokenizers, made once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
 
 from trioserve.config import RenderConfig
 from trioserve.render import Renderer, load_renderer
@@ -62,3 +73,144 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     """Each kind in turn."""
     found: Subject = request.getfixturevalue(request.param)
     return found
+
+
+_WORDS = (
+    "The quick brown fox jumps over the lazy dog, and on and on. Paris is the capital",
+    "of France! 你好世界。大家好 Zwölf größere Bücher für schöne Übungen 12 345 [x]",
+    "embedding embedded embeddings token tokens tokenizer query: passage: search x_y",
+)
+
+
+def _train_wordpiece() -> Tokenizer:
+    """As BERT's."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=200,
+        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"],
+        initial_alphabet=[chr(code) for code in range(33, 127)],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_WORDS, trainer)
+    # One of the vocabulary that is no token of its own in a text: late interaction's.
+    plain = json.loads(tokenizer.to_str())
+    plain["added_tokens"] = plain["added_tokens"][:-1]
+    tokenizer = Tokenizer.from_str(json.dumps(plain))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return tokenizer
+
+
+def _train_byte_level(post: str) -> Tokenizer:
+    """As RoBERTa's, or as Qwen3-Embedding's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_WORDS, trainer)
+    if post == "roberta":
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("</s>", 1), ("<s>", 0), add_prefix_space=False
+        )
+    else:
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A </s>",
+            pair="$A </s> $B:1 </s>:1",
+            special_tokens=[("</s>", 1)],
+        )
+    return tokenizer
+
+
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _train_unigram() -> Tokenizer:
+    """As XLM-R's."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(prepend_scheme="always"),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=150,
+        special_tokens=["<s>", "</s>", "<unk>", "<mask>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_WORDS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 1)],
+    )
+    return tokenizer
+
+
+def _save(tokenizer: Tokenizer, folder: Path, **names: str) -> Path:
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wordpiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _save(
+        _train_wordpiece(),
+        tmp_path_factory.mktemp("wordpiece"),
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+
+
+@pytest.fixture(scope="session")
+def pooling_folders(
+    wordpiece_folder: Path,
+    byte_level_folder: Path,
+    sentencepiece_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """One tokenizer of each kind that pooling models have."""
+    make = tmp_path_factory.mktemp
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    return {
+        "wordpiece": wordpiece_folder,
+        "roberta": _save(_train_byte_level("roberta"), make("roberta"), **ends),
+        "qwen": _save(_train_byte_level("qwen"), make("qwen"), **ends),
+        "unigram": _save(_train_unigram(), make("unigram"), **ends),
+        # Without any special tokens, and one that knows no words.
+        "byte_level": byte_level_folder,
+        "sentencepiece": sentencepiece_folder,
+    }

@@ -1,12 +1,24 @@
 """Owns requests and the loop that steps the device.
 
-It speaks token ids; it knows no text, no HTTP and no tensor. The doors are
-`Engine.run`, which lives in somebody's nursery, and `Engine.open_stream`: leaving that
-block is the only way to abort a request, and always enough.
+It speaks token ids; it knows no text, no HTTP and no tensor. The doors are `run`, which
+lives in somebody's nursery, and `Engine.open_stream` for models that write,
+`PoolingLoop.open_request` for models that pool: leaving that block is the only way to
+abort a request, and always enough.
 """
 
 from .client import EngineClient
 from .delivery import TokenStream
 from .engine import Engine, EngineStatistics
+from .pooling import PoolingEngineStatistics, PoolingLoop, PoolingRequest
+from .pooling_admission import check_params
 
-__all__ = ["Engine", "EngineClient", "EngineStatistics", "TokenStream"]
+__all__ = [
+    "Engine",
+    "EngineClient",
+    "EngineStatistics",
+    "PoolingEngineStatistics",
+    "PoolingLoop",
+    "PoolingRequest",
+    "TokenStream",
+    "check_params",
+]

@@ -30,7 +30,7 @@ class EngineClient(Protocol):
     ) -> AbstractAsyncContextManager[TokenStream]:
         """Generate from each prompt until the block is left; see Engine."""
 
-    def close_streams(self, error: Exception) -> None:
+    def close_requests(self, error: Exception) -> None:
         """Raise `error` in every open stream and in whoever would open one."""
 
     def statistics(self) -> EngineStatistics:

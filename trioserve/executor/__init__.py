@@ -1,4 +1,4 @@
-"""Carries a StepPlan to the device and a StepResult back.
+"""Carries a plan to the device and its result back.
 
 It knows threads and devices; it does not know sequences, requests or why a plan is what
 it is. The door is the Executor protocol; LocalExecutor runs a model in this process,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import math
+from typing import Generic, TypeVar
 
 import outcome
 import trio
 
-from ..steps import StepPlan, StepResult
+PlanT = TypeVar("PlanT")
+ResultT = TypeVar("ResultT")
 
 
-class LocalExecutor:
+class LocalExecutor(Generic[PlanT, ResultT]):
     """Calls `step` in a thread, one plan at a time, in the order of submission.
 
     Args:
@@ -20,11 +22,13 @@ class LocalExecutor:
 
     depth = 1
 
-    def __init__(self, step: Callable[[StepPlan], StepResult]) -> None:
+    def __init__(self, step: Callable[[PlanT], ResultT]) -> None:
         self._step = step
         self._device = trio.CapacityLimiter(1)
         # Unbounded in type, bounded by the loop, which keeps `depth` steps in flight.
-        self._send, self._receive = trio.open_memory_channel[_LocalHandle](math.inf)
+        self._send, self._receive = trio.open_memory_channel[
+            _LocalHandle[PlanT, ResultT]
+        ](math.inf)
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -39,23 +43,23 @@ class LocalExecutor:
                 )
             )
 
-    def submit(self, plan: StepPlan) -> _LocalHandle:
-        handle = _LocalHandle(plan)
+    def submit(self, plan: PlanT) -> _LocalHandle[PlanT, ResultT]:
+        handle = _LocalHandle[PlanT, ResultT](plan)
         self._send.send_nowait(handle)
         return handle
 
 
-class _LocalHandle:
-    def __init__(self, plan: StepPlan) -> None:
+class _LocalHandle(Generic[PlanT, ResultT]):
+    def __init__(self, plan: PlanT) -> None:
         self.plan = plan
-        self._outcome: outcome.Outcome[StepResult] | None = None
+        self._outcome: outcome.Outcome[ResultT] | None = None
         self._is_set = trio.Event()
 
-    def set(self, result: outcome.Outcome[StepResult]) -> None:
+    def set(self, result: outcome.Outcome[ResultT]) -> None:
         self._outcome = result
         self._is_set.set()
 
-    async def wait(self) -> StepResult:
+    async def wait(self) -> ResultT:
         await self._is_set.wait()
         assert self._outcome is not None, "the event follows the outcome"
         return self._outcome.unwrap()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
-from ..steps import StepPlan, StepResult
+PlanT = TypeVar("PlanT", contravariant=True)
+ResultT = TypeVar("ResultT", covariant=True)
 
 
-class StepHandle(Protocol):
+class StepHandle(Protocol[ResultT]):
     """A submitted step."""
 
-    async def wait(self) -> StepResult:
+    async def wait(self) -> ResultT:
         """Wait for the result; raises whatever the step raised."""
 
 
-class Executor(Protocol):
-    """Runs steps one after the other, in the order in which they were submitted."""
+class Executor(Protocol[PlanT, ResultT]):
+    """Runs steps one after the other, in the order in which they were submitted.
+
+    What a plan and its result are is between those who make plans and the model:
+    StepPlan and StepResult where text is generated, PoolingPlan and PoolingResult where
+    it is pooled.
+    """
 
     @property
     def depth(self) -> int:
@@ -26,5 +32,5 @@ class Executor(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until cancelled; started before anything is submitted."""
 
-    def submit(self, plan: StepPlan) -> StepHandle:
+    def submit(self, plan: PlanT) -> StepHandle[ResultT]:
         """Hand a plan over; never blocks."""

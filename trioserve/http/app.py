@@ -28,6 +28,10 @@ from .operations import (
     answer_openapi,
     answer_version,
 )
+from .pooling.cohere import answer_embed, answer_embed_v1
+from .pooling.labels import answer_classify
+from .pooling.scores import answer_rerank, answer_score
+from .pooling.vectors import answer_embeddings, answer_pooling
 from .responses import ErrorBody, ErrorDetail
 from .scope import ScopedConnection, ScopedRequest
 from .state import ServerState
@@ -42,6 +46,16 @@ Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 _ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/v1/chat/completions"): answer_chat,
     ("POST", "/v1/completions"): answer_completion,
+    ("POST", "/v1/embeddings"): answer_embeddings,
+    ("POST", "/pooling"): answer_pooling,
+    ("POST", "/classify"): answer_classify,
+    ("POST", "/score"): answer_score,
+    ("POST", "/v1/score"): answer_score,
+    ("POST", "/rerank"): answer_rerank,
+    ("POST", "/v1/rerank"): answer_rerank,
+    ("POST", "/v2/rerank"): answer_rerank,
+    ("POST", "/v2/embed"): answer_embed,
+    ("POST", "/v1/embed"): answer_embed_v1,
     ("POST", "/tokenize"): answer_tokenize,
     ("POST", "/detokenize"): answer_detokenize,
     ("GET", "/v1/models"): answer_models,
@@ -61,7 +75,7 @@ class ServingApp(QuartTrio):
 
 
 def create_http_app(state: ServerState) -> ServingApp:
-    """Make the app of one server; `state.text_engine` may come later."""
+    """Make the app of one server; `state.engine` may come later."""
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
     app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
@@ -69,10 +83,10 @@ def create_http_app(state: ServerState) -> ServingApp:
     )
     # Quart would cut a stream after a minute, without a word.
     app.config["RESPONSE_TIMEOUT"] = None
+    # One view for all the paths of a handler: quart knows views by name.
+    views = {handler: _bind(handler, state) for handler in _ROUTES.values()}
     for (method, path), handler in _ROUTES.items():
-        app.add_url_rule(
-            path, handler.__name__, _bind(handler, state), methods=[method]
-        )
+        app.add_url_rule(path, handler.__name__, views[handler], methods=[method])
     app.register_error_handler(TrioserveError, _respond_error)
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)

@@ -12,6 +12,7 @@ from quart import Response
 from werkzeug.http import parse_options_header
 
 from ..errors import UnsupportedMediaType
+from ..pooling_engine import PoolingEngine
 from ..render import RendererWorkers
 from ..text_engine import TextEngine
 from .responses import encode
@@ -35,6 +36,7 @@ class _Request(Protocol):
 
 
 RequestT = TypeVar("RequestT", bound=_Request)
+EngineT = TypeVar("EngineT", TextEngine, PoolingEngine, TextEngine | PoolingEngine)
 
 
 async def read_request(
@@ -52,14 +54,40 @@ async def read_request(
       ShuttingDown: nobody is.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
+    return await _read(request, decode, state.require_text)
+
+
+async def read_pooling_request(
+    state: ServerState,
+    request: ScopedRequest,
+    decode: Callable[[bytes, int], RequestT],
+) -> tuple[RequestT, PoolingEngine]:
+    """Do the same where texts are pooled."""
+    return await _read(request, decode, state.require_pooling)
+
+
+async def read_any_request(
+    state: ServerState,
+    request: ScopedRequest,
+    decode: Callable[[bytes, int], RequestT],
+) -> tuple[RequestT, TextEngine | PoolingEngine]:
+    """Do the same for what every model answers."""
+    return await _read(request, decode, state.require_engine)
+
+
+async def _read(
+    request: ScopedRequest,
+    decode: Callable[[bytes, int], RequestT],
+    require: Callable[[str | None], EngineT],
+) -> tuple[RequestT, EngineT]:
     chunks = await read_json_body(request)
-    engine = state.require_engine()
+    engine = require(None)
     work = partial(decode_chunks, chunks, decode, engine.info.max_model_len)
     if sum(map(len, chunks)) <= _SMALL_BYTES:
         asked = work()
     else:
         asked = await engine.renderer.workers.run(work)
-    return asked, state.require_engine(asked.model)
+    return asked, require(asked.model)
 
 
 def decode_chunks(

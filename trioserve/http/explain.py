@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from ..errors import InvalidParameter
-from .requests import ROLES
+from .pooling.requests import CHOICES as POOLING_CHOICES
+from .requests import CHOICES
 
 
 def explain(error: Exception, field: str = "") -> InvalidParameter:
@@ -31,6 +32,7 @@ def explain(error: Exception, field: str = "") -> InvalidParameter:
     return InvalidParameter(field or None, f"The body is not valid JSON: {reason}.")
 
 
+_CHOICES: Final = {**CHOICES, **POOLING_CHOICES}
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -48,8 +50,9 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
         return InvalidParameter(param, "is required")
     if not param:
         return InvalidParameter(None, "The body must be a JSON object.")
-    # The one enumeration in requests.py; msgspec would quote what was sent.
+    # msgspec would quote what was sent, and not say what is taken.
     if reason.startswith("Invalid enum value"):
-        reason = f"must be one of {', '.join(ROLES)}"
+        choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
+        reason = f"must be one of {', '.join(choices)}"
     reason = reason.replace("`", "").replace(" | ", " or ")
     return InvalidParameter(param, reason[0].lower() + reason[1:])

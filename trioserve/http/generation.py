@@ -23,18 +23,25 @@ from .state import ServerState
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+def make_id(prefix: str, request: ScopedRequest, asked: str | None) -> str:
+    """Name an answer; the name ends in the client's own where it sent one."""
+    sent = request.headers.get("X-Request-Id", "")
+    number = asked or (sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex)
+    return f"{prefix}-{number}"
+
+
+def tell_time() -> int:
+    """Seconds since 1970 for `created`: clients show them, nothing depends on them."""
+    return int(time.time())
+
+
 def make_header(
     prefix: str, request: ScopedRequest, asked: GenerationRequest, engine: TextEngine
 ) -> StreamHeader:
-    """Begin an answer; its id ends in the client's own where it sent one."""
-    sent = request.headers.get("X-Request-Id", "")
-    number = asked.request_id or (
-        sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
-    )
+    """Begin an answer."""
     return StreamHeader(
-        id=f"{prefix}-{number}",
-        # The one wall clock: clients show it, nothing is computed from it.
-        created=int(time.time()),
+        id=make_id(prefix, request, asked.request_id),
+        created=tell_time(),
         model=engine.info.name,
         system_fingerprint=engine.info.fingerprint,
         include_usage=asked.reports_usage,

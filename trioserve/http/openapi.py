@@ -9,6 +9,7 @@ import msgspec
 
 from . import requests, responses
 from ..steps import SAMPLING_BOUNDS
+from .pooling import requests as pooling_requests, responses as pooling_responses
 
 # Parts of a document; JSON has no narrower type.
 _Json = dict[str, Any]
@@ -26,6 +27,12 @@ _REQUESTS: Final = (
     requests.CompletionRequest,
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
+    pooling_requests.EmbeddingRequest,
+    pooling_requests.PoolingRequest,
+    pooling_requests.ClassificationRequest,
+    pooling_requests.ScoreRequest,
+    pooling_requests.RerankRequest,
+    pooling_requests.CohereEmbedRequest,
 )
 _RESPONSES: Final = (
     responses.ChatCompletion,
@@ -37,6 +44,13 @@ _RESPONSES: Final = (
     responses.Detokenized,
     responses.Version,
     responses.ErrorBody,
+    pooling_responses.EmbeddingList,
+    pooling_responses.PooledList,
+    pooling_responses.ClassificationList,
+    pooling_responses.ScoreList,
+    pooling_responses.RankedList,
+    pooling_responses.CohereEmbeddings,
+    pooling_responses.CohereFloats,
 )
 
 # errors.py has all of them but 408, which is Quart's.
@@ -88,6 +102,7 @@ def _describe_paths() -> _Json:
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": completion},
+        **_describe_pooling_paths(),
         "/tokenize": {"post": tokenize},
         "/detokenize": {"post": detokenize},
         "/v1/models": {"get": _get("List the models", _json(responses.ModelList))},
@@ -100,6 +115,58 @@ def _describe_paths() -> _Json:
     }
 
 
+def _describe_pooling_paths() -> _Json:
+    embeddings = _post(
+        "Embed texts",
+        pooling_requests.EmbeddingRequest,
+        pooling_responses.EmbeddingList,
+        gives_bytes=True,
+    )
+    pooling = _post(
+        "Pool texts",
+        pooling_requests.PoolingRequest,
+        pooling_responses.PooledList,
+        gives_bytes=True,
+    )
+    classify = _post(
+        "Classify texts",
+        pooling_requests.ClassificationRequest,
+        pooling_responses.ClassificationList,
+    )
+    score = _post(
+        "Score documents",
+        pooling_requests.ScoreRequest,
+        pooling_responses.ScoreList,
+    )
+    rerank = _post(
+        "Rank documents",
+        pooling_requests.RerankRequest,
+        pooling_responses.RankedList,
+    )
+    embed = _post(
+        "Embed texts, as Cohere does",
+        pooling_requests.CohereEmbedRequest,
+        pooling_responses.CohereEmbeddings,
+    )
+    embed_v1 = _post(
+        "Embed texts, as Cohere did",
+        pooling_requests.CohereEmbedRequest,
+        pooling_responses.CohereFloats,
+    )
+    return {
+        "/v1/embeddings": {"post": embeddings},
+        "/pooling": {"post": pooling},
+        "/classify": {"post": classify},
+        "/score": {"post": score},
+        "/v1/score": {"post": score},
+        "/rerank": {"post": rerank},
+        "/v1/rerank": {"post": rerank},
+        "/v2/rerank": {"post": rerank},
+        "/v2/embed": {"post": embed},
+        "/v1/embed": {"post": embed_v1},
+    }
+
+
 _TEXT: Final[_Json] = {"schema": {"type": "string"}}
 
 
@@ -109,8 +176,12 @@ def _post(
     response: type[msgspec.Struct],
     *,
     chunk: type[msgspec.Struct] | None = None,
+    gives_bytes: bool = False,
 ) -> _Json:
     success = _json(response)
+    if gives_bytes:
+        # OpenAPI 3.1 says with an empty schema that it is bytes.
+        success["application/octet-stream"] = {}
     if chunk is not None:
         # The document has no word for "many of these": it describes one event's data.
         success["text/event-stream"] = {"schema": _refer(chunk)}

@@ -27,7 +27,7 @@ async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
     """200 while requests are taken, 503 otherwise."""
     if state.is_healthy:
         return Response(b"", 200)
-    engine = state.text_engine
+    engine = state.engine
     has_died = engine is not None and not state.lifecycle.is_draining
     error = EngineDied() if has_died else ShuttingDown()
     return respond_json(ErrorBody.of(error), 503)

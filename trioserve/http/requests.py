@@ -8,6 +8,7 @@ OpenAI's are; null means the same as nothing, and the properties say what that i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, cast, get_args
 
 import msgspec
@@ -38,7 +39,16 @@ ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-ROLES: Final[tuple[str, ...]] = get_args(Role)
+Side = Literal["left", "right"]
+ToolType = Literal["function"]
+
+# What each field with a fixed set of values takes, for the decoder's error does not say.
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "role": get_args(Role),
+    "truncation_side": get_args(Side),
+    "type": get_args(ToolType),
+}
+
 PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
 
 
@@ -73,7 +83,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     function: FunctionCall
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: ToolType = "function"
 
 
 class Unread(msgspec.Struct, frozen=True, gc=False):
@@ -158,7 +168,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Int64 | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncation_side: Side | None = None
     priority: Int64 | None = None
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
@@ -228,8 +238,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_messages(self.messages)
-        _check_continuation(self.add_generation_prompt, self.continue_final_message)
+        check_messages(self.messages)
+        check_continuation(self.add_generation_prompt, self.continue_final_message)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
 
@@ -302,8 +312,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidParameter("prompt", "send either prompt or messages")
-        _check_messages(self.messages or ())
-        _check_continuation(self.add_generation_prompt, self.continue_final_message)
+        check_messages(self.messages or ())
+        check_continuation(self.add_generation_prompt, self.continue_final_message)
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -325,15 +335,18 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[TokenId, ...]
 
 
-def _check_messages(messages: tuple[Message, ...]) -> None:
+def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
     """Refuse messages without content and with what nobody reads.
+
+    Args:
+      param: where in the request they stand.
 
     Raises:
       InvalidParameter: a message, or a part of one, is empty.
       NotSupported: a message holds audio, video or files, or calls in an older form.
     """
     for index, message in enumerate(messages):
-        path = f"messages[{index}]"
+        path = f"{param}[{index}]"
         if message.function_call is not None:
             raise NotSupported(f"{path}.function_call")
         # An assistant's turn may be empty, and is null where it only called tools.
@@ -354,7 +367,12 @@ def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
             raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
 
 
-def _check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+    """Refuse to open a new turn and to go on with the last one.
+
+    Raises:
+      InvalidParameter
+    """
     if adds_prompt and continues:
         raise InvalidParameter(
             "continue_final_message", "cannot be combined with add_generation_prompt"

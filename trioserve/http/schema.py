@@ -40,6 +40,8 @@ from .requests import (
 )
 
 __all__ = [
+    "UNBOUNDED",
+    "BodyDecoder",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -49,6 +51,7 @@ __all__ = [
     "decode_chat",
     "decode_completion",
     "decode_detokenize",
+    "decode_template_kwargs",
     "decode_tokenize",
     "list_unknown_fields",
     "to_chat_options",
@@ -103,8 +106,11 @@ UNBOUNDED: Final = 2**62
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
+# Each decoder by the requests that it gives; it enters itself.
+_DECODERS: Final[dict[type, BodyDecoder[Any]]] = {}
 
-class _BodyDecoder(Generic[RequestT]):
+
+class BodyDecoder(Generic[RequestT]):
     """Decodes the bodies of one endpoint.
 
     What is decoded first has fields that a request has not: those that are refused
@@ -113,6 +119,7 @@ class _BodyDecoder(Generic[RequestT]):
     Args:
       later: fields and how each is decoded from its bytes, given its name, the bytes
         and how many token ids are too many; a field that was not sent is None.
+      takes_payloads: images and tensors are among them.
     """
 
     def __init__(
@@ -120,6 +127,8 @@ class _BodyDecoder(Generic[RequestT]):
         request_type: type[RequestT],
         refused: Mapping[str, unsupported.Neutral],
         later: Mapping[str, Callable[[str, msgspec.Raw, int], object]] = {},
+        *,
+        takes_payloads: bool = True,
     ) -> None:
         required = {f.name for f in msgspec.structs.fields(request_type) if f.required}
         body_type = msgspec.defstruct(
@@ -137,7 +146,9 @@ class _BodyDecoder(Generic[RequestT]):
         self._request_type = request_type
         self._refused = refused
         self._later = later
+        self._takes_payloads = takes_payloads
         self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(body_type)
+        _DECODERS[request_type] = self
 
     @property
     def known_fields(self) -> frozenset[str]:
@@ -146,7 +157,7 @@ class _BodyDecoder(Generic[RequestT]):
 
     def decode(self, body: bytes, max_model_len: int) -> RequestT:
         strings: Strings = {}
-        if len(body) > _LARGE_BYTES:
+        if self._takes_payloads and len(body) > _LARGE_BYTES:
             body, strings = take_out(body)
         try:
             decoded = self._decoder.decode(body)
@@ -361,9 +372,14 @@ def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
     return read_string(f"{path}.url", image.url)
 
 
-def _decode_template_kwargs(
+def decode_template_kwargs(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> dict[str, object] | None:
+    """Decode what templates are told; `later` of a BodyDecoder.
+
+    Raises:
+      InvalidParameter: it is no object, or a large one.
+    """
     _check_size(name, raw, MAX_TEMPLATE_KWARGS_BYTES)
     kwargs: dict[str, object] | None = decode_field(name, raw, dict[str, object] | None)
     return kwargs
@@ -385,20 +401,14 @@ def _check_size(name: str, raw: msgspec.Raw, limit: int) -> None:
 
 
 _TEMPLATE_FIELDS: Final = {
-    "chat_template_kwargs": _decode_template_kwargs,
+    "chat_template_kwargs": decode_template_kwargs,
     "tools": _decode_tools,
 }
-_CHAT: Final = _BodyDecoder(ChatRequest, unsupported.CHAT, _TEMPLATE_FIELDS)
-_COMPLETION: Final = _BodyDecoder(
+_CHAT: Final = BodyDecoder(ChatRequest, unsupported.CHAT, _TEMPLATE_FIELDS)
+_COMPLETION: Final = BodyDecoder(
     CompletionRequest,
     unsupported.COMPLETION,
     {"prompt": decode_prompt, "prompt_embeds": decode_embeds_list},
 )
-_TOKENIZE: Final = _BodyDecoder(TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS)
-_DETOKENIZE: Final = _BodyDecoder(DetokenizeRequest, {}, {"tokens": decode_ids})
-_DECODERS: Final[Mapping[type, _BodyDecoder[Any]]] = {
-    ChatRequest: _CHAT,
-    CompletionRequest: _COMPLETION,
-    TokenizeRequest: _TOKENIZE,
-    DetokenizeRequest: _DETOKENIZE,
-}
+_TOKENIZE: Final = BodyDecoder(TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS)
+_DETOKENIZE: Final = BodyDecoder(DetokenizeRequest, {}, {"tokens": decode_ids})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..config import HttpConfig, parse_bytes
-from ..errors import ModelNotFound, ShuttingDown
+from ..errors import ModelNotFound, ShuttingDown, TaskNotServed
 from ..observe import LoopStall, Metrics
 from ..observe.metrics import name_fields
+from ..pooling_engine import PoolingEngine
 from ..text_engine import TextEngine
 from .account import MemoryAccount
 from .lifecycle import Lifecycle
@@ -18,12 +19,12 @@ class ServerState:
     """The server's parts.
 
     Attributes:
-      text_engine: None until the model is loaded, where the server starts first.
+      engine: None until the model is loaded, where the server starts first.
       loop_stall: to be added to the event loop by whoever owns it.
     """
 
     config: HttpConfig
-    text_engine: TextEngine | None = None
+    engine: TextEngine | PoolingEngine | None = None
     bodies: MemoryAccount = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
@@ -39,9 +40,9 @@ class ServerState:
     @property
     def is_healthy(self) -> bool:
         return (
-            self.text_engine is not None
-            and self.text_engine.engine.is_alive
-            and not self.text_engine.renderer.is_stuck
+            self.engine is not None
+            and self.engine.engine.is_alive
+            and not self.engine.renderer.is_stuck
             and not self.lifecycle.is_draining
         )
 
@@ -51,33 +52,59 @@ class ServerState:
         What still runs at the drain's deadline is told so: its stream ends with an
         error that its client can read, where a cancellation would only cut it.
         """
-        if not await self.lifecycle.wait_drained() and self.text_engine is not None:
-            self.text_engine.engine.close_streams(ShuttingDown())
+        if not await self.lifecycle.wait_drained() and self.engine is not None:
+            self.engine.engine.close_requests(ShuttingDown())
 
-    def require_engine(self, model: str | None = None) -> TextEngine:
+    def require_engine(self, model: str | None = None) -> TextEngine | PoolingEngine:
         """Return the engine if it takes requests, for this model where one is named.
 
         Raises:
           ShuttingDown, ModelNotFound
         """
         self.lifecycle.check_open()
-        if self.text_engine is None:
+        if self.engine is None:
             raise ShuttingDown()
-        if model and model != self.text_engine.info.name:
+        if model and model != self.engine.info.name:
             raise ModelNotFound(model)
-        return self.text_engine
+        return self.engine
+
+    def require_text(self, model: str | None = None) -> TextEngine:
+        """Return the engine if it writes.
+
+        Raises:
+          ShuttingDown, ModelNotFound, TaskNotServed
+        """
+        engine = self.require_engine(model)
+        if isinstance(engine, PoolingEngine):
+            raise TaskNotServed(
+                engine.info.name, wanted="generate", served=engine.pooling.task
+            )
+        return engine
+
+    def require_pooling(self, model: str | None = None) -> PoolingEngine:
+        """Return the engine if it pools.
+
+        Raises:
+          ShuttingDown, ModelNotFound, TaskNotServed
+        """
+        engine = self.require_engine(model)
+        if isinstance(engine, TextEngine):
+            raise TaskNotServed(
+                engine.info.name, wanted="pool texts", served="generate"
+            )
+        return engine
 
     def _read_gauges(self) -> dict[str, float]:
         gauges: dict[str, float] = {
             "http_requests_active": self.lifecycle.num_active,
             "http_bodies_bytes": self.bodies.num_bytes,
         }
-        if self.text_engine is None:
+        if self.engine is None:
             return gauges
-        statistics = self.text_engine.engine.statistics()
+        statistics = self.engine.engine.statistics()
         gauges |= name_fields("", statistics)
         gauges |= name_fields("", statistics.scheduler)
-        renderer = self.text_engine.renderer
+        renderer = self.engine.renderer
         gauges |= name_fields("renderer_", renderer.workers.statistics())
         if renderer.processes is not None:
             gauges |= name_fields("template_", renderer.processes.statistics())
@@ -90,10 +117,10 @@ class ServerState:
         return gauges
 
     def _read_counters(self) -> dict[str, float]:
-        if self.text_engine is None:
+        if self.engine is None:
             return {}
-        counters = name_fields("", self.text_engine.engine.counters())
-        renderer = self.text_engine.renderer
+        counters = name_fields("", self.engine.engine.counters())
+        renderer = self.engine.renderer
         if renderer.processes is not None:
             counters["template_processes_killed"] = renderer.processes.num_killed
         if renderer.images is not None:

@@ -6,10 +6,11 @@ from functools import partial
 
 from quart import Response
 
+from ..pooling_engine import PoolingEngine
 from ..render import TokenizeOptions
 from ..steps import Prompt
 from ..text_engine import TextEngine
-from .body import read_request, respond_built, respond_json
+from .body import read_any_request, respond_built, respond_json
 from .requests import TokenizeRequest
 from .responses import Detokenized, Tokenized
 from .schema import (
@@ -24,7 +25,7 @@ from .state import ServerState
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the token ids of a text or of a conversation."""
-    asked, engine = await read_request(state, request, decode_tokenize)
+    asked, engine = await read_any_request(state, request, decode_tokenize)
     prompt = await _render(engine, asked)
     build = partial(_build_tokenized, engine, asked, prompt)
     return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
@@ -32,14 +33,14 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the text of token ids."""
-    asked, engine = await read_request(state, request, decode_detokenize)
+    asked, engine = await read_any_request(state, request, decode_detokenize)
     return respond_json(
         Detokenized(prompt=await engine.renderer.detokenize(asked.tokens))
     )
 
 
 def _build_tokenized(
-    engine: TextEngine, asked: TokenizeRequest, prompt: Prompt
+    engine: TextEngine | PoolingEngine, asked: TokenizeRequest, prompt: Prompt
 ) -> Tokenized:
     return Tokenized(
         count=len(prompt.token_ids),
@@ -53,7 +54,7 @@ def _build_tokenized(
     )
 
 
-async def _render(engine: TextEngine, asked: TokenizeRequest) -> Prompt:
+async def _render(engine: TextEngine | PoolingEngine, asked: TokenizeRequest) -> Prompt:
     options = TokenizeOptions(add_special_tokens=asked.adds_special_tokens)
     if asked.prompt is not None:
         return await engine.renderer.render_text(asked.prompt, options)

@@ -5,7 +5,7 @@ for what happens anyway, it is accepted: client libraries send many of those. JS
 null is always neutral. What is not listed here and not a field of the request is
 unknown, and ignored as vLLM ignores it.
 
-Sources: OpenAI's API reference; protocol.py of vLLM 0.33's two endpoints.
+Sources: OpenAI's and Cohere's API references; protocol.py of vLLM 0.33's endpoints.
 """
 
 from __future__ import annotations
@@ -80,6 +80,33 @@ TOKENIZE: Final[Mapping[str, Neutral]] = {
     name: CHAT[name] for name in ("documents", "media_io_kwargs", "mm_processor_kwargs")
 }
 
+POOLING: Final[Mapping[str, Neutral]] = {
+    "padding": ("do_not_pad",),
+    "normalize": (),
+    "late_chunking_params": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    # Of vLLM's plugins.
+    "data": (),
+}
+
+SCORING: Final[Mapping[str, Neutral]] = {
+    **POOLING,
+    # Only templates of pairs have a place for them.
+    "instruction": ("",),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    # Cohere's.
+    "rank_fields": ([],),
+    "max_chunks_per_doc": (),
+    "relevant_spans": (),
+}
+
+COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
+
+# What to do instead, where there is something.
+INSTEAD: Final[Mapping[str, str]] = {"normalize": "send use_activation"}
+
 # Names that label a request for its sender and ask nothing of the server.
 LABELS: Final = frozenset(
     {
@@ -102,7 +129,7 @@ def refuse(name: str, value: msgspec.Raw, neutral: Neutral) -> None:
       NotSupported: `param` is the field.
     """
     if not _is_neutral(bytes(value), neutral):
-        raise NotSupported(name)
+        raise NotSupported(name, INSTEAD.get(name, ""))
 
 
 def _is_neutral(value: bytes, neutral: Neutral) -> bool:

@@ -26,7 +26,11 @@ _DOOR = "trioserve_attention_door"
 
 # What models pass on to attention without meaning anything for its result.
 _INERT_ARGUMENTS = frozenset(
-    {"position_ids", "cache_position", "position_embeddings", "logits_to_keep"}
+    {
+        *("position_ids", "cache_position", "position_embeddings", "logits_to_keep"),
+        # Which of two ways to the same result flash attention takes when it trains.
+        "deterministic",
+    }
 )
 
 
@@ -36,13 +40,15 @@ class AttentionCall:
 
     Args:
       scaling: factor of the scores.
-      window: keys that a query sees at most, its own included; None is all.
+      is_causal: a query sees no key that follows it.
+      window: keys that a query sees at most to one side, its own included; None is all.
       softcap: scores are squeezed by softcap * tanh(score / softcap).
       sinks: (num_heads,) one more score a head that takes weight and gives no value.
       unknown: names of arguments that no attention of ours can honour.
     """
 
     scaling: float
+    is_causal: bool = True
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -130,10 +136,12 @@ def attend_through_door(
     """
     call = AttentionCall(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        # As transformers' sdpa_attention_forward: an argument goes before the module.
+        is_causal=_is_causal_module(module) if is_causal is None else is_causal,
         window=sliding_window or None,
         softcap=softcap,
         sinks=s_aux,
-        unknown=_name_unknown(attention_mask, dropout, is_causal, others),
+        unknown=_name_unknown(attention_mask, dropout, others),
     )
     door: AttentionDoor = getattr(module, _DOOR)
     output = door.backend.attend(
@@ -149,7 +157,6 @@ def attend_through_door(
 def _name_unknown(
     attention_mask: Tensor | None,
     dropout: float,
-    is_causal: bool | None,
     others: dict[str, object],
 ) -> tuple[str, ...]:
     unknown = [
@@ -161,14 +168,11 @@ def _name_unknown(
         unknown.append("attention_mask")
     if dropout:
         unknown.append("dropout")
-    if is_causal is False:
-        unknown.append("is_causal=False")
     return tuple(unknown)
 
 
-AttentionInterface.register(IMPLEMENTATION, attend_through_door)
-
-
-def is_causal_module(module: nn.Module) -> bool:
-    """Whether a module attends to the past only, as a decoder's does."""
+def _is_causal_module(module: nn.Module) -> bool:
     return getattr(module, "is_causal", True) is not False
+
+
+AttentionInterface.register(IMPLEMENTATION, attend_through_door)

@@ -98,10 +98,10 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option asks for what the model or the machine has not.
     """
-    device = _resolve_device(config.device)
+    device = resolve_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    model_config = _read_config(folder)
+    model_config = read_config(folder)
     architecture = _check_architecture(model_config)
     max_model_len = _resolve_max_model_len(model_config, config.max_model_len)
     default_sampling = _read_default_sampling(folder, config)
@@ -114,7 +114,8 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     door = AttentionDoor(model)
     try:
         layers = probe_layers(model, door)
-        _check_windows(model_config, layers)
+        _check_causality(layers)
+        check_windows(model_config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(architecture, str(error)) from None
     return LoadedModel(
@@ -138,7 +139,8 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     )
 
 
-def _resolve_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """Return the device that a configuration names, or say that it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -147,19 +149,20 @@ def _resolve_device(name: str) -> torch.device:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InvalidConfig(
-            "device", f"{name!r} cannot be used: {_shorten(error)}"
+            "device", f"{name!r} cannot be used: {shorten(error)}"
         ) from None
     if device.type not in ("cpu", "cuda"):
         raise InvalidConfig("device", f"{name!r} is not one of cpu, cuda, cuda:N, auto")
     return device
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read a model's config.json, or say in one sentence what is wrong with it."""
     try:
         described = json.loads((folder / "config.json").read_text())
         model_type = described.get("model_type", "(no model_type)")
     except (OSError, ValueError, AttributeError) as error:
-        raise WeightsBroken(str(folder), f"config.json: {_shorten(error)}") from None
+        raise WeightsBroken(str(folder), f"config.json: {shorten(error)}") from None
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True
@@ -167,11 +170,11 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except ValueError as error:
         # transformers has one error for a type that it does not know, for one that
         # needs code of its own, and for values that make no sense.
-        raise UnsupportedModel(str(model_type), _shorten(error)) from None
+        raise UnsupportedModel(str(model_type), shorten(error)) from None
     except Exception as error:
         # A configuration is code's input: whatever its constructor trips over, the
         # file is what is wrong.
-        raise WeightsBroken(str(folder), f"config.json: {_shorten(error)}") from None
+        raise WeightsBroken(str(folder), f"config.json: {shorten(error)}") from None
     return config
 
 
@@ -227,7 +230,13 @@ def _find_class(config: PreTrainedConfig) -> Any:
     return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
-def _check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
+def _check_causality(layers: tuple[LayerSpec, ...]) -> None:
+    for layer in layers:
+        if not layer.is_causal:
+            raise UnfitLayer(f"{layer.module_name} looks at tokens that follow")
+
+
+def check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
     """Refuse models whose sliding windows do not reach the attention function.
 
     They would look further back than they were trained to, and nobody would notice.
@@ -245,34 +254,58 @@ def _check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> N
 def _read_weights(
     folder: Path, config: ModelConfig, vision: VisionKind | None
 ) -> PreTrainedModel:
-    # With output_loading_info it returns a pair, which its type does not say.
-    build: Any = AutoModelForCausalLM if vision is None else AutoModelForImageTextToText
+    return read_weights(
+        AutoModelForCausalLM if vision is None else AutoModelForImageTextToText,
+        folder,
+        config,
+        # An image's patches attend to each other within one call, without a cache.
+        attention=(
+            IMPLEMENTATION
+            if vision is None
+            else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
+        ),
+    )
+
+
+def read_weights(
+    build: Any,
+    folder: Path,
+    config: ModelConfig,
+    *,
+    attention: str | dict[str, str] | None,
+    may_lack: tuple[str, ...] = (),
+) -> PreTrainedModel:
+    """Build a model and fill it, or say in one sentence what is wrong with its files.
+
+    Args:
+      build: one of transformers' AutoModel classes.
+      attention: the implementation; None is the best of transformers' own.
+      may_lack: beginnings of the names of weights that nobody will use.
+    """
     try:
+        # With output_loading_info it returns a pair, which its type does not say.
         loaded = build.from_pretrained(
             folder,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            # An image's patches attend to each other within one call, without a cache.
-            attn_implementation=(
-                IMPLEMENTATION
-                if vision is None
-                else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
-            ),
+            attn_implementation=attention,
             local_files_only=True,
             output_loading_info=True,
         )
     except Exception as error:
         # Weights are read by half a dozen libraries, each with errors of its own; to
         # whoever starts the server they all mean that this folder does not load.
-        raise WeightsBroken(str(folder), _shorten(error)) from error
+        raise WeightsBroken(str(folder), shorten(error)) from error
     model: PreTrainedModel
     model, report = loaded
     for problem in ("missing_keys", "mismatched_keys"):
-        if report[problem]:
-            # Such tensors are left with random numbers.
+        # Such tensors are left with random numbers.
+        names = [
+            name for name in map(str, report[problem]) if not name.startswith(may_lack)
+        ]
+        if names:
             raise WeightsBroken(
                 str(folder),
-                f"{len(report[problem])} {problem.replace('_', ' ')}, such as "
-                f"{min(map(str, report[problem]))}",
+                f"{len(names)} {problem.replace('_', ' ')}, such as {min(names)}",
             )
     return model
 
@@ -296,20 +329,27 @@ def _count_hidden(model: PreTrainedModel) -> int:
 
 
 def _resolve_max_model_len(config: PreTrainedConfig, asked: int | None) -> int:
-    text_config = config.get_text_config(decoder=True)
-    limit = getattr(text_config, "max_position_embeddings", None)
+    limit = count_positions(config)
     if limit is None:
         if asked is None:
             raise InvalidConfig(
                 "max_model_len", "must be given: the model's config.json has no limit"
             )
         return asked
-    limit = _stretch(limit, getattr(text_config, "rope_parameters", None) or {})
     if asked is not None and asked > limit:
         raise InvalidConfig(
             "max_model_len", f"{asked} is more than the model's own {limit}"
         )
     return asked or limit
+
+
+def count_positions(config: PreTrainedConfig) -> int | None:
+    """Return how many tokens a model tells apart by position; None where all."""
+    text_config = config.get_text_config(decoder=True)
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    return _stretch(limit, getattr(text_config, "rope_parameters", None) or {})
 
 
 def _stretch(limit: int, rope: dict[str, Any]) -> int:
@@ -353,7 +393,7 @@ def _read_default_sampling(
     except (OSError, ValueError, TypeError, AttributeError, InvalidParameter) as error:
         raise InvalidConfig(
             "generation_config",
-            f"the model's generation_config.json cannot be used ({_shorten(error)}); "
+            f"the model's generation_config.json cannot be used ({shorten(error)}); "
             "pass none to leave it out",
         ) from None
     return tuple(fields.items())
@@ -363,7 +403,7 @@ def _list_arguments(model_class: type[PreTrainedModel]) -> frozenset[str]:
     return frozenset(inspect.signature(model_class.forward).parameters)
 
 
-def _shorten(error: BaseException) -> str:
+def shorten(error: BaseException) -> str:
     """Return the first line of a library's message; what follows is advice."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

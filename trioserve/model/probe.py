@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attention import AttentionCall, AttentionDoor, is_causal_module
+from .attention import AttentionCall, AttentionDoor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class LayerSpec:
 
     Args:
       module_name: where in the model it comes from.
+      is_causal: its tokens see none that follow.
       window: keys that a query sees at most; None is all.
       needs_scores: it caps scores or has sinks, which fused kernels do not do.
     """
@@ -30,12 +31,13 @@ class LayerSpec:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    is_causal: bool
     window: int | None
     needs_scores: bool
 
 
 class UnfitLayer(Exception):
-    """Raised when a layer asks attention for what a paged cache cannot give."""
+    """Raised when a layer asks attention for what we cannot give it."""
 
 
 # One token would not tell tokens from heads that are one.
@@ -46,7 +48,7 @@ def probe_layers(model: PreTrainedModel, door: AttentionDoor) -> tuple[LayerSpec
     """Return the model's calls of attention, in the order in which they come.
 
     Raises:
-      UnfitLayer: a layer cannot run on a paged cache; its message says why.
+      UnfitLayer: a layer's attention cannot be replaced; its message says why.
     """
     recorder = _Recorder(model)
     tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
@@ -74,7 +76,7 @@ class _Recorder:
         call: AttentionCall,
     ) -> Tensor:
         name = self._names[module]
-        _check_call(name, module, query, key, value, call)
+        _check_call(name, query, key, value, call)
         self.layers.append(
             LayerSpec(
                 module_name=name,
@@ -82,6 +84,7 @@ class _Recorder:
                 num_kv_heads=key.shape[1],
                 key_dim=key.shape[2],
                 value_dim=value.shape[2],
+                is_causal=call.is_causal,
                 window=call.window,
                 needs_scores=call.needs_scores,
             )
@@ -91,7 +94,6 @@ class _Recorder:
 
 def _check_call(
     name: str,
-    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -99,8 +101,6 @@ def _check_call(
 ) -> None:
     if call.unknown:
         raise UnfitLayer(f"{name} passes {', '.join(call.unknown)} to attention")
-    if not is_causal_module(module):
-        raise UnfitLayer(f"{name} looks at tokens that follow")
     if not len(query) == len(key) == len(value) == _NUM_PROBE_TOKENS:
         raise UnfitLayer(f"{name} has keys of other tokens than its queries")
     if (

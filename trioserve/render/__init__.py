@@ -5,12 +5,20 @@ workers*; a Detokenizer is cheap enough for the event loop. The room knows the
 tokenizer, its chat template, and how images and tensors come in; it does not know HTTP
 or the engine.
 
-The door is load_renderer, which gives a Renderer.
+The doors are load_renderer, which gives a Renderer, and load_pooling_renderer for models
+that pool, whose results `vectors` writes.
 """
 
 from .chat import ChatMessage
 from .detokenizer import Detokenizer, TextDelta
 from .loading import load_renderer
+from .pooling import (
+    ChatInput,
+    PoolingRenderer,
+    TextInput,
+    TextOptions,
+    load_pooling_renderer,
+)
 from .processes import open_template_processes
 from .renderer import Renderer
 from .template import ChatOptions
@@ -19,14 +27,19 @@ from .tokens import TokenizeOptions
 from .workers import RendererStatistics, RendererWorkers
 
 __all__ = [
+    "ChatInput",
     "ChatMessage",
     "ChatOptions",
     "Detokenizer",
+    "PoolingRenderer",
     "Renderer",
     "RendererStatistics",
     "RendererWorkers",
     "TextDelta",
+    "TextInput",
+    "TextOptions",
     "TokenizeOptions",
+    "load_pooling_renderer",
     "load_renderer",
     "open_template_processes",
     "run_together",

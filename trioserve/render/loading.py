@@ -41,19 +41,13 @@ def load_renderer(
       UnsupportedModel: it is not a fast one, or its text is not its tokens in a row.
       InvalidConfig: `chat_template` is not a template.
     """
-    tokenizer = _load_tokenizer(folder)
-    # Set for good, before threads share the tokenizer. Some files ask for truncation,
-    # which would cut prompts in silence.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    tokenizer = load_tokenizer(folder)
     vocabulary = Vocabulary(tokenizer.backend_tokenizer)
     if not vocabulary.joins_as_decoded():
         raise UnsupportedModel(
             type(tokenizer).__name__, "its tokens do not add up to text one by one"
         )
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    _check_chat_template(tokenizer, folder, is_replaced=chat_template is not None)
+    set_chat_template(tokenizer, folder, chat_template)
     images = _load_images(folder, tokenizer, media) if info.takes_images else None
     return Renderer(
         TextTokenizer(
@@ -83,7 +77,13 @@ def _load_images(
     return ImageRenderer(processor, config)
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that neither truncates nor pads.
+
+    Raises:
+      WeightsBroken: the folder holds none that can be read.
+      UnsupportedModel: it is not a fast one.
+    """
     # Imported here because it takes seconds, and rooms that import render may never
     # load a tokenizer.
     from transformers import AutoTokenizer
@@ -99,20 +99,34 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UnsupportedModel(
             type(tokenizer).__name__, "it has no fast tokenizer (tokenizer.json)"
         )
+    # Set for good, before threads share the tokenizer. Some files ask for truncation,
+    # which would cut prompts in silence.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
-def _check_chat_template(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, *, is_replaced: bool
+def set_chat_template(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, replacement: str | None
 ) -> None:
-    """Compile the template: its mistakes are told before the first request."""
+    """Compile the template: its mistakes are told before the first request.
+
+    Args:
+      replacement: takes the place of the model's own.
+
+    Raises:
+      WeightsBroken: the model's own is not a template.
+      InvalidConfig: the replacement is none.
+    """
+    if replacement is not None:
+        tokenizer.chat_template = replacement
     if tokenizer.chat_template is None:
         return
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except jinja2.TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
-        if is_replaced:
+        if replacement is not None:
             raise InvalidConfig("chat_template", reason) from error
         raise WeightsBroken(str(folder), f"its chat template: {reason}") from error
     # Any other complaint is about this message; a request will hear it as a 400.

@@ -8,8 +8,7 @@ before it takes a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +25,7 @@ from .template import ChatOptions, ChatTemplate
 from .together import run_together
 from .tokens import TextTokenizer, TokenizeOptions, cut
 from .vocabulary import Vocabulary
-from .workers import RendererWorkers, TookTooLong
+from .workers import RendererWorkers, explain_slow_template
 
 if TYPE_CHECKING:
     from .images import ImageRenderer, ProcessedImage
@@ -180,7 +179,7 @@ class Renderer:
         conversation = await self.workers.run(partial(self._read, messages, options))
         media = await self._render_media(conversation)
         call = self._template.prepare(conversation.messages, chat)
-        with self._explain_slow():
+        with explain_slow_template(self._config.template_timeout):
             text = await self.processes.render(call, self._config.template_timeout)
         return await self.workers.run(partial(self._assemble, text, media, options))
 
@@ -251,19 +250,8 @@ class Renderer:
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
     async def _run_template(self, work: Callable[[], T]) -> T:
-        with self._explain_slow():
+        with explain_slow_template(self._config.template_timeout):
             return await self.workers.run_limited(work, self._config.template_timeout)
-
-    @contextmanager
-    def _explain_slow(self) -> Iterator[None]:
-        try:
-            yield
-        except TookTooLong:
-            raise InvalidParameter(
-                "messages",
-                "the chat template takes longer than "
-                f"{self._config.template_timeout:g} s for them",
-            ) from None
 
     async def _render_media(self, conversation: Conversation) -> _Media:
         """Prepare a conversation's tensors, then its images, each kind side by side."""

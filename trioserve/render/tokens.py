@@ -76,7 +76,7 @@ class TextTokenizer:
     def encode(
         self, text: str, add_special_tokens: bool, *, param: str
     ) -> tuple[int, ...]:
-        _check_encodable(text, param)
+        check_encodable(text, param)
         encodings = self._backend.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
@@ -87,7 +87,7 @@ class TextTokenizer:
     ) -> list[tuple[int, ...]]:
         """Return the ids of a text that was cut where something else stands in it."""
         for text in texts:
-            _check_encodable(text, param)
+            check_encodable(text, param)
         encodings = self._backend.encode_batch_fast(
             list(texts), add_special_tokens=False
         )
@@ -160,11 +160,20 @@ def _find(haystack: tuple[int, ...], needle: tuple[int, ...]) -> int:
     raise AssertionError("special tokens are put around a text and change none of it")
 
 
-def _check_encodable(text: str, param: str) -> None:
+def check_encodable(text: str, param: str, begin: int = 0) -> None:
+    """Refuse what is no Unicode text.
+
+    Args:
+      begin: where in what the client sent the text begins.
+
+    Raises:
+      InvalidParameter
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidParameter(
             param,
-            f"character {error.start} is half of a surrogate pair, which is no text",
+            f"character {begin + error.start} is half of a surrogate pair, which is "
+            "no text",
         ) from None

@@ -108,7 +108,7 @@ class Vocabulary:
         return b"" if token_id in self.special_token_ids else self._all[token_id]
 
     def _choose_spelling(self) -> Callable[[int], bytes]:
-        decoders = _list_decoders(self._tokenizer)
+        decoders = list_decoders(self._tokenizer)
         if "ByteLevel" in decoders:
             return self._spell_byte_level
         # A token that is no start of a text: what follows it stands inside a text.
@@ -141,7 +141,8 @@ class Vocabulary:
         return bool(spaced) and not self._decode(spaced[:1]).startswith(" ")
 
 
-def _list_decoders(tokenizer: Tokenizer) -> frozenset[str]:
+def list_decoders(tokenizer: Tokenizer) -> frozenset[str]:
+    """The kinds of steps in which tokens become text, such as "ByteLevel"."""
     if tokenizer.decoder is None:
         return frozenset()
     spec = json.loads(tokenizer.decoder.__getstate__())

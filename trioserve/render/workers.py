@@ -8,8 +8,8 @@ begun, or clients could fill the process with threads that compete for the GIL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 import logging
 import math
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from ..errors import RendererStuck
+from ..errors import InvalidParameter, RendererStuck
 
 T = TypeVar("T")
 
@@ -45,6 +45,22 @@ async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
 
 class TookTooLong(Exception):
     """Raised in place of an abandoned call's result."""
+
+
+@contextmanager
+def explain_slow_template(seconds: float) -> Iterator[None]:
+    """Tell the client why its conversation was given up after so long.
+
+    Raises:
+      InvalidParameter
+    """
+    try:
+        yield
+    except TookTooLong:
+        raise InvalidParameter(
+            "messages",
+            f"the chat template takes longer than {seconds:g} s for them",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,28 @@ Sans-I/O: no trio, no torch, no clock, no logging. Every decision is a value, so
 thousand steps can be tested in a millisecond. The scheduler knows sequences, blocks and
 budgets; it does not know requests, clients, text, or when a step runs.
 
-The door is Scheduler: add, abort, schedule, update, statistics.
+The door is Scheduler: add, abort, schedule, update, statistics; and PoolingScheduler, which
+has the same methods, for models that read each input in one step.
 """
 
 from .blocks import BlockPool
+from .pooling import (
+    PoolingCounters,
+    PoolingFlow,
+    PoolingJob,
+    PoolingScheduler,
+    PoolingStatistics,
+)
 from .scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
 from .sequence import Sequence
 
 __all__ = [
     "BlockPool",
+    "PoolingCounters",
+    "PoolingFlow",
+    "PoolingJob",
+    "PoolingScheduler",
+    "PoolingStatistics",
     "Scheduler",
     "SchedulerCounters",
     "SchedulerStatistics",

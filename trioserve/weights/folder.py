@@ -13,7 +13,12 @@ INDEX_FILE = "model.safetensors.index.json"
 
 # What a model consists of; README, code, pickles and other frameworks' weights stay
 # where they are.
-MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+MODEL_FILES = (
+    *("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"),
+    # Settings of Stanford's ColBERT, and older folders' Dense layers, for which only
+    # tensors are unpickled.
+    *("artifact.metadata", "*_Dense/pytorch_model.bin"),
+)
 
 
 def check_folder(folder: Path, source: str) -> None:

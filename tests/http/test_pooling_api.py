@@ -1,0 +1,801 @@
+"""Endpoints of models that pool, over real sockets, with a fake device."""
+
+from __future__ import annotations
+
+from array import array
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import json
+from pathlib import Path
+import struct
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.config import RenderConfig
+from trioserve.sentence import SentenceFolder
+from trioserve.testing import fake_vector
+from trioserve.testing_server import (
+    FakePoolingServer,
+    open_fake_pooling_server,
+    open_fake_server,
+)
+
+SIZE = 8
+IDS = [10, 11, 12]
+CHAT = [{"role": "user", "content": "Who waits for whom?"}]
+LABELS = ("sad", "so so", "glad")
+
+EMBEDDINGS = "/v1/embeddings"
+
+Open = Callable[..., AbstractAsyncContextManager[tuple[FakePoolingServer, Any]]]
+
+
+@pytest.fixture
+def open_server(tokenizer_folder: Path) -> Open:
+    """Return a function that opens a server and a client of it."""
+
+    @asynccontextmanager
+    async def open_both(**options: Any) -> AsyncIterator[tuple[FakePoolingServer, Any]]:
+        async with (
+            open_fake_pooling_server(tokenizer_folder, **options) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        ):
+            with trio.fail_after(30):
+                yield server, client
+
+    return open_both
+
+
+@pytest.fixture
+async def client(open_server: Open) -> httpx.AsyncClient:
+    async with open_server() as (_, client):
+        yield client
+
+
+def expect(token_ids: list[int], size: int = SIZE) -> list[float]:
+    """Return what the device makes of a text, as far as float32 holds it."""
+    return array("f", fake_vector(token_ids, size)).tolist()
+
+
+async def tokenize(client: httpx.AsyncClient, **fields: object) -> list[int]:
+    answer = await client.post("/tokenize", json=fields)
+    ids: list[int] = answer.json()["tokens"]
+    return ids
+
+
+async def embed(client: httpx.AsyncClient, **fields: object) -> Any:
+    """Return what each input became."""
+    answer = await client.post(EMBEDDINGS, json=fields)
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [entry["index"] for entry in data] == list(range(len(data)))
+    return [entry["embedding"] for entry in data]
+
+
+async def refuse(client: httpx.AsyncClient, path: str, **fields: object) -> Any:
+    """Return the error of a 400."""
+    answer = await client.post(path, json=fields)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+# Embeddings.
+
+
+async def test_a_text_becomes_the_vector_of_its_tokens(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = await client.post(EMBEDDINGS, json={"model": "fake", "input": "Hello"})
+    body = answer.json()
+    ids = await tokenize(client, prompt="Hello")
+    assert body["id"].startswith("embd-")
+    assert body["object"] == "list"
+    assert body["model"] == "fake"
+    assert body["created"] > 0
+    assert body["data"] == [
+        {"index": 0, "object": "embedding", "embedding": pytest.approx(expect(ids))}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": len(ids),
+        "total_tokens": len(ids),
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "lists"),
+    [(IDS, [IDS]), ([IDS, [7]], [IDS, [7]])],
+    ids=["ids", "lists of ids"],
+)
+async def test_token_ids_are_taken_as_they_are(
+    client: httpx.AsyncClient, value: object, lists: list[list[int]]
+) -> None:
+    assert await embed(client, input=value) == [
+        pytest.approx(expect(ids)) for ids in lists
+    ]
+
+
+async def test_many_texts_come_back_in_order(client: httpx.AsyncClient) -> None:
+    texts = [f"number {number}" for number in range(300)]
+    vectors = await embed(client, input=texts)
+    assert len(vectors) == len(texts)
+    for index in (0, 1, 150, 299):
+        ids = await tokenize(client, prompt=texts[index])
+        assert vectors[index] == pytest.approx(expect(ids))
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+async def test_chats_become_what_their_template_makes_of_them(
+    client: httpx.AsyncClient, field: str
+) -> None:
+    ids = await tokenize(client, messages=CHAT, add_generation_prompt=False)
+    assert await embed(client, **{field: CHAT}) == [pytest.approx(expect(ids))]
+    opened = await tokenize(client, messages=CHAT, add_generation_prompt=True)
+    assert opened != ids
+    assert (
+        await embed(client, **{field: [CHAT, CHAT]}, add_generation_prompt=True)
+        == [pytest.approx(expect(opened))] * 2
+    )
+
+
+async def test_chat_templates_are_taken_where_requests_are_trusted(
+    open_server: Open,
+) -> None:
+    fields = {
+        "messages": CHAT,
+        "chat_template": "{{ greeting }}",
+        "chat_template_kwargs": {"greeting": "Hello"},
+    }
+    async with open_server() as (_, client):
+        error = await refuse(client, EMBEDDINGS, **fields)
+        assert error["param"] == "chat_template"
+    trusting = RenderConfig(trust_request_chat_template=True)
+    async with open_server(render=trusting) as (_, client):
+        ids = await tokenize(client, prompt="Hello", add_special_tokens=False)
+        assert await embed(client, **fields) == [pytest.approx(expect(ids))]
+
+
+async def test_base64_is_float32_by_default(client: httpx.AsyncClient) -> None:
+    [text] = await embed(client, input=IDS, encoding_format="base64")
+    assert array("f", base64.b64decode(text)).tolist() == expect(IDS)
+
+
+async def test_bytes_have_the_type_and_the_order_that_are_asked_for(
+    client: httpx.AsyncClient,
+) -> None:
+    [text] = await embed(
+        client,
+        input=IDS,
+        encoding_format="base64",
+        embed_dtype="float16",
+        endianness="big",
+    )
+    numbers = struct.unpack(f">{SIZE}e", base64.b64decode(text))
+    assert numbers == pytest.approx(expect(IDS), abs=1e-3)
+
+
+async def test_bytes_come_with_a_header_that_says_where_each_vector_is(
+    client: httpx.AsyncClient,
+) -> None:
+    body = {"input": [IDS, [7]], "encoding_format": "bytes", "request_id": "mine"}
+    answer = await client.post(EMBEDDINGS, json=body)
+    assert answer.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(answer.headers["metadata"])
+    entries = metadata.pop("data")
+    assert metadata.pop("created") > 0
+    assert metadata == {
+        "id": "embd-mine",
+        "model": "fake",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    }
+    assert [entry["index"] for entry in entries] == [0, 1]
+    for entry, ids in zip(entries, (IDS, [7])):
+        assert entry["embed_dtype"] == "float32"
+        assert entry["endianness"] == "native"
+        assert entry["shape"] == [SIZE]
+        vector = answer.content[entry["start"] : entry["end"]]
+        assert array("f", vector).tolist() == expect(ids)
+    assert entries[-1]["end"] == len(answer.content)
+
+
+async def test_bytes_come_without_a_header_if_so_asked(
+    client: httpx.AsyncClient,
+) -> None:
+    body = {"input": [IDS] * 1000, "encoding_format": "bytes_only"}
+    answer = await client.post(EMBEDDINGS, json=body)
+    assert "metadata" not in answer.headers
+    assert array("f", answer.content).tolist() == expect(IDS) * 1000
+
+
+async def test_a_header_that_no_client_takes_is_not_sent(
+    open_server: Open,
+) -> None:
+    async with open_server() as (server, client):
+        body = {"input": [IDS] * 1000, "encoding_format": "bytes"}
+        error = await refuse(client, EMBEDDINGS, **body)
+        assert error["param"] == "encoding_format"
+        assert "bytes_only" in error["message"]
+        assert "32768" in error["message"]
+        assert server.device.plans == []
+        # What the number of texts does not tell, their places do.
+        body["input"] = [IDS] * 360
+        error = await refuse(client, EMBEDDINGS, **body)
+        assert error["param"] == "encoding_format"
+        assert server.device.plans
+
+
+@pytest.mark.parametrize(
+    ("matryoshka", "dimensions", "message"),
+    [
+        (None, 4, "does not support Matryoshka embeddings; dimensions must be unset"),
+        ((), 9, "only supports dimensions in range [1, 8], got 9."),
+        ((), 0, "only supports dimensions in range [1, 8], got 0."),
+        ((2, 4), 3, "only supports Matryoshka dimensions [2, 4], got 3."),
+    ],
+)
+async def test_wrong_dimensions_are_refused_in_vllms_words(
+    open_server: Open,
+    matryoshka: tuple[int, ...] | None,
+    dimensions: int,
+    message: str,
+) -> None:
+    async with open_server(matryoshka=matryoshka) as (_, client):
+        error = await refuse(client, EMBEDDINGS, input=IDS, dimensions=dimensions)
+    assert error["param"] == "dimensions"
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize("matryoshka", [(), (2, 4)])
+async def test_matryoshka_vectors_are_cut(
+    open_server: Open, matryoshka: tuple[int, ...]
+) -> None:
+    async with open_server(matryoshka=matryoshka) as (_, client):
+        [vector] = await embed(client, input=IDS, dimensions=4)
+    assert vector == pytest.approx(expect(IDS, 4))
+
+
+async def test_late_interaction_models_embed_each_token(open_server: Open) -> None:
+    async with open_server(task="token_embed") as (_, client):
+        [matrix] = await embed(client, input=IDS)
+        assert matrix == [pytest.approx(expect([token_id])) for token_id in IDS]
+        body = {"input": IDS, "encoding_format": "bytes"}
+        answer = await client.post(EMBEDDINGS, json=body)
+        [entry] = json.loads(answer.headers["metadata"])["data"]
+        assert entry["shape"] == [len(IDS), SIZE]
+
+
+async def test_a_prompt_of_the_model_is_put_before_texts(open_server: Open) -> None:
+    sentence = SentenceFolder(modes=("mean",), prompts={"query": "query: "})
+    async with open_server(sentence=sentence) as (_, client):
+        ids = await tokenize(client, prompt="query: Hello")
+        vectors = await embed(client, input="Hello", prompt_name="query")
+        assert vectors == [pytest.approx(expect(ids))]
+        error = await refuse(client, EMBEDDINGS, input="a", prompt_name="other")
+        assert error["param"] == "prompt_name"
+
+
+# Long texts.
+
+
+async def test_a_long_text_is_refused_and_named(open_server: Open) -> None:
+    async with open_server(max_model_len=16) as (_, client):
+        error = await refuse(client, EMBEDDINGS, input=["a", "word " * 100])
+        assert error["param"] == "input[1]"
+        assert "16" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"long_text": "truncate"}, {"truncate_prompt_tokens": -1}]
+)
+async def test_a_long_text_is_cut_to_the_models_length_if_so_asked(
+    open_server: Open, fields: dict[str, object]
+) -> None:
+    ids = list(range(5, 45))
+    async with open_server(max_model_len=16) as (_, client):
+        assert await embed(client, input=ids, **fields) == [
+            pytest.approx(expect(ids[:16]))
+        ]
+        assert await embed(client, input=ids, truncation_side="left", **fields) == [
+            pytest.approx(expect(ids[-16:]))
+        ]
+
+
+async def test_a_text_is_cut_to_fewer_tokens(client: httpx.AsyncClient) -> None:
+    vectors = await embed(client, input=IDS, truncate_prompt_tokens=2)
+    assert vectors == [pytest.approx(expect(IDS[:2]))]
+
+
+@pytest.mark.parametrize("by", ["request", "server"])
+async def test_chunks_of_a_long_text_are_averaged(open_server: Open, by: str) -> None:
+    long_texts = "chunk" if by == "server" else "refuse"
+    fields = {} if by == "server" else {"long_text": "chunk"}
+    async with open_server(max_model_len=16, long_texts=long_texts) as (_, client):
+        answer = await client.post(
+            EMBEDDINGS, json={"input": list(range(5, 45)), **fields}
+        )
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+    assert len(body["data"]) == 1
+    assert len(body["data"][0]["embedding"]) == SIZE
+    assert body["usage"]["prompt_tokens"] == 40
+
+
+async def test_only_what_becomes_a_vector_has_chunks(open_server: Open) -> None:
+    async with open_server(task="token_embed", max_model_len=16) as (_, client):
+        error = await refuse(client, EMBEDDINGS, input=IDS, long_text="chunk")
+        assert error["param"] == "long_text"
+
+
+async def test_the_servers_option_is_for_those_that_say_nothing(
+    open_server: Open,
+) -> None:
+    ids = list(range(5, 45))
+    async with open_server(max_model_len=16, long_texts="truncate") as (_, client):
+        [vector] = await embed(client, input=ids, truncation_side="left")
+        assert vector == pytest.approx(expect(ids[-16:]))
+        error = await refuse(client, EMBEDDINGS, input=ids, long_text="refuse")
+        assert error["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        ({"input": [10**6]}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"normalize": True}, "normalize"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+    ],
+)
+async def test_bad_fields_are_400_and_named(
+    client: httpx.AsyncClient, fields: dict[str, object], param: str
+) -> None:
+    error = await refuse(client, EMBEDDINGS, **{"input": IDS, **fields})
+    assert error["param"] == param
+
+
+# Tasks.
+
+
+async def test_pooling_does_what_the_model_was_made_for(
+    client: httpx.AsyncClient,
+) -> None:
+    answer = (await client.post("/pooling", json={"input": [IDS, [7]]})).json()
+    assert answer["id"].startswith("pool-")
+    assert answer["data"] == [
+        {"index": 0, "object": "pooling", "data": pytest.approx(expect(IDS))},
+        {"index": 1, "object": "pooling", "data": pytest.approx(expect([7]))},
+    ]
+
+
+async def test_pooling_stops_on_the_way_if_so_asked(client: httpx.AsyncClient) -> None:
+    body = {"input": IDS, "task": "token_embed"}
+    answer = (await client.post("/pooling", json=body)).json()
+    assert answer["data"][0]["data"] == [pytest.approx(expect([i])) for i in IDS]
+    body = {**body, "encoding_format": "base64"}
+    answer = (await client.post("/pooling", json=body)).json()
+    numbers = array("f", base64.b64decode(answer["data"][0]["data"])).tolist()
+    assert numbers == [number for i in IDS for number in expect([i])]
+
+
+async def test_a_text_gets_its_likeliest_label(open_server: Open) -> None:
+    async with open_server(task="classify", num_outputs=3, labels=LABELS) as (
+        _,
+        client,
+    ):
+        body = {"input": [IDS, [7]]}
+        answer = (await client.post("/classify", json=body)).json()
+    assert answer["id"].startswith("classify-")
+    assert answer["usage"]["prompt_tokens"] == 4
+    for index, ids in enumerate((IDS, [7])):
+        probs = expect(ids, 3)
+        assert answer["data"][index] == {
+            "index": index,
+            "label": LABELS[probs.index(max(probs))],
+            "probs": pytest.approx(probs),
+            "num_classes": 3,
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "fields"),
+    [
+        ({}, "/classify", {"input": "a"}),
+        ({}, "/pooling", {"input": "a", "task": "classify"}),
+        ({}, "/v1/completions", {"prompt": "a"}),
+        ({}, "/v1/chat/completions", {"messages": CHAT}),
+        ({"task": "classify", "labels": LABELS}, EMBEDDINGS, {"input": "a"}),
+        ({"task": "classify", "labels": LABELS}, "/v2/embed", {"texts": ["a"]}),
+        (
+            {"task": "classify", "num_outputs": 3, "labels": LABELS},
+            "/score",
+            {"queries": "a", "documents": "b"},
+        ),
+        (
+            {"task": "token_classify", "num_outputs": 3, "labels": LABELS},
+            "/classify",
+            {"input": "a"},
+        ),
+        (
+            {"task": "token_classify", "num_outputs": 3, "labels": LABELS},
+            "/rerank",
+            {"query": "a", "documents": ["b"]},
+        ),
+        ({"task": "token_embed"}, "/v2/embed", {"texts": ["a"]}),
+    ],
+)
+async def test_what_the_model_does_not_do_is_400(
+    open_server: Open,
+    options: dict[str, Any],
+    path: str,
+    fields: dict[str, object],
+) -> None:
+    async with open_server(**options) as (_, client):
+        error = await refuse(client, path, **fields)
+    assert error["param"] == "model"
+    assert "fake" in error["message"]
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, "/pooling", "/classify"])
+async def test_a_model_that_writes_does_not_pool(
+    tokenizer_folder: Path, path: str
+) -> None:
+    async with open_fake_server(tokenizer_folder) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            error = await refuse(client, path, input="a")
+    assert error["param"] == "model"
+
+
+async def test_another_model_is_not_found(client: httpx.AsyncClient) -> None:
+    answer = await client.post(EMBEDDINGS, json={"input": "a", "model": "other"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "model"
+
+
+# Scores.
+
+
+def cosine(first: list[int], second: list[int]) -> float:
+    return sum(x * y for x, y in zip(expect(first), expect(second)))
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+async def test_scores_of_vectors_are_their_cosines(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    texts = ["Hello", "a dog", "twelve"]
+    ids = [await tokenize(client, prompt=text) for text in texts]
+    body = {"queries": texts[0], "documents": texts[1:]}
+    answer = (await client.post(path, json=body)).json()
+    assert answer["id"].startswith("score-")
+    assert answer["object"] == "list"
+    assert answer["data"] == [
+        {
+            "index": index,
+            "object": "score",
+            "score": pytest.approx(cosine(ids[0], ids[1 + index]), abs=1e-6),
+        }
+        for index in range(2)
+    ]
+    # The query is read once.
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    pairs = {"text_1": texts[:2], "text_2": texts[1:]}
+    answer = (await client.post(path, json=pairs)).json()
+    assert [entry["score"] for entry in answer["data"]] == pytest.approx(
+        [cosine(ids[0], ids[1]), cosine(ids[1], ids[2])], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_the_best_document_comes_first(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    documents = ["a dog", {"text": "Hello"}, "twelve"]
+    body = {"query": "Hello", "documents": documents, "top_n": 2}
+    answer = (await client.post(path, json=body)).json()
+    assert answer["model"] == "fake"
+    first, second = answer["results"]
+    assert first == {
+        "index": 1,
+        "document": {"text": "Hello", "multi_modal": None},
+        "relevance_score": pytest.approx(1, abs=1e-6),
+    }
+    assert second["relevance_score"] <= first["relevance_score"]
+    assert answer["usage"].keys() == {"prompt_tokens", "total_tokens"}
+    assert answer["meta"] == {
+        "api_version": {"version": "1" if path.startswith("/v1/") else "2"},
+        "billed_units": {"input_tokens": answer["usage"]["total_tokens"]},
+    }
+
+
+async def test_equal_documents_keep_their_order(client: httpx.AsyncClient) -> None:
+    body = {
+        "query": "Hello",
+        "documents": ["a dog"] * 50,
+        "return_documents": False,
+        "top_n": 0,
+    }
+    answer = (await client.post("/rerank", json=body)).json()
+    assert [result["index"] for result in answer["results"]] == list(range(50))
+    assert all("document" not in result for result in answer["results"])
+
+
+async def test_a_cross_encoder_reads_pairs(open_server: Open) -> None:
+    async with open_server(task="classify", num_outputs=1, labels=("LABEL_0",)) as (
+        server,
+        client,
+    ):
+        body = {"query": "Hello", "documents": ["a dog", "twelve"]}
+        answer = (await client.post("/rerank", json=body)).json()
+        rows = [row for plan in server.device.plans for row in plan.rows]
+        assert len(rows) == 2
+        assert all(row.params.task == "classify" for row in rows)
+        body = {**body, "use_activation": False}
+        assert (await client.post("/rerank", json=body)).status_code == 200
+        last = server.device.plans[-1].rows[-1]
+        assert last.params.use_activation is False
+    assert sorted(result["index"] for result in answer["results"]) == [0, 1]
+
+
+async def test_documents_are_cut_if_so_asked(client: httpx.AsyncClient) -> None:
+    texts = {"queries": "dog " * 20, "documents": ["dog " * 200]}
+    whole = (
+        await client.post("/score", json={**texts, "long_text": "truncate"})
+    ).json()
+    limits = {"max_tokens_per_query": 5, "max_tokens_per_doc": 7}
+    cut = (await client.post("/score", json={**texts, **limits})).json()
+    assert cut["usage"]["prompt_tokens"] < 20 < whole["usage"]["prompt_tokens"]
+
+
+async def test_documents_are_not_scored_in_chunks(open_server: Open) -> None:
+    body = {"query": "a", "documents": ["a", "x " * 400]}
+    async with open_server(long_texts="chunk") as (_, client):
+        error = await refuse(client, "/rerank", **body)
+        assert error["param"] == "documents[1]"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/score", {"data_1": ["a", "b"], "data_2": ["c"]}, "data_2"),
+        ("/score", {"queries": "a", "documents": ["a", "x " * 400]}, "documents[1]"),
+        ("/score", {"queries": "x " * 400, "documents": ["a"]}, "queries"),
+        ("/rerank", {"query": "x " * 400, "documents": ["a"]}, "query"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["a"], "use_activation": False},
+            "use_activation",
+        ),
+    ],
+)
+async def test_bad_pairs_are_400_and_named(
+    client: httpx.AsyncClient, path: str, fields: dict[str, object], param: str
+) -> None:
+    error = await refuse(client, path, **fields)
+    assert error["param"] == param
+
+
+# Cohere.
+
+
+async def test_cohere_gets_each_form_that_it_names(client: httpx.AsyncClient) -> None:
+    texts = ["Hello", "a dog"]
+    body = {
+        "texts": texts,
+        "input_type": "search_document",
+        "embedding_types": ["base64", "ubinary", "float", "binary"],
+    }
+    answer = (await client.post("/v2/embed", json=body)).json()
+    assert answer["texts"] == texts
+    assert answer["response_type"] == "embeddings_by_type"
+    vectors = [expect(await tokenize(client, prompt=text)) for text in texts]
+    embeddings = answer["embeddings"]
+    assert embeddings.keys() == {"float", "binary", "ubinary", "base64"}
+    assert embeddings["float"] == [pytest.approx(vector) for vector in vectors]
+    for vector, text in zip(vectors, embeddings["base64"]):
+        assert list(struct.unpack("<8f", base64.b64decode(text))) == vector
+    for vector, [unsigned], [signed] in zip(
+        vectors, embeddings["ubinary"], embeddings["binary"]
+    ):
+        bits = "".join("1" if number > 0 else "0" for number in vector)
+        assert unsigned == int(bits, 2)
+        assert signed == unsigned - 128
+    assert answer["meta"]["api_version"] == {"version": "2"}
+    assert answer["meta"]["billed_units"]["input_tokens"] > 0
+
+
+async def test_cohere_inputs_are_texts_too(client: httpx.AsyncClient) -> None:
+    inputs = [{"content": [{"type": "text", "text": "Hello"}]}]
+    answer = (await client.post("/v2/embed", json={"inputs": inputs})).json()
+    ids = await tokenize(client, prompt="Hello")
+    assert answer["embeddings"] == {"float": [pytest.approx(expect(ids))]}
+    assert "texts" not in answer
+
+
+async def test_coheres_older_api_gives_plain_vectors(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/v1/embed", json={"texts": ["Hello"]})).json()
+    ids = await tokenize(client, prompt="Hello")
+    assert answer["embeddings"] == [pytest.approx(expect(ids))]
+    assert answer["response_type"] == "embeddings_floats"
+    assert answer["meta"]["api_version"] == {"version": "1"}
+    body = {"texts": ["Hello"], "embedding_types": ["float"]}
+    answer = (await client.post("/v1/embed", json=body)).json()
+    assert answer["embeddings"] == {"float": [pytest.approx(expect(ids))]}
+
+
+@pytest.mark.parametrize(("truncate", "begin"), [("END", 0), ("START", -16)])
+async def test_cohere_cuts_long_texts(
+    open_server: Open, truncate: str, begin: int
+) -> None:
+    text = "one two three four " * 20
+    async with open_server(max_model_len=16) as (_, client):
+        for limit in (16, 5, 500):
+            body = {"texts": [text], "truncate": truncate, "max_tokens": limit}
+            answer = (await client.post("/v2/embed", json=body)).json()
+            assert answer["meta"]["billed_units"]["input_tokens"] == min(limit, 16)
+        body = {"texts": ["a", text], "truncate": "NONE"}
+        error = await refuse(client, "/v2/embed", **body)
+        assert error["param"] == "texts[1]"
+
+
+async def test_cohere_says_what_texts_are_for(open_server: Open) -> None:
+    prompts = {"query": "query: ", "clustering": "cluster: ", "own": "own: "}
+    sentence = SentenceFolder(modes=("mean",), prompts=prompts)
+    said = {
+        "search_query": "query: ",
+        "search_document": "",
+        "classification": "",
+        "clustering": "cluster: ",
+        "own": "own: ",
+    }
+    async with open_server(sentence=sentence) as (_, client):
+        for input_type, prompt in said.items():
+            body = {"texts": ["Hello"], "input_type": input_type}
+            answer = (await client.post("/v2/embed", json=body)).json()
+            ids = await tokenize(client, prompt=f"{prompt}Hello")
+            assert answer["embeddings"]["float"] == [pytest.approx(expect(ids))]
+        error = await refuse(client, "/v2/embed", texts=["a"], input_type="image")
+        assert error["param"] == "input_type"
+        assert "own" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"output_dimension": 4}, "output_dimension"),
+        ({"embedding_types": ["int8"]}, "embedding_types[0]"),
+        ({"images": ["data:,"]}, "images"),
+    ],
+)
+async def test_what_cohere_may_not_have_is_named(
+    client: httpx.AsyncClient, fields: dict[str, object], param: str
+) -> None:
+    error = await refuse(client, "/v2/embed", texts=["a"], **fields)
+    assert error["param"] == param
+
+
+async def test_bits_that_leave_a_byte_half_full_are_refused(open_server: Open) -> None:
+    async with open_server(matryoshka=(4, 8)) as (server, client):
+        body = {"texts": ["a"], "embedding_types": ["binary"], "output_dimension": 4}
+        error = await refuse(client, "/v2/embed", **body)
+        assert error["param"] == "embedding_types"
+        assert server.device.plans == []
+
+
+# The server around them.
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "number"),
+    [
+        ({"X-Request-Id": "theirs"}, {}, "theirs"),
+        ({"X-Request-Id": "theirs"}, {"request_id": "mine"}, "mine"),
+    ],
+)
+async def test_an_answers_id_ends_in_the_clients_own(
+    client: httpx.AsyncClient,
+    headers: dict[str, str],
+    fields: dict[str, str],
+    number: str,
+) -> None:
+    answer = await client.post(
+        EMBEDDINGS, json={"input": IDS, **fields}, headers=headers
+    )
+    assert answer.json()["id"] == f"embd-{number}"
+
+
+async def test_requests_are_counted_and_timed(open_server: Open) -> None:
+    async with open_server() as (server, client):
+        await client.post(EMBEDDINGS, json={"input": IDS})
+        await client.post("/rerank", json={"query": "a", "documents": ["b"]})
+        metrics = (await client.get("/metrics")).text
+        assert server.state.bodies.num_bytes == 0
+    assert 'trioserve_requests_total{endpoint="/v1/embeddings",status="200"}' in metrics
+    assert "trioserve_request_latency_seconds_count 2.0" in metrics
+
+
+async def test_openapi_lists_every_route(open_server: Open) -> None:
+    from trioserve.http.app import create_http_app
+
+    async with open_server() as (server, client):
+        document = (await client.get("/openapi.json")).json()
+        rules = create_http_app(server.state).url_map.iter_rules()
+    assert set(document["paths"]) == {rule.rule for rule in rules}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (EMBEDDINGS, {"input": [IDS] * 100}),
+        ("/rerank", {"query": "a", "documents": ["b"] * 100}),
+        ("/v2/embed", {"texts": ["a"] * 100}),
+    ],
+)
+async def test_a_client_that_leaves_leaves_nothing_behind(
+    open_server: Open, path: str, fields: dict[str, object]
+) -> None:
+    body = json.dumps(fields).encode()
+    async with open_server(step_seconds=0.02) as (server, _):
+        fresh = server.engine.statistics()
+        async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
+            await connection.send_all(
+                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+            )
+            while server.engine.statistics() == fresh:
+                await trio.lowlevel.checkpoint()
+        while server.engine.statistics() != fresh or server.device.kept:
+            await trio.lowlevel.checkpoint()
+        assert server.state.bodies.num_bytes == 0
+
+
+async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with open_fake_pooling_server(tokenizer_folder, fail_at_step=0) as server:
+            async with httpx.AsyncClient(base_url=server.url) as client:
+                with trio.CancelScope(shield=True):
+                    answer = await client.post(EMBEDDINGS, json={"input": IDS})
+    assert answer.status_code == 500
+    assert "engine" in answer.json()["error"]["message"]
+
+
+async def test_a_full_queue_is_429_with_retry_after(open_server: Open) -> None:
+    async with open_server(max_num_waiting=0, step_seconds=0.05) as (server, client):
+        fresh = server.engine.statistics()
+        async with trio.open_nursery() as nursery:
+            body = {"input": [list(range(3, 203))] * 32}
+            nursery.start_soon(lambda: client.post(EMBEDDINGS, json=body))
+            while server.engine.statistics() == fresh:
+                await trio.lowlevel.checkpoint()
+            answer = await client.post(EMBEDDINGS, json={"input": IDS})
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_drain_refuses_newcomers_and_lets_others_end(
+    open_server: Open,
+) -> None:
+    answers: list[httpx.Response] = []
+    async with open_server(step_seconds=0.02) as (server, client):
+        fresh = server.engine.statistics()
+
+        async def ask() -> None:
+            body = {"input": [list(range(3, 203))] * 5}
+            answers.append(await client.post(EMBEDDINGS, json=body))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while server.engine.statistics() == fresh:
+                await trio.lowlevel.checkpoint()
+            server.state.lifecycle.begin_drain()
+            refused = await client.post(EMBEDDINGS, json={"input": IDS})
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+    assert [answer.status_code for answer in answers] == [200]

@@ -1,0 +1,88 @@
+"""No endpoint of models that pool does its long work on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import gc
+import json
+from pathlib import Path
+import time
+from typing import TypeVar
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.observe import LoopStall
+from trioserve.render import RendererWorkers
+from trioserve.testing_server import open_fake_pooling_server
+
+T = TypeVar("T")
+
+# 1.2 MB, as clients send them that index documents.
+TEXTS = ["Once upon a time there was a little server. " * 55] * 512
+
+# What the loop may take for the longest step of a request, as a share of what it takes
+# where the request's work is made on the loop.
+LARGEST_SHARE = 0.3
+
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "many texts": ("/v1/embeddings", {"input": TEXTS, "truncate_prompt_tokens": -1}),
+    "many ids": (
+        "/v1/embeddings",
+        {"input": [[7] * 500_000] * 2, "truncate_prompt_tokens": 5},
+    ),
+    "many documents": (
+        "/rerank",
+        {"query": "Who waits?", "documents": TEXTS, "truncate_prompt_tokens": -1},
+    ),
+    "texts that are sent back": ("/v2/embed", {"texts": TEXTS}),
+}
+
+
+@pytest.fixture(autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """Keep the collector from what other tests loaded, as a server does that is ready."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
+    """Return the longest step of any task while a request is answered.
+
+    In seconds of the loop's own processor time, which no other thread or process can
+    lengthen.
+    """
+    stall = LoopStall(clock=time.thread_time)
+    async with (
+        open_fake_pooling_server(folder, step_seconds=0) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as client,
+    ):
+        headers = {"content-type": "application/json"}
+        content = json.dumps(body).encode()
+        # What is loaded for the first request of its kind is not measured.
+        for is_measured in (False, True):
+            if is_measured:
+                trio.lowlevel.add_instrument(stall)
+            answer = await client.post(path, content=content, headers=headers)
+            assert answer.status_code == 200, answer.text[:500]
+        trio.lowlevel.remove_instrument(stall)
+    return stall.statistics().steps.longest_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+async def test_no_request_is_made_on_the_loop(
+    tokenizer_folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(workers: object, work: Callable[[], T]) -> T:
+        return work()
+
+    path, body = CASES[case]
+    with trio.fail_after(60):
+        in_workers = await measure(tokenizer_folder, path, body)
+        monkeypatch.setattr(RendererWorkers, "run", run)
+        on_the_loop = await measure(tokenizer_folder, path, body)
+    assert in_workers < LARGEST_SHARE * on_the_loop, (in_workers, on_the_loop)

@@ -1,0 +1,200 @@
+"""Whole inputs up to a budget, and a fair turn for every request."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given, settings, strategies as st
+
+from trioserve.pooling import (
+    KeptKey,
+    PoolingInput,
+    PoolingParams,
+    PoolingPlan,
+    PoolingResult,
+    PoolingRow,
+)
+from trioserve.scheduler import PoolingFlow, PoolingJob, PoolingScheduler
+from trioserve.steps import TensorBytes
+
+EMBED = PoolingParams(task="embed")
+
+
+def make_row(num_tokens: int, *, keep_as: int | None = None) -> PoolingRow:
+    return PoolingRow(
+        input=PoolingInput(token_ids=array("i", [1] * num_tokens)),
+        params=EMBED,
+        keep_as=None if keep_as is None else KeptKey(keep_as),
+    )
+
+
+def make_scheduler(
+    max_num_seqs: int = 100, max_num_batched_tokens: int = 100
+) -> PoolingScheduler:
+    return PoolingScheduler(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+    )
+
+
+def answer(plan: PoolingPlan, num_kept: int = 0) -> PoolingResult:
+    tensor = TensorBytes(data=b"", dtype="float32", shape=(0,))
+    return PoolingResult(
+        step_id=plan.step_id, tensors=(tensor,) * len(plan.rows), num_kept=num_kept
+    )
+
+
+def run_step(scheduler: PoolingScheduler) -> list[PoolingJob]:
+    plan = scheduler.schedule()
+    assert plan is not None
+    return [job for job, _ in scheduler.update(plan, answer(plan))]
+
+
+def test_a_step_takes_as_many_inputs_as_its_tokens_allow() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    jobs = [scheduler.add(make_row(40), flow) for _ in range(3)]
+    assert run_step(scheduler) == jobs[:2]
+    assert run_step(scheduler) == jobs[2:]
+    assert scheduler.schedule() is None
+
+
+def test_a_step_takes_no_more_inputs_than_it_may() -> None:
+    scheduler, flow = make_scheduler(max_num_seqs=2), PoolingFlow(0)
+    for _ in range(3):
+        scheduler.add(make_row(1), flow)
+    assert len(run_step(scheduler)) == 2
+
+
+def test_an_input_longer_than_the_budget_is_a_step_by_itself() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    jobs = [scheduler.add(make_row(num_tokens), flow) for num_tokens in (5, 500, 5)]
+    assert [run_step(scheduler) for _ in range(3)] == [[job] for job in jobs]
+
+
+def test_a_short_request_does_not_wait_for_all_of_a_long_one() -> None:
+    scheduler = make_scheduler()
+    library = PoolingFlow(0)
+    for _ in range(50):
+        scheduler.add(make_row(100), library)
+    run_step(scheduler)
+    question = scheduler.add(make_row(5), PoolingFlow(0))
+    assert question in run_step(scheduler) + run_step(scheduler)
+
+
+def test_two_long_requests_are_given_the_same_number_of_tokens() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    coarse, fine = PoolingFlow(0), PoolingFlow(0)
+    big = {scheduler.add(make_row(10), coarse) for _ in range(20)}
+    small = {scheduler.add(make_row(1), fine) for _ in range(200)}
+    done = [job for _ in range(20) for job in run_step(scheduler)]
+    num_big = 10 * len(big.intersection(done))
+    assert abs(num_big - len(small.intersection(done))) <= 20
+
+
+def test_a_request_that_comes_late_does_not_make_up_for_what_it_missed() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1)
+    early = PoolingFlow(0)
+    for _ in range(50):
+        scheduler.add(make_row(1), early)
+    for _ in range(20):
+        run_step(scheduler)
+    late = PoolingFlow(0)
+    ours = {scheduler.add(make_row(1), late) for _ in range(20)}
+    done = [job for _ in range(20) for job in run_step(scheduler)]
+    assert len(ours.intersection(done)) in (10, 11)
+
+
+def test_the_lower_priority_goes_first() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=1)
+    last = scheduler.add(make_row(1), PoolingFlow(1))
+    first = scheduler.add(make_row(1), PoolingFlow(-1))
+    assert run_step(scheduler) + run_step(scheduler) == [first, last]
+
+
+def test_what_is_given_up_is_not_planned() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    jobs = [scheduler.add(make_row(1), flow) for _ in range(3)]
+    scheduler.abort(jobs[1:2])
+    scheduler.abort(jobs[1:2])
+    assert run_step(scheduler) == [jobs[0], jobs[2]]
+    assert scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_given_up_inputs_do_not_pile_up() -> None:
+    scheduler = make_scheduler()
+    flow = PoolingFlow(0)
+    scheduler.add(make_row(1), flow)
+    for _ in range(10_000):
+        scheduler.abort([scheduler.add(make_row(1), flow)])
+    assert len(scheduler._heap) < 100
+
+
+def test_an_idle_device_is_told_what_to_forget() -> None:
+    scheduler = make_scheduler()
+    scheduler.release(KeptKey(7))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.releases == (7,)
+    assert plan.rows == ()
+    assert list(scheduler.update(plan, answer(plan))) == []
+    assert scheduler.schedule() is None
+
+
+def test_what_is_kept_while_a_step_runs_is_forgotten_by_a_later_one() -> None:
+    """Or the step would keep it after it was released, for ever."""
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    job = scheduler.add(make_row(1, keep_as=7), flow)
+    first = scheduler.schedule()
+    assert first is not None
+    scheduler.abort([job])
+    scheduler.release(KeptKey(7))
+    second = scheduler.schedule()
+    assert second is not None
+    assert first.releases == ()
+    assert second.releases == (7,)
+    assert second.step_id > first.step_id
+
+
+def test_the_device_tells_how_much_it_keeps() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    scheduler.add(make_row(1, keep_as=7), flow)
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.update(plan, answer(plan, num_kept=1))
+    assert scheduler.statistics().num_kept == 1
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(-1, 1),  # priority
+        st.lists(st.integers(1, 300), min_size=1, max_size=8),  # tokens of its inputs
+        st.integers(0, 3),  # steps until the next request comes
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=200)
+@given(REQUESTS)
+def test_every_input_is_read_once_and_a_requests_first_before_its_others(
+    requests: list[tuple[int, list[int], int]],
+) -> None:
+    """Whatever comes when: documents are never read before their query."""
+    scheduler = make_scheduler(max_num_seqs=4)
+    flows: list[list[PoolingJob]] = []
+    done: list[PoolingJob] = []
+    for priority, sizes, num_steps in requests:
+        flow = PoolingFlow(priority)
+        flows.append([scheduler.add(make_row(size), flow) for size in sizes])
+        for _ in range(num_steps):
+            if (plan := scheduler.schedule()) is not None:
+                done += [job for job, _ in scheduler.update(plan, answer(plan))]
+    while (plan := scheduler.schedule()) is not None:
+        assert plan.num_tokens <= 100 or len(plan.rows) == 1
+        done += [job for job, _ in scheduler.update(plan, answer(plan))]
+    position = {id(job): index for index, job in enumerate(done)}
+    assert len(position) == len(done) == sum(map(len, flows))
+    for jobs in flows:
+        order = [position[id(job)] for job in jobs]
+        assert order == sorted(order)
+    assert scheduler.counters().num_inputs == len(done)

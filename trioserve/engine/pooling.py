@@ -1,0 +1,277 @@
+"""The engine that pools: inputs on one side, the loop of steps on the other.
+
+    open_request --> pool --> scheduler --> plan --> executor --> result --> pool
+
+The loop itself is loop.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+import itertools
+
+import trio
+
+from ..errors import InvalidParameter, QueueFull
+from ..executor import Executor
+from ..pooling import (
+    KeptKey,
+    PoolingInfo,
+    PoolingInput,
+    PoolingParams,
+    PoolingPlan,
+    PoolingResult,
+    PoolingRow,
+)
+from ..scheduler import (
+    PoolingCounters,
+    PoolingFlow,
+    PoolingJob,
+    PoolingScheduler,
+    PoolingStatistics,
+)
+from ..steps import ModelInfo, TensorBytes
+from .loop import StepLoop
+from .pooling_admission import check_input, check_params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingEngineStatistics:
+    """What is held at this moment; equal to a fresh engine's when all is done.
+
+    Args:
+      num_requests: those that are open.
+      num_reserved: inputs that they announced.
+    """
+
+    num_requests: int
+    num_reserved: int
+    scheduler: PoolingStatistics
+
+
+class PoolingLoop:
+    """Runs in a nursery, serves any number of requests.
+
+    Args:
+      scheduler, executor: what plans steps and what runs them.
+      info, pooling: bounds every input is checked against.
+      max_num_inputs: those of all open requests together; more are refused.
+    """
+
+    def __init__(
+        self,
+        scheduler: PoolingScheduler,
+        executor: Executor[PoolingPlan, PoolingResult],
+        *,
+        info: ModelInfo,
+        pooling: PoolingInfo,
+        max_num_inputs: int,
+    ) -> None:
+        self.info = info
+        self.pooling = pooling
+        self._scheduler = scheduler
+        self._max_num_inputs = max_num_inputs
+        self._num_reserved = 0
+        self._keys = itertools.count()
+        self._owners: dict[PoolingJob, tuple[_Results, int]] = {}
+        self._loop = StepLoop(executor, scheduler.schedule, self._deliver)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._loop.is_alive
+
+    def statistics(self) -> PoolingEngineStatistics:
+        return PoolingEngineStatistics(
+            num_requests=self._loop.num_requests,
+            num_reserved=self._num_reserved,
+            scheduler=self._scheduler.statistics(),
+        )
+
+    def counters(self) -> PoolingCounters:
+        return self._scheduler.counters()
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Step until cancelled; see StepLoop."""
+        await self._loop.run(task_status)
+
+    def close_requests(self, error: Exception) -> None:
+        """Raise `error` in every open request and in whoever would open one."""
+        self._loop.close(error)
+
+    @contextmanager
+    def open_request(
+        self, num_inputs: int, params: PoolingParams, *, priority: int = 0
+    ) -> Iterator[PoolingRequest]:
+        """Take a request's inputs until the block is left.
+
+        What the request still waits for is given up then, and the device forgets what
+        it kept for it.
+
+        Args:
+          num_inputs: how many there will be, about; chunks of long texts not counted.
+          priority: the lower goes first; equals take turns.
+
+        Raises:
+          QueueFull: other requests have too many.
+          InvalidParameter, TaskNotServed: the model does not do what is asked for.
+          EngineDied, ShuttingDown: there is no loop any more.
+        """
+        self._loop.check_alive()
+        check_params(params, self.info, self.pooling)
+        self._check_room(num_inputs)
+        request = PoolingRequest(self, params, PoolingFlow(priority))
+        self._num_reserved += num_inputs
+        try:
+            with self._loop.hold(request):
+                yield request
+        finally:
+            self._num_reserved -= num_inputs
+            self._forget(request)
+
+    def _check_room(self, num_inputs: int) -> None:
+        limit = self._max_num_inputs
+        if num_inputs > limit:
+            raise InvalidParameter(
+                "input", f"{num_inputs} inputs were sent, {limit} are the most"
+            )
+        if self._num_reserved + num_inputs > limit:
+            raise QueueFull(limit=self._num_reserved)
+
+    def _forget(self, request: PoolingRequest) -> None:
+        self.abort(request.kept.values())
+        for key in request.kept:
+            self._scheduler.release(key)
+        if request.kept:
+            # An idle device has to be told, too.
+            self._loop.wake()
+
+    # What PoolingRequest does with us.
+
+    def add(
+        self, rows: Sequence[PoolingRow], flow: PoolingFlow, results: _Results
+    ) -> list[PoolingJob]:
+        # A request may come to its documents after the loop has ended.
+        self._loop.check_alive()
+        jobs = []
+        for index, row in enumerate(rows):
+            job = self._scheduler.add(row, flow)
+            self._owners[job] = results, index
+            jobs.append(job)
+        self._loop.wake()
+        return jobs
+
+    def abort(self, jobs: Collection[PoolingJob]) -> None:
+        self._scheduler.abort(jobs)
+        for job in jobs:
+            self._owners.pop(job, None)
+
+    def next_key(self) -> KeptKey:
+        return KeptKey(next(self._keys))
+
+    def _deliver(self, plan: PoolingPlan, result: PoolingResult) -> None:
+        for job, tensor in self._scheduler.update(plan, result):
+            owner = self._owners.pop(job, None)
+            # Nobody waits for what was given up while the step ran.
+            if owner is not None:
+                results, index = owner
+                results.set(index, tensor)
+
+
+class PoolingRequest:
+    """One request's inputs; see PoolingLoop.open_request.
+
+    Attributes:
+      kept: what the device keeps for it, or will.
+    """
+
+    def __init__(
+        self, loop: PoolingLoop, params: PoolingParams, flow: PoolingFlow
+    ) -> None:
+        self.kept: dict[KeptKey, PoolingJob] = {}
+        self._loop = loop
+        self._params = params
+        self._flow = flow
+        self._open: set[_Results] = set()
+
+    async def pool(
+        self,
+        inputs: Sequence[PoolingInput],
+        *,
+        compare_with: Sequence[KeptKey] | None = None,
+    ) -> list[TensorBytes]:
+        """Read inputs and wait for what they give, in their order.
+
+        Args:
+          compare_with: for each of them whose similarity with it is wanted instead.
+
+        Raises:
+          InvalidParameter, ContextLengthExceeded: an input is not for this model.
+          EngineDied, ShuttingDown: it will never be read.
+        """
+        rows = [
+            PoolingRow(
+                input=each,
+                params=self._params,
+                compare_with=None if compare_with is None else compare_with[index],
+            )
+            for index, each in enumerate(inputs)
+        ]
+        for each in inputs:
+            check_input(each, self._loop.info)
+        results = _Results(len(rows))
+        jobs = self._loop.add(rows, self._flow, results)
+        self._open.add(results)
+        try:
+            return await results.wait()
+        finally:
+            self._open.remove(results)
+            self._loop.abort(jobs)
+
+    def keep(self, each: PoolingInput) -> KeptKey:
+        """Have an input read and its result kept on the device, without waiting for it.
+
+        Raises:
+          InvalidParameter, ContextLengthExceeded: the input is not for this model.
+        """
+        check_input(each, self._loop.info)
+        key = self._loop.next_key()
+        row = PoolingRow(input=each, params=self._params, keep_as=key)
+        [self.kept[key]] = self._loop.add([row], self._flow, _Results(1))
+        return key
+
+    def fail(self, error: Exception) -> None:
+        for results in self._open:
+            results.fail(error)
+
+
+class _Results:
+    """What some inputs give, until all of it is there."""
+
+    def __init__(self, num_inputs: int) -> None:
+        self._tensors: list[TensorBytes | None] = [None] * num_inputs
+        self._num_left = num_inputs
+        self._error: Exception | None = None
+        self._is_over = trio.Event()
+
+    def set(self, index: int, tensor: TensorBytes) -> None:
+        self._tensors[index] = tensor
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._is_over.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._is_over.set()
+
+    async def wait(self) -> list[TensorBytes]:
+        if self._tensors:
+            await self._is_over.wait()
+        if self._error is not None and self._num_left:
+            raise self._error
+        tensors = [tensor for tensor in self._tensors if tensor is not None]
+        assert len(tensors) == len(self._tensors), "each input has a result"
+        return tensors

@@ -1,0 +1,132 @@
+"""POST /score and POST /rerank: how well documents answer queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from msgspec import UNSET
+from quart import Response
+
+from ...errors import InvalidParameter
+from ...pooling_engine import PoolingEngine, ScoreOptions
+from ..body import read_pooling_request
+from ..responses import encode
+from ..scope import ScopedRequest
+from ..state import ServerState
+from .requests import RerankRequest, ScoringFields
+from .responses import (
+    BriefUsage,
+    CohereMeta,
+    PoolingUsage,
+    Ranked,
+    RankedDocument,
+    RankedList,
+    Score,
+    ScoreList,
+    splice,
+)
+from .schema import decode_rerank, decode_score
+from .serving import Exchange, make_text_options
+
+# Of a score or of a result without its document.
+_BYTES_PER_SCORE = 128
+
+
+async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
+    """Score a query against documents, or pairs of both."""
+    asked, engine = await read_pooling_request(state, request, decode_score)
+    query_param, document_param = asked.query_param, asked.document_param
+    options = _make_options(asked, engine, query_param, document_param)
+    exchange = Exchange(state=state, request=request, engine=engine)
+    header = exchange.make_header("score", asked.request_id)
+    scores = await engine.score(
+        asked.texts_of(query_param),
+        asked.texts_of(document_param),
+        options,
+        priority=asked.priority or 0,
+    )
+    request.body.release()
+    content = ScoreList(
+        id=header.id,
+        created=header.created,
+        model=header.model,
+        usage=PoolingUsage.of(scores.num_tokens),
+    )
+    write = partial(_write_scores, content, scores.values)
+    return await exchange.respond(write, len(scores.values) * _BYTES_PER_SCORE)
+
+
+async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
+    """Put documents in the order in which they answer a query."""
+    asked, engine = await read_pooling_request(state, request, decode_rerank)
+    options = _make_options(asked, engine, "query", "documents")
+    exchange = Exchange(state=state, request=request, engine=engine)
+    header = exchange.make_header("score", asked.request_id)
+    scores = await engine.score(
+        [asked.query_text], asked.texts, options, priority=asked.priority or 0
+    )
+    version = "1" if request.path.startswith("/v1/") else "2"
+    content = RankedList(
+        id=header.id,
+        model=header.model,
+        usage=BriefUsage.of(scores.num_tokens),
+        meta=CohereMeta.of(scores.num_tokens, version),
+    )
+    num_bytes = len(scores.values) * _BYTES_PER_SCORE
+    # The texts are written once more: the body is held until the answer is sent.
+    if asked.shows_documents:
+        num_bytes += sum(map(len, asked.texts))
+    return await exchange.respond(
+        partial(_write_ranking, content, asked, scores.values), num_bytes
+    )
+
+
+def _make_options(
+    asked: ScoringFields, engine: PoolingEngine, query_param: str, document_param: str
+) -> ScoreOptions:
+    if asked.use_activation is False and engine.pooling.task != "classify":
+        raise InvalidParameter(
+            "use_activation", "vectors are brought to length 1 where they are compared"
+        )
+    text = replace(
+        make_text_options(asked, engine),
+        max_query_tokens=asked.max_tokens_per_query or 0,
+        max_document_tokens=asked.max_tokens_per_doc or 0,
+    )
+    return ScoreOptions(
+        text=text,
+        use_activation=asked.use_activation,
+        query_param=query_param,
+        document_param=document_param,
+    )
+
+
+def _write_scores(content: ScoreList, values: Sequence[float]) -> bytes:
+    entries = [
+        encode(Score(index=index, score=value)) for index, value in enumerate(values)
+    ]
+    return splice(content, {"data": entries})
+
+
+def _write_ranking(
+    content: RankedList, asked: RerankRequest, values: Sequence[float]
+) -> bytes:
+    # The sort is stable: equals keep the order in which they were sent.
+    order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+    entries = [
+        encode(_rank(asked, index, values[index]))
+        for index in order[: asked.top_n or None]
+    ]
+    return splice(content, {"results": entries})
+
+
+def _rank(asked: RerankRequest, index: int, value: float) -> Ranked:
+    return Ranked(
+        index=index,
+        document=(
+            RankedDocument(text=asked.texts[index]) if asked.shows_documents else UNSET
+        ),
+        relevance_score=value,
+    )

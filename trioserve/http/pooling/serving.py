@@ -1,0 +1,204 @@
+"""What all pooling endpoints do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from quart import Response
+import trio
+
+from ...engine import check_params
+from ...errors import InvalidParameter, TaskNotServed
+from ...pooling import LongText, PoolingParams, PoolingTask
+from ...pooling_engine import Pooled, PoolingEngine
+from ...render import ChatInput, ChatOptions, TextInput, TextOptions
+from ...steps import TensorBytes
+from ..body import run_writing
+from ..generation import make_id, tell_time
+from ..requests import Message
+from ..schema import MessageMappings
+from ..scope import ScopedRequest
+from ..state import ServerState
+from .requests import PoolingFields, TextFields
+
+T = TypeVar("T")
+
+# Bytes that are put together in the time in which run_writing's entry is written.
+_BYTES_PER_ENTRY = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What all answers begin with."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and the engine that answers it."""
+
+    state: ServerState
+    request: ScopedRequest
+    engine: PoolingEngine
+
+    def make_header(self, prefix: str, request_id: str | None = None) -> Header:
+        """Begin an answer; its id ends in the client's own where it sent one."""
+        return Header(
+            id=make_id(prefix, self.request, request_id),
+            created=tell_time(),
+            model=self.engine.info.name,
+        )
+
+    async def respond(
+        self,
+        write: Callable[[], bytes],
+        num_bytes: int,
+        *,
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
+    ) -> Response:
+        """Write the answer and count the request as answered.
+
+        Args:
+          num_bytes: about as many are put together; many are, in a renderer worker.
+        """
+        content = await run_writing(
+            self.engine.renderer.workers, write, num_bytes // _BYTES_PER_ENTRY
+        )
+        self.state.metrics.request_latency.observe(
+            trio.current_time() - self.request.arrived_at
+        )
+        return Response(content, 200, headers, content_type=content_type)
+
+
+def require_task(
+    engine: PoolingEngine, tasks: Sequence[PoolingTask], wanted: str
+) -> PoolingTask:
+    """Return the model's task if it is one of these.
+
+    Raises:
+      TaskNotServed
+    """
+    task = engine.pooling.task
+    if task not in tasks:
+        raise TaskNotServed(engine.info.name, wanted=wanted, served=task)
+    return task
+
+
+def make_params(
+    engine: PoolingEngine,
+    task: PoolingTask,
+    *,
+    dimensions: int | None = None,
+    use_activation: bool | None = None,
+    param: str = "dimensions",
+) -> PoolingParams:
+    """Say what is made of the model's last layer.
+
+    Raises:
+      InvalidParameter: the model's vectors cannot be cut to this size; `param`.
+    """
+    params = PoolingParams(
+        task=task, dimensions=dimensions, use_activation=use_activation
+    )
+    check_params(params, engine.info, engine.pooling, param=param)
+    return params
+
+
+def _resolve_long_text(
+    asked: PoolingFields, engine: PoolingEngine, *, can_average: bool
+) -> LongText:
+    """Say what is done with texts that are too long.
+
+    The server's option may name chunks, which is then for what becomes one vector;
+    anything else is refused where it is too long.
+
+    Raises:
+      InvalidParameter: the request names chunks, and what it asks for is no vector.
+    """
+    if asked.truncate_prompt_tokens is not None:
+        return "truncate"
+    chosen = asked.long_text or engine.long_texts
+    if chosen != "chunk" or can_average:
+        return chosen
+    if asked.long_text is None:
+        return "refuse"
+    raise InvalidParameter("long_text", "only texts that become a vector have chunks")
+
+
+def make_text_options(
+    asked: PoolingFields, engine: PoolingEngine, *, can_average: bool = False
+) -> TextOptions:
+    """Say how texts become token ids.
+
+    Raises:
+      InvalidParameter: texts are to be cut on a side, and are not cut; or as
+        _resolve_long_text.
+    """
+    limit = asked.truncate_prompt_tokens
+    long_text = _resolve_long_text(asked, engine, can_average=can_average)
+    if asked.truncation_side is not None and long_text != "truncate":
+        raise InvalidParameter(
+            "truncation_side",
+            "is only taken with truncate_prompt_tokens or long_text=truncate",
+        )
+    return TextOptions(
+        # -1 is the length of the model, which is where `long_text` cuts.
+        truncate_to=None if limit == -1 else limit,
+        truncation_side=asked.truncation_side or "right",
+        long_text=long_text,
+    )
+
+
+async def pool_texts(
+    exchange: Exchange,
+    asked: TextFields,
+    params: PoolingParams,
+    finish: Callable[[int, TensorBytes], T],
+) -> Pooled[T]:
+    """Have the model read what a request brings; its body is needed no more then.
+
+    Args:
+      finish: makes of a text's number and tensor what the answer has of them, in a
+        renderer worker.
+
+    Raises: what make_text_options and PoolingEngine.pool raise.
+    """
+    engine = exchange.engine
+    options = replace(
+        make_text_options(asked, engine, can_average=params.task == "embed"),
+        add_special_tokens=asked.add_special_tokens,
+        prompt_name=asked.prompt_name,
+    )
+    pooled = await engine.pool(
+        to_text_inputs(asked),
+        params,
+        options,
+        finish=finish,
+        priority=asked.priority or 0,
+        param=asked.param,
+    )
+    exchange.request.body.release()
+    return pooled
+
+
+def to_text_inputs(asked: TextFields) -> Sequence[TextInput]:
+    """Put what a request brings in the renderer's form."""
+    if not asked.has_chats:
+        return cast(tuple[str | tuple[int, ...], ...], asked.items)
+    chats = cast(tuple[tuple[Message, ...], ...], asked.items)
+    options = ChatOptions(
+        add_generation_prompt=bool(asked.add_generation_prompt),
+        continue_final_message=bool(asked.continue_final_message),
+        variables=asked.chat_template_kwargs or {},
+        chat_template=asked.chat_template,
+    )
+    return [
+        ChatInput(messages=MessageMappings(messages), chat=options)
+        for messages in chats
+    ]

@@ -1,0 +1,64 @@
+"""Lay out the weights of a model's products for the CPU, once.
+
+MKL, which PyTorch's linear modules call, was measured to reach a quarter of a core's
+speed where few tokens meet a large matrix. oneDNN reads a weight that was laid out for
+it beforehand: on an AMD EPYC the products of all-MiniLM-L6-v2 take 1.9 ms in place of
+7.0 for 12 tokens, and 200 in place of 240 for 2048 tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Below, a product takes less time than it takes to call oneDNN.
+_MIN_WEIGHTS = 2**14
+
+
+def pack_products(model: nn.Module) -> None:
+    """Replace a model's linear modules by packed ones, where the machine has them."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and _can_be_packed(child):
+                setattr(module, name, _PackedLinear(child))
+
+
+def _can_be_packed(linear: nn.Linear) -> bool:
+    weight = linear.weight
+    return (
+        # Other classes may do more than multiply.
+        type(linear) is nn.Linear
+        and torch.backends.mkldnn.is_available()
+        and weight.device.type == "cpu"
+        and weight.numel() >= _MIN_WEIGHTS
+        and _has_instructions(weight.dtype)
+    )
+
+
+def _has_instructions(dtype: torch.dtype) -> bool:
+    operators = torch.ops.mkldnn
+    return (
+        dtype == torch.float32
+        or (dtype == torch.bfloat16 and operators._is_mkldnn_bf16_supported())
+        or (dtype == torch.float16 and operators._is_mkldnn_fp16_supported())
+    )
+
+
+class _PackedLinear(nn.Module):
+    """A linear module for inference; its operators are those of torch.compile."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        # Some models look at its type. Holding the numbers twice would double memory.
+        self.weight = weight.new_empty(()).expand(weight.shape)
+
+    def forward(self, states: Tensor) -> Tensor:
+        product: Tensor = self._multiply(
+            states, self._packed, self.bias, "none", [], ""
+        )
+        return product

@@ -1,0 +1,55 @@
+"""Brings what a step made to the host, and cuts it into each input's share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+import torch
+from torch import Tensor
+
+from ...steps import TensorBytes
+
+Floats = NDArray[np.float32]
+
+# What is given back for an input whose result stays on the device.
+NOTHING = TensorBytes(data=b"", dtype="float32", shape=(0,))
+
+
+def read_back(tensors: Sequence[Tensor]) -> list[Floats]:
+    """Bring tensors to the host, all with one transfer."""
+    full = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
+    if not full:
+        return [np.zeros(tensor.shape, dtype=np.float32) for tensor in tensors]
+    # Most steps make one kind of result, which need not be copied.
+    host = (full[0] if len(full) == 1 else torch.cat(full)).cpu().numpy()
+    arrays: list[Floats] = []
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.numel()
+        arrays.append(host[begin:end].reshape(tensor.shape))
+        begin = end
+    return arrays
+
+
+def cut(array: Floats, sizes: tuple[int, ...] | None) -> Iterator[TensorBytes]:
+    """Cut the results of several inputs into bytes of their own.
+
+    A view would keep the whole step's memory for as long as the slowest client waits.
+
+    Args:
+      array: rows of all inputs.
+      sizes: of each input the rows; None where each has one, which is given back as
+        what it holds.
+    """
+    shape = array.shape[1:]
+    if sizes is None:
+        for row in array:
+            yield TensorBytes(data=row.tobytes(), dtype="float32", shape=shape)
+        return
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        data = array[begin:end].tobytes()
+        yield TensorBytes(data=data, dtype="float32", shape=(size, *shape))

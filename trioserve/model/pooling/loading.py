@@ -1,0 +1,204 @@
+"""Works out what a pooling model can be asked for, and loads what that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import json
+from pathlib import Path
+
+from ...config import PoolingConfig
+from ...errors import InvalidConfig, WeightsBroken
+from ...pooling import PoolingInfo, PoolingTask
+from ...sentence import PoolingMode, SentenceFolder, SentenceModule
+from ..encoding import LoadedEncoder
+from .modules import Dense, ModuleChain, load_modules
+from .tasks import ClassifyTexts, ClassifyTokens, EmbedTexts, EmbedTokens, Finish, Task
+
+_MODES: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+
+# Without files that say otherwise vectors are compared by their cosine.
+_NORMALIZE = (SentenceModule(kind="normalize"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTasks:
+    """What a model can be asked for.
+
+    Args:
+      averages_similarity: as in SentenceFolder.
+    """
+
+    info: PoolingInfo
+    tasks: Mapping[PoolingTask, Task]
+    averages_similarity: bool = False
+
+
+def load_tasks(
+    encoder: LoadedEncoder,
+    folder: Path,
+    sentence: SentenceFolder | None,
+    config: PoolingConfig,
+) -> LoadedTasks:
+    """Load what makes results of the encoder's states.
+
+    Args:
+      folder: the model's.
+      sentence: what its files say; None is nothing.
+
+    Raises:
+      WeightsBroken: weights of a module, or what config.json says, are unusable.
+      UnsupportedModel: a module cannot be run.
+      InvalidConfig: an option makes no sense for the encoder's task.
+    """
+    if encoder.task != "embed":
+        _check_no_pooling(encoder.task, config)
+    match encoder.task:
+        case "embed":
+            return _load_embedder(encoder, folder, sentence, config)
+        case "token_embed":
+            return _load_token_embedder(encoder, folder, sentence)
+        case "classify" | "token_classify":
+            return _load_classifier(encoder)
+
+
+def _check_no_pooling(task: PoolingTask, config: PoolingConfig) -> None:
+    if config.pooling != "auto":
+        raise InvalidConfig("pooling", f"nothing is pooled where the task is {task}")
+    if config.matryoshka:
+        raise InvalidConfig("matryoshka", f"the task is {task}, not embed")
+
+
+def _load_embedder(
+    encoder: LoadedEncoder,
+    folder: Path,
+    sentence: SentenceFolder | None,
+    config: PoolingConfig,
+) -> LoadedTasks:
+    modes = _choose_modes(encoder, sentence, config)
+    modules = load_modules(
+        folder,
+        _NORMALIZE if sentence is None else sentence.modules,
+        width=encoder.hidden_size * len(modes),
+        device=encoder.device,
+    )
+    limit = None if sentence is None else sentence.truncate_dim
+    is_cut = limit is not None and limit < modules.width
+    finish = Finish(normalizes=modules.normalizes, truncate_dim=limit)
+    info = PoolingInfo(
+        task="embed",
+        tasks=("embed", "token_embed"),
+        num_outputs=limit if limit is not None and is_cut else modules.width,
+        matryoshka=_find_matryoshka(_find_config(folder, sentence), config),
+        # What is cut after it was brought to length 1 is shorter.
+        normalizes=modules.normalizes and not is_cut,
+        type_ids=encoder.type_ids,
+    )
+    tokens = ModuleChain(
+        modules=(), width=encoder.hidden_size, normalizes=modules.normalizes
+    )
+    return LoadedTasks(
+        info=info,
+        tasks={
+            "embed": EmbedTexts(modes=modes, modules=modules, finish=finish),
+            "token_embed": _make_token_embedder(tokens),
+        },
+    )
+
+
+def _choose_modes(
+    encoder: LoadedEncoder, sentence: SentenceFolder | None, config: PoolingConfig
+) -> tuple[PoolingMode, ...]:
+    modes = sentence.modes if sentence is not None else ()
+    if config.pooling != "auto":
+        kinds = {module.kind for module in sentence.modules} if sentence else set()
+        if len(modes) > 1 and not kinds <= {"normalize"}:
+            reason = f"the model's modules read {len(modes)} vectors side by side"
+            raise InvalidConfig("pooling", reason)
+        return (_MODES[config.pooling],)
+    return modes or (("lasttoken",) if encoder.is_causal else ("mean",))
+
+
+def _load_token_embedder(
+    encoder: LoadedEncoder, folder: Path, sentence: SentenceFolder | None
+) -> LoadedTasks:
+    modules = _load_token_modules(encoder, folder, sentence)
+    info = PoolingInfo(
+        task="token_embed",
+        tasks=("token_embed",),
+        num_outputs=modules.width,
+        normalizes=modules.normalizes,
+        type_ids=encoder.type_ids,
+    )
+    return LoadedTasks(
+        info=info,
+        tasks={"token_embed": _make_token_embedder(modules)},
+        averages_similarity=sentence is not None and sentence.averages_similarity,
+    )
+
+
+def _make_token_embedder(modules: ModuleChain) -> EmbedTokens:
+    return EmbedTokens(modules=modules, finish=Finish(normalizes=modules.normalizes))
+
+
+def _load_token_modules(
+    encoder: LoadedEncoder, folder: Path, sentence: SentenceFolder | None
+) -> ModuleChain:
+    listed = _NORMALIZE if sentence is None else sentence.modules
+    if sentence is not None and sentence.modes:
+        # They read pooled vectors; of tokens only the last of them says something.
+        listed = tuple(module for module in listed[-1:] if module.kind == "normalize")
+    width = encoder.hidden_size
+    if encoder.projection is not None:
+        width = encoder.projection.shape[0]
+    modules = load_modules(folder, listed, width=width, device=encoder.device)
+    if encoder.projection is None:
+        return modules
+    projection = Dense(weight=encoder.projection.float())
+    return ModuleChain(
+        modules=(projection, *modules.modules),
+        width=modules.width,
+        normalizes=modules.normalizes,
+    )
+
+
+def _load_classifier(encoder: LoadedEncoder) -> LoadedTasks:
+    assert encoder.head is not None, "a classifier has a head"
+    task: Task
+    if encoder.task == "token_classify":
+        task = ClassifyTokens(head=encoder.head, activation=encoder.activation)
+    else:
+        assert encoder.head_mode is not None, "its head reads one vector of a text"
+        task = ClassifyTexts(
+            head=encoder.head, mode=encoder.head_mode, activation=encoder.activation
+        )
+    info = PoolingInfo(
+        task=encoder.task,
+        tasks=(encoder.task,),
+        num_outputs=len(encoder.labels),
+        labels=encoder.labels,
+        normalizes=False,
+        type_ids=encoder.type_ids,
+    )
+    return LoadedTasks(info=info, tasks={encoder.task: task})
+
+
+def _find_config(folder: Path, sentence: SentenceFolder | None) -> Path:
+    return folder / (sentence.transformer_path if sentence else "") / "config.json"
+
+
+def _find_matryoshka(path: Path, config: PoolingConfig) -> tuple[int, ...] | None:
+    """Find out which sizes vectors may be cut to."""
+    if config.matryoshka:
+        return ()
+    model = json.loads(path.read_bytes())
+    sizes = model.get("matryoshka_dimensions")
+    if sizes is None:
+        return () if model.get("is_matryoshka") else None
+    # To Python true is a 1, to JSON it is not.
+    if not isinstance(sizes, list) or not all(
+        type(size) is int and size > 0 for size in sizes
+    ):
+        reason = "config.json should have sizes as 'matryoshka_dimensions'"
+        raise WeightsBroken(str(path.parent), reason)
+    return tuple(sizes)

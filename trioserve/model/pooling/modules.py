@@ -1,0 +1,165 @@
+"""The modules of a sentence-transformers folder that follow its pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, linear, normalize
+
+from ...errors import UnsupportedModel
+from ...sentence import SentenceModule
+from .module_weights import ModuleWeights
+
+# (n, width) float32 -> (n, another width) float32.
+VectorModule = Callable[[Tensor], Tensor]
+
+# Modules whose classes may be built of what a file says; they take no arguments.
+_ACTIVATION_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.linear")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleChain:
+    """What is done with vectors, one after the other.
+
+    Args:
+      width: of the vectors that come out.
+      normalizes: brings them to length 1 in the end; which is left to the caller, for
+        between the two they may be cut.
+    """
+
+    modules: tuple[VectorModule, ...]
+    width: int
+    normalizes: bool
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        for module in self.modules:
+            vectors = module(vectors)
+        return vectors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A linear layer with an activation function.
+
+    Args:
+      weight: (out, in).
+      bias: (out,).
+      residual: added to what comes out: nothing, what came in, or that times a matrix.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    activation: VectorModule | None = None
+    residual: VectorModule | None = None
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        made = linear(vectors, self.weight, self.bias)
+        if self.activation is not None:
+            made = self.activation(made)
+        return made if self.residual is None else made + self.residual(vectors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """nn.LayerNorm, without what it keeps for the training."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        return layer_norm(vectors, self.weight.shape, self.weight, self.bias)
+
+
+def bring_to_length_1(vectors: Tensor) -> Tensor:
+    return normalize(vectors, p=2.0, dim=-1)
+
+
+def load_modules(
+    folder: Path,
+    modules: Sequence[SentenceModule],
+    *,
+    width: int,
+    device: torch.device,
+) -> ModuleChain:
+    """Load the modules of a folder, in float32.
+
+    Args:
+      width: of the vectors that the first one gets.
+
+    Raises:
+      WeightsBroken: weights are missing, or of other shapes than the vectors.
+      UnsupportedModel: an activation function is not torch's.
+    """
+    loaded: list[VectorModule] = []
+    last = len(modules)
+    while last > 0 and modules[last - 1].kind == "normalize":
+        last -= 1
+    for module in modules[:last]:
+        if module.kind == "normalize":
+            loaded.append(bring_to_length_1)
+            continue
+        weights = ModuleWeights(folder, module.path, device)
+        if module.kind == "layer_norm":
+            loaded.append(_load_layer_norm(weights, width))
+            continue
+        dense = _load_dense(weights, module, width)
+        width = dense.weight.shape[0]
+        loaded.append(dense)
+    return ModuleChain(
+        modules=tuple(loaded), width=width, normalizes=last < len(modules)
+    )
+
+
+def _load_dense(weights: ModuleWeights, module: SentenceModule, width: int) -> Dense:
+    weight = weights.take("linear.weight", None, width)
+    num_outputs = weight.shape[0]
+    bias = None
+    if "linear.bias" in weights:
+        bias = weights.take("linear.bias", num_outputs)
+    residual: VectorModule | None = None
+    if module.adds_input and num_outputs == width:
+        residual = _pass
+    elif module.adds_input:
+        residual = Dense(weight=weights.take("residual.weight", num_outputs, width))
+    return Dense(
+        weight=weight,
+        bias=bias,
+        activation=_make_activation(module.activation),
+        residual=residual,
+    )
+
+
+def _load_layer_norm(weights: ModuleWeights, width: int) -> LayerNorm:
+    return LayerNorm(
+        weight=weights.take("norm.weight", width), bias=weights.take("norm.bias", width)
+    )
+
+
+def _pass(vectors: Tensor) -> Tensor:
+    return vectors
+
+
+def _make_activation(name: str) -> VectorModule | None:
+    """Build one of torch's activation functions, and nothing else that a file names."""
+    module, _, class_name = name.rpartition(".")
+    if class_name == "Identity":
+        return None
+    kind = getattr(nn, class_name, None)
+    is_torchs = module == "torch.nn" or module in _ACTIVATION_MODULES
+    if (
+        not is_torchs
+        or not isinstance(kind, type)
+        or kind.__module__ not in _ACTIVATION_MODULES
+    ):
+        raise UnsupportedModel(name, "it is not an activation function of torch.nn")
+    try:
+        activation: nn.Module = kind()
+    except TypeError as error:
+        raise UnsupportedModel(name, f"as an activation function: {error}") from error
+    if next(activation.parameters(), None) is not None:
+        raise UnsupportedModel(name, "as an activation function with weights")
+    return activation.eval()

@@ -1,0 +1,156 @@
+"""Run one step: texts in, vectors, scores and similarities out."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...config import PoolingConfig
+from ...pooling import (
+    PoolingInput,
+    PoolingParams,
+    PoolingPlan,
+    PoolingResult,
+    PoolingRow,
+)
+from ...sentence import SentenceFolder
+from ...steps import TensorBytes
+from ..encoding import EncodedInputs, LoadedEncoder
+from .answers import NOTHING, cut, read_back
+from .kept import KeptResults
+from .loading import load_tasks
+from .tasks import Made
+from .tokens import find_tokens
+
+# Long enough for a matrix product of the kind that texts have.
+_WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Rows of which the same is made.
+
+    Args:
+      numbers: which rows of the plan.
+      is_scored: for the device, to be kept or compared there, and not to be given back.
+    """
+
+    params: PoolingParams
+    is_scored: bool
+    numbers: tuple[int, ...]
+
+
+class PoolingRunner:
+    """An encoder with what makes results of its states, and results that it keeps.
+
+    Args:
+      encoder: must not be run by another at the same time.
+      folder: the model's.
+      sentence: what the folder says of embeddings; None is nothing.
+      config: goes before what the folder says.
+
+    Raises:
+      WeightsBroken: the folder's modules cannot be loaded.
+      UnsupportedModel: one of them cannot be run.
+      InvalidConfig: an option makes no sense for the encoder's task.
+    """
+
+    def __init__(
+        self,
+        encoder: LoadedEncoder,
+        folder: Path,
+        sentence: SentenceFolder | None,
+        config: PoolingConfig,
+    ) -> None:
+        loaded = load_tasks(encoder, folder, sentence, config)
+        self.info = loaded.info
+        self._encoder = encoder
+        self._tasks = loaded.tasks
+        self._kept = KeptResults(
+            encoder.device, averages_similarity=loaded.averages_similarity
+        )
+
+    @torch.inference_mode()
+    def step(self, plan: PoolingPlan) -> PoolingResult:
+        """Compute a plan; blocks until its results are on the host.
+
+        Call it from one thread at a time.
+        """
+        self._kept.release(plan.releases)
+        tensors = self._run(plan.rows) if plan.rows else ()
+        return PoolingResult(
+            step_id=plan.step_id, tensors=tensors, num_kept=len(self._kept)
+        )
+
+    def warm_up(self) -> None:
+        """Run a text before any request comes.
+
+        The first calls of a process choose and prepare the device's routines; no
+        client should wait for that.
+        """
+        num_tokens = min(_WARM_UP_TOKENS, self._encoder.info.max_model_len)
+        text = PoolingInput(token_ids=array("i", [0] * num_tokens))
+        rows = tuple(
+            PoolingRow(input=text, params=PoolingParams(task=task))
+            for task in self.info.tasks
+        )
+        self.step(PoolingPlan(step_id=0, rows=rows))
+
+    def _run(self, rows: tuple[PoolingRow, ...]) -> tuple[TensorBytes, ...]:
+        encoded = self._encoder.encode([row.input for row in rows])
+        given: list[tuple[Sequence[int], Made]] = []
+        shares: dict[int, Tensor] = {}
+        for group in _group(rows):
+            made = self._make(rows, group, encoded)
+            if group.is_scored:
+                shares.update(zip(group.numbers, made.split()))
+            else:
+                given.append((group.numbers, made))
+        # All that is kept, before the first that is compared: the order of rows says
+        # nothing.
+        self._kept.keep(rows, shares)
+        compared, scores = self._kept.compare(rows, shares)
+        given.append((compared, Made(values=scores)))
+        return _answer(len(rows), given)
+
+    def _make(
+        self, rows: tuple[PoolingRow, ...], group: _Group, encoded: EncodedInputs
+    ) -> Made:
+        tokens = find_tokens(
+            [rows[number].input for number in group.numbers],
+            [encoded.spans[number] for number in group.numbers],
+            self._encoder.device,
+        )
+        return self._tasks[group.params.task](encoded.states, tokens, group.params)
+
+
+def _answer(
+    num_rows: int, given: Sequence[tuple[Sequence[int], Made]]
+) -> tuple[TensorBytes, ...]:
+    """Bring results to the host, and in the order of their rows."""
+    answers = [NOTHING] * num_rows
+    arrays = read_back([made.values for _, made in given])
+    for (numbers, made), values in zip(given, arrays):
+        for number, tensor in zip(numbers, cut(values, made.sizes)):
+            answers[number] = tensor
+    return tuple(answers)
+
+
+def _group(rows: Iterable[PoolingRow]) -> list[_Group]:
+    numbers: dict[tuple[PoolingParams, bool], list[int]] = {}
+    for number, row in enumerate(rows):
+        is_scored = row.keep_as is not None or row.compare_with is not None
+        params = row.params
+        if is_scored and params.task == "embed":
+            # The cosine is the product of vectors of length 1.
+            params = replace(params, use_activation=True)
+        numbers.setdefault((params, is_scored), []).append(number)
+    return [
+        _Group(params=params, is_scored=is_scored, numbers=tuple(members))
+        for (params, is_scored), members in numbers.items()
+    ]

@@ -1,0 +1,135 @@
+"""What each task makes of the model's last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...pooling import PoolingParams
+from ...sentence import PoolingMode
+from ..encoding.encoder import Activation
+from .modules import ModuleChain, bring_to_length_1
+from .poolers import pool
+from .tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What was made of some inputs.
+
+    Args:
+      values: float32: (num_inputs, width), (num_inputs,), or (num_tokens, width) of
+        all inputs' tokens, one input's after the other's.
+      sizes: of each input the rows, where these are tokens'.
+    """
+
+    values: Tensor
+    sizes: tuple[int, ...] | None = None
+
+    def split(self) -> list[Tensor]:
+        """Make views of each input's share, (width,) or (num_tokens, width)."""
+        if self.sizes is None:
+            return list(self.values.unbind())
+        return list(self.values.split(list(self.sizes)))
+
+
+class Task(Protocol):
+    """Makes results of states."""
+
+    def __call__(
+        self, states: Tensor, tokens: Tokens, params: PoolingParams
+    ) -> Made: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The last two steps of a vector: it is cut and brought to length 1.
+
+    Args:
+      normalizes: what is done unless a request says otherwise.
+      truncate_dim: the size that vectors are cut to where the request names none.
+    """
+
+    normalizes: bool
+    truncate_dim: int | None = None
+
+    def __call__(self, vectors: Tensor, params: PoolingParams) -> Tensor:
+        if params.dimensions is None and params.use_activation is None:
+            # As sentence-transformers does it: what is cut is not normalised again.
+            finished = bring_to_length_1(vectors) if self.normalizes else vectors
+            return finished[:, : self.truncate_dim]
+        cut = vectors[:, : params.dimensions or self.truncate_dim]
+        asked = params.use_activation
+        normalizes = self.normalizes if asked is None else asked
+        return bring_to_length_1(cut) if normalizes else cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedTexts:
+    """A vector for each text."""
+
+    modes: tuple[PoolingMode, ...]
+    modules: ModuleChain
+    finish: Finish
+
+    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+        vectors = self.modules(pool(states, tokens, self.modes))
+        return Made(values=self.finish(vectors, params))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedTokens:
+    """A vector for each token."""
+
+    modules: ModuleChain
+    finish: Finish
+
+    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+        vectors = self.modules(tokens.select(states).float())
+        return Made(
+            values=self.finish(vectors, params), sizes=tuple(tokens.sizes.tolist())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyTexts:
+    """A number for each label of a text.
+
+    Args:
+      head: reads vectors in the model's type.
+      mode: how tokens become what it reads.
+    """
+
+    head: Callable[[Tensor], Tensor]
+    mode: PoolingMode
+    activation: Activation
+
+    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+        pooled = pool(states, tokens, (self.mode,)).to(states.dtype)
+        return Made(values=_activate(self.head(pooled), self.activation, params))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyTokens:
+    """A number for each token and label."""
+
+    head: Callable[[Tensor], Tensor]
+    activation: Activation
+
+    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+        logits = self.head(tokens.select(states))  # (num_tokens, num_labels)
+        return Made(
+            values=_activate(logits, self.activation, params),
+            sizes=tuple(tokens.sizes.tolist()),
+        )
+
+
+def _activate(logits: Tensor, activation: Activation, params: PoolingParams) -> Tensor:
+    scores = logits.float()
+    if activation == "none" or params.use_activation is False:
+        return scores
+    return torch.softmax(scores, -1) if activation == "softmax" else scores.sigmoid()

@@ -1,0 +1,475 @@
+"""Text in, vectors and scores out: the pooling renderer and loop put together.
+
+As text_engine for models that write. A request is cut into jobs of a few texts; each is
+tokenized, read and written on its own, so that the device reads the first texts while the
+later ones are tokenized, and no thread is held for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+import math
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import trio
+
+from .engine import PoolingLoop
+from .errors import InvalidParameter, TaskNotServed
+from .pooling import (
+    KeptKey,
+    LongText,
+    PoolingInfo,
+    PoolingInput,
+    PoolingParams,
+    PoolingTask,
+)
+from .render import PoolingRenderer, TextInput, TextOptions, run_together
+from .steps import ModelInfo, TensorBytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# NumPy is imported where it is needed: it takes a tenth of a second, which --help need
+# not wait.
+
+T = TypeVar("T")
+
+# Written or read on the loop where there are no more numbers in them: 50 us, which is
+# what a thread would cost.
+_FEW_NUMBERS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooled(Generic[T]):
+    """What texts gave, in their order, and how many tokens were read for it."""
+
+    results: list[T]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How well each document answers its query, and how many tokens were read for it."""
+
+    values: list[float]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    """How pairs are scored.
+
+    Args:
+      use_activation: of a cross-encoder: see PoolingParams.
+      query_param, document_param: the request's fields, for errors.
+    """
+
+    text: TextOptions = field(default_factory=TextOptions)
+    use_activation: bool | None = None
+    query_param: str = "queries"
+    document_param: str = "documents"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """What a classifier says of a text.
+
+    Args:
+      label: the likeliest.
+      probs: of each label, in the order of PoolingInfo.labels.
+    """
+
+    label: str
+    probs: tuple[float, ...]
+
+
+class PoolingEngine:
+    """What open_pooling_engine gives.
+
+    Args:
+      engine, renderer: running, respectively loaded.
+      long_texts: what is done with them where nothing is said.
+    """
+
+    def __init__(
+        self,
+        engine: PoolingLoop,
+        renderer: PoolingRenderer,
+        *,
+        long_texts: LongText = "refuse",
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.long_texts: LongText = long_texts
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    @property
+    def pooling(self) -> PoolingInfo:
+        return self.engine.pooling
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        dimensions: int | None = None,
+        kind: str | None = None,
+        prompt_name: str | None = None,
+        long_text: LongText | None = None,
+    ) -> NDArray[np.float32]:
+        """Embed texts.
+
+        Args:
+          dimensions: of a Matryoshka model's vectors the first so many numbers.
+          kind: "query" or "document", for models that tell them apart.
+          prompt_name: of the model's prompts the one that is put before each text.
+          long_text: "refuse", "truncate" or "chunk", by default as the option says.
+
+        Returns:
+          (len(texts), dimensions) float32
+
+        Raises:
+          TrioserveError: see errors.py.
+        """
+        import numpy as np
+
+        pooled = await self._pool_arrays(
+            "embed",
+            texts,
+            dimensions=dimensions,
+            options=self._make_options(kind, prompt_name, long_text),
+        )
+        size = dimensions or self.pooling.num_outputs
+        return np.array(pooled, np.float32).reshape(len(texts), size)
+
+    async def embed_tokens(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: str | None = None,
+        prompt_name: str | None = None,
+    ) -> list[NDArray[np.float32]]:
+        """Embed each token of texts, as late interaction does; see embed.
+
+        Returns:
+          (num_tokens, size) float32 for each text
+        """
+        options = self._make_options(kind, prompt_name, None)
+        return await self._pool_arrays("token_embed", texts, options=options)
+
+    async def classify(self, texts: Sequence[str]) -> list[Classification]:
+        """Classify texts.
+
+        Raises:
+          TrioserveError: see errors.py.
+        """
+        pooled = await self.pool(
+            texts, PoolingParams(task="classify"), finish=self._read_classification
+        )
+        return pooled.results
+
+    async def pool(
+        self,
+        texts: Sequence[TextInput],
+        params: PoolingParams,
+        options: TextOptions | None = None,
+        *,
+        finish: Callable[[int, TensorBytes], T],
+        priority: int = 0,
+        param: str = "input",
+    ) -> Pooled[T]:
+        """Read texts and make something of what each gives.
+
+        They are one request: the first that fails ends the others.
+
+        Args:
+          finish: called with a text's number and what it gave, in a renderer worker or,
+            where there is little of it, in the event loop.
+          priority: the lower goes first; equals take turns.
+          param: the request's field, for errors.
+
+        Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise.
+        """
+        resolved = options or TextOptions(long_text=self.long_texts)
+        num_texts = len(texts)
+
+        def name(index: int) -> str:
+            return f"{param}[{index}]" if num_texts > 1 else param
+
+        with self.engine.open_request(num_texts, params, priority=priority) as request:
+            jobs = _Jobs(self.renderer)
+
+            async def run(numbers: range) -> list[tuple[T, int]]:
+                rendered = await jobs.render(
+                    partial(
+                        self.renderer.render_texts,
+                        texts[numbers.start : numbers.stop],
+                        resolved,
+                        lambda index: name(numbers.start + index),
+                    )
+                )
+                tensors = await request.pool([each for one in rendered for each in one])
+                work = partial(_finish, numbers, rendered, tensors, finish)
+                return await self._run_finishing(work, tensors)
+
+            batches = self.renderer.cut_batches(texts)
+            done = await run_together([partial(run, batch) for batch in batches])
+        return Pooled(
+            results=[result for part in done for result, _ in part],
+            num_tokens=sum(num_tokens for part in done for _, num_tokens in part),
+        )
+
+    async def score(
+        self,
+        queries: Sequence[str] | str,
+        documents: Sequence[str],
+        options: ScoreOptions | None = None,
+        *,
+        priority: int = 0,
+    ) -> Scores:
+        """Tell how well documents answer queries: one to all, or one to each.
+
+        The model decides how: a cross-encoder reads each pair at once, an embedding
+        model's score is the cosine of the vectors, a late interaction model's MaxSim of
+        the tokens' vectors. Queries stay on the device for as long as the request lasts,
+        and scores are all that leaves it.
+
+        Raises:
+          InvalidParameter: there are more queries than one, and not one for each
+            document; or none at all.
+          TaskNotServed: the model has no way of scoring.
+        """
+        resolved = options or ScoreOptions()
+        if isinstance(queries, str):
+            queries = [queries]
+        self._check_pairs(queries, documents, resolved)
+        if self.pooling.task == "classify":
+            return await self._score_pairs(queries, documents, resolved, priority)
+        return await self._compare(queries, documents, resolved, priority)
+
+    async def _score_pairs(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        options: ScoreOptions,
+        priority: int,
+    ) -> Scores:
+        params = PoolingParams(task="classify", use_activation=options.use_activation)
+        if len(queries) == 1:
+            queries = list(queries) * len(documents)
+        pairs = list(zip(queries, documents))
+        with self.engine.open_request(
+            len(documents), params, priority=priority
+        ) as request:
+            jobs = _Jobs(self.renderer)
+
+            async def run(numbers: range) -> _Scored:
+                inputs = await jobs.render(
+                    partial(
+                        self.renderer.render_pairs,
+                        pairs[numbers.start : numbers.stop],
+                        options.text,
+                        partial(_name, options.document_param, documents, numbers),
+                    )
+                )
+                return _read_scores(inputs, await request.pool(inputs))
+
+            return await _join(run, self.renderer.cut_batches(documents))
+
+    async def _compare(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        options: ScoreOptions,
+        priority: int,
+    ) -> Scores:
+        params = PoolingParams(task=self.pooling.task, use_activation=True)
+        with self.engine.open_request(
+            len(queries) + len(documents), params, priority=priority
+        ) as request:
+            jobs = _Jobs(self.renderer)
+
+            async def render(
+                texts: Sequence[str], numbers: range, kind: str, param: str
+            ) -> list[PoolingInput]:
+                rendered = await jobs.render(
+                    partial(
+                        self.renderer.render_texts,
+                        texts[numbers.start : numbers.stop],
+                        _as_kind(options.text, kind),
+                        partial(_name, param, texts, numbers),
+                    )
+                )
+                # Invariant: texts that are compared are not cut into chunks.
+                return [each for (each,) in rendered]
+
+            async def keep(numbers: range) -> list[tuple[KeptKey, int]]:
+                inputs = await render(queries, numbers, "query", options.query_param)
+                return [(request.keep(each), each.num_tokens) for each in inputs]
+
+            # Queries come first, and documents need not wait for more than their turn:
+            # the scheduler lets none overtake the query of its request.
+            kept = [
+                pair
+                for part in await run_together(
+                    [
+                        partial(keep, batch)
+                        for batch in self.renderer.cut_batches(queries)
+                    ]
+                )
+                for pair in part
+            ]
+            keys = [key for key, _ in kept]
+            if len(keys) == 1:
+                keys *= len(documents)
+
+            async def run(numbers: range) -> _Scored:
+                inputs = await render(
+                    documents, numbers, "document", options.document_param
+                )
+                tensors = await request.pool(
+                    inputs, compare_with=keys[numbers.start : numbers.stop]
+                )
+                return _read_scores(inputs, tensors)
+
+            scores = await _join(run, self.renderer.cut_batches(documents))
+        return replace(
+            scores, num_tokens=scores.num_tokens + sum(size for _, size in kept)
+        )
+
+    def _check_pairs(
+        self, queries: Sequence[str], documents: Sequence[str], options: ScoreOptions
+    ) -> None:
+        if self.pooling.task == "token_classify" or (
+            self.pooling.task == "classify" and self.pooling.num_outputs != 1
+        ):
+            raise TaskNotServed(
+                self.info.name, wanted="score pairs", served=self.pooling.task
+            )
+        for texts, param in (
+            (queries, options.query_param),
+            (documents, options.document_param),
+        ):
+            if not texts:
+                raise InvalidParameter(param, "must not be empty")
+        if len(queries) not in (1, len(documents)):
+            raise InvalidParameter(
+                options.document_param,
+                f"{len(queries)} queries and {len(documents)} documents do not match: "
+                "send one query, or one for each document",
+            )
+
+    async def _pool_arrays(
+        self,
+        task: PoolingTask,
+        texts: Sequence[str],
+        *,
+        dimensions: int | None = None,
+        options: TextOptions,
+    ) -> list[NDArray[np.float32]]:
+        params = PoolingParams(task=task, dimensions=dimensions)
+        pooled = await self.pool(texts, params, options, finish=_read_array)
+        return pooled.results
+
+    def _make_options(
+        self, kind: str | None, prompt_name: str | None, long_text: LongText | None
+    ) -> TextOptions:
+        options = TextOptions(
+            prompt_name=prompt_name, long_text=long_text or self.long_texts
+        )
+        return options if kind is None else _as_kind(options, kind)
+
+    def _read_classification(self, index: int, tensor: TensorBytes) -> Classification:
+        from .render.pooling.vectors import read_floats
+
+        probs = tuple(read_floats(tensor))
+        return Classification(label=self.name_label(probs), probs=probs)
+
+    def name_label(self, probs: Sequence[float]) -> str:
+        """Return the name of the likeliest label."""
+        return self.pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
+
+    async def _run_finishing(
+        self, work: Callable[[], T], tensors: Sequence[TensorBytes]
+    ) -> T:
+        if sum(math.prod(tensor.shape) for tensor in tensors) <= _FEW_NUMBERS:
+            return work()
+        return await self.renderer.workers.run(work)
+
+
+# Scores of a job's pairs and the tokens that were read for them.
+_Scored = tuple[list[float], int]
+
+
+class _Jobs:
+    """One request's share of the renderer workers.
+
+    Its jobs queue up for the workers one by one and not all at once, so that a short
+    request waits for a job of each long one, and not for all of them.
+    """
+
+    def __init__(self, renderer: PoolingRenderer) -> None:
+        self._turn = trio.CapacityLimiter(renderer.workers.limiter.total_tokens)
+
+    async def render(self, call: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            return await call()
+
+
+async def _join(
+    run: Callable[[range], Awaitable[_Scored]], batches: Sequence[range]
+) -> Scores:
+    parts = await run_together([partial(run, batch) for batch in batches])
+    return Scores(
+        values=[value for values, _ in parts for value in values],
+        num_tokens=sum(num_tokens for _, num_tokens in parts),
+    )
+
+
+def _finish(
+    numbers: range,
+    rendered: Sequence[tuple[PoolingInput, ...]],
+    tensors: Sequence[TensorBytes],
+    finish: Callable[[int, TensorBytes], T],
+) -> list[tuple[T, int]]:
+    """Put chunks together and make of each text's tensor what is wanted; blocking."""
+    from .render.pooling.vectors import average
+
+    done = []
+    rest = iter(tensors)
+    for number, chunks in zip(numbers, rendered):
+        parts = [next(rest) for _ in chunks]
+        weights = [chunk.num_tokens for chunk in chunks]
+        tensor = average(parts, weights) if len(parts) > 1 else parts[0]
+        done.append((finish(number, tensor), sum(weights)))
+    return done
+
+
+def _read_scores(
+    inputs: Sequence[PoolingInput], tensors: Sequence[TensorBytes]
+) -> _Scored:
+    from .render.pooling.vectors import read_floats
+
+    values = [number for tensor in tensors for number in read_floats(tensor)]
+    return values, sum(each.num_tokens for each in inputs)
+
+
+def _read_array(index: int, tensor: TensorBytes) -> NDArray[np.float32]:
+    import numpy as np
+
+    return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+
+
+def _name(param: str, texts: Sequence[str], numbers: range, index: int) -> str:
+    return f"{param}[{numbers.start + index}]" if len(texts) > 1 else param
+
+
+def _as_kind(options: TextOptions, kind: str) -> TextOptions:
+    if kind not in ("query", "document"):
+        raise InvalidParameter("kind", "must be query or document")
+    return replace(options, kind=kind)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Tokens to the room that a model has for them: all, some, or an error."""
+
+from __future__ import annotations
+
+from ...errors import ContextLengthExceeded, InvalidParameter
+from .layout import LaidOut
+from .recipes import Recipe
+from .tokens import TakenTokens, cut
+
+
+def fit(taken: TakenTokens, recipe: Recipe, param: str) -> LaidOut:
+    """Cut a text's tokens where the recipe says so, and put the special ones around.
+
+    Raises:
+      ContextLengthExceeded: there are too many and it does not.
+      InvalidParameter: there are none at all.
+    """
+    token_ids = taken.token_ids
+    if len(token_ids) > recipe.room:
+        if recipe.over != "truncate":
+            raise too_long(recipe, len(token_ids), taken.is_whole, param)
+        token_ids = cut(token_ids, recipe.room, recipe.side)
+    laid_out = recipe.layout.lay_out(token_ids)
+    check_not_empty(laid_out, param)
+    return laid_out
+
+
+def check_not_empty(laid_out: LaidOut, param: str) -> None:
+    if not laid_out.token_ids:
+        raise InvalidParameter(param, "must not be empty")
+
+
+def too_long(
+    recipe: Recipe, num_tokens: int, is_whole: bool, param: str
+) -> ContextLengthExceeded:
+    """Tell how long a text is, as far as it was looked at.
+
+    Args:
+      num_tokens: without special ones.
+    """
+    num_special = recipe.layout.num_special
+    return ContextLengthExceeded(
+        num_tokens=num_tokens + num_special,
+        limit=recipe.max_tokens + num_special,
+        param=param,
+        is_lower_bound=not is_whole,
+    )

@@ -1,0 +1,222 @@
+"""The door for models that pool: texts, ids, conversations and pairs to inputs.
+
+As Renderer does it for models that write: what takes time with the length of a text runs
+in a renderer worker, a chat template under a clock, in a worker or in a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from ...config import RenderConfig
+from ...errors import NotSupported
+from ...pooling import PoolingInput
+from ...steps import Prompt
+from ..chat import ChatMessage, Conversation, read_messages
+from ..processes import TemplateProcesses
+from ..template import ChatOptions, ChatTemplate
+from ..tokens import TokenizeOptions
+from ..workers import RendererWorkers, explain_slow_template
+from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
+from .texts import ChatInput, TextInput, TextOptions
+
+# A job is one call in a worker: long enough that its thread is worth it, and short
+# enough (15 ms) that the texts of other requests do not wait long for the worker.
+_JOB_TEXTS = 32
+_JOB_CHARACTERS = 65536
+
+_CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
+
+
+class PoolingRenderer:
+    """Turns texts into what a pooling model reads at once.
+
+    Attributes:
+      workers: where the calls run.
+      processes: where templates run instead, while they are open.
+      images: None, because no such model sees any.
+    """
+
+    def __init__(
+        self, texts: PoolingTexts, template: ChatTemplate, config: RenderConfig
+    ) -> None:
+        self.workers = RendererWorkers(config.renderer_num_workers)
+        self.processes: TemplateProcesses | None = None
+        self.images = None
+        self._texts = texts
+        self._template = template
+        self._config = config
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether templates are refused, because too many do not end."""
+        return self.workers.is_stuck
+
+    @property
+    def prompt_names(self) -> tuple[str, ...]:
+        """Names of the prompts that may be asked for."""
+        return self._texts.prompt_names
+
+    def cut_batches(self, texts: Sequence[TextInput]) -> list[range]:
+        """Divide texts into jobs: a bounded number of texts and characters each.
+
+        A text is not divided: long ones are read only as far as they count.
+        """
+        batches: list[range] = []
+        begin = num_characters = 0
+        for index, text in enumerate(texts):
+            size = _estimate_size(text)
+            is_full = index - begin == _JOB_TEXTS
+            if index > begin and (is_full or num_characters + size > _JOB_CHARACTERS):
+                batches.append(range(begin, index))
+                begin, num_characters = index, 0
+            num_characters += size
+        if texts:
+            batches.append(range(begin, len(texts)))
+        return batches
+
+    async def render_texts(
+        self, texts: Sequence[TextInput], options: TextOptions, name: NameParam
+    ) -> list[tuple[PoolingInput, ...]]:
+        """Make the inputs of a job's texts: one each, or several of one that is chunked.
+
+        Args:
+          name: gives the request's field of each text, for errors.
+
+        Raises:
+          ContextLengthExceeded: one is longer than it may be.
+          InvalidParameter: one is empty or no text, or the options do not fit.
+          NotSupported: conversations with more than text; chunks, by such a model.
+          RendererStuck: too many templates do not end.
+        """
+        ready = await self._render_chats(texts)
+        return await self.workers.run(partial(self._texts.render, ready, options, name))
+
+    async def render_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        options: TextOptions,
+        name: NameParam,
+    ) -> list[PoolingInput]:
+        """Make the inputs of pairs, for cross-encoders.
+
+        Raises:
+          ContextLengthExceeded, InvalidParameter, NotSupported: as render_texts.
+        """
+        return await self.workers.run(
+            partial(self._texts.render_pairs, pairs, options, name)
+        )
+
+    async def render_text(
+        self,
+        text: str,
+        options: TokenizeOptions = TokenizeOptions(),
+        *,
+        param: str = "prompt",
+    ) -> Prompt:
+        """Tokenize a text alone, to tell its tokens.
+
+        Raises:
+          ContextLengthExceeded: it is longer than the model.
+          InvalidParameter: it gives no tokens, or is no Unicode text.
+        """
+        return await self.workers.run(partial(self._tokenize, text, options, param))
+
+    async def render_chat(
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, object]],
+        chat: ChatOptions = ChatOptions(),
+        options: TokenizeOptions = _CHAT_TOKENS,
+    ) -> Prompt:
+        """Render a conversation by the chat template and tokenize it.
+
+        Raises:
+          ContextLengthExceeded, InvalidParameter, NotSupported, RendererStuck: as
+            render_texts.
+        """
+        text = await self._render_chat(ChatInput(messages=messages, chat=chat))
+        return await self.render_text(text, options, param="messages")
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        param: str = "tokens",
+    ) -> str:
+        """The text of some ids, as the tokenizer decodes it.
+
+        Raises:
+          InvalidParameter: an id is not the tokenizer's.
+        """
+        return await self.workers.run(
+            partial(self._decode, token_ids, skip_special_tokens, param)
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """The token, as the vocabulary spells it."""
+        return self._texts.tokenizer.token_text(token_id)
+
+    async def _render_chats(self, texts: Sequence[TextInput]) -> list[ReadyText]:
+        ready: list[ReadyText] = []
+        for text in texts:
+            if isinstance(text, ChatInput):
+                ready.append(RenderedChat(text=await self._render_chat(text)))
+            else:
+                ready.append(text)
+        return ready
+
+    async def _render_chat(self, chat: ChatInput) -> str:
+        seconds = self._config.template_timeout
+        with explain_slow_template(seconds):
+            if self.processes is None:
+                return await self.workers.run_limited(
+                    partial(self._run_template, chat), seconds
+                )
+            conversation = await self.workers.run(partial(_read, chat, self._template))
+            call = self._template.prepare(conversation.messages, chat.chat)
+            return await self.processes.render(call, seconds)
+
+    # The rest runs in worker threads.
+
+    def _run_template(self, chat: ChatInput) -> str:
+        conversation = _read(chat, self._template)
+        return self._template.prepare(conversation.messages, chat.chat).render()
+
+    def _tokenize(self, text: str, options: TokenizeOptions, param: str) -> Prompt:
+        token_ids, is_whole = self._texts.tokenize(
+            text,
+            add_special_tokens=options.add_special_tokens,
+            truncate_to=options.truncate_to,
+            side=options.truncation_side,
+            param=param,
+        )
+        return Prompt(
+            token_ids=tuple(token_ids),
+            # What is left of a word says nothing that could be told.
+            text=text if is_whole else None,
+            cache_salt=options.cache_salt,
+        )
+
+    def _decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, param: str
+    ) -> str:
+        tokenizer = self._texts.tokenizer
+        tokenizer.read_ids(token_ids, param)
+        return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def _read(chat: ChatInput, template: ChatTemplate) -> Conversation:
+    conversation = read_messages(chat.messages, template.form)
+    # Images the template's form refused already.
+    for part in conversation.embeds:
+        raise NotSupported(part.param, "only texts are pooled")
+    return conversation
+
+
+def _estimate_size(text: TextInput) -> int:
+    if isinstance(text, str):
+        return len(text)
+    # Ids take no time, and what a template makes of a conversation nobody knows.
+    return 0 if isinstance(text, tuple) else _JOB_CHARACTERS // _JOB_TEXTS

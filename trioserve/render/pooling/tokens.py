@@ -1,0 +1,228 @@
+"""Texts to the token ids of models that pool, as many of them as anybody will read.
+
+Blocking: runs in a renderer worker. As in tokens.py the raw tokenizer is shared and
+never changed; special tokens are not its business here (layout.py).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Encoding, Tokenizer
+
+from ...errors import InvalidParameter
+from ..tokens import check_encodable
+from .dividing import Divider
+from .texts import Side
+
+# Characters of the texts that are tokenized in one call, unless one is longer: half a
+# millisecond. tokenizers spreads the texts of a call over all cores. 32 texts of 512
+# tokens in one call take 7 ms in place of 15 on two cores, but the event loop and the
+# device's thread then wait for a core: up to 5 ms for the loop in place of 0.9. The
+# switch, TOKENIZERS_PARALLELISM, is the whole process's, and not ours.
+_CALL_CHARACTERS = 2048
+
+# Characters of a piece of a long text: more than its tokens need by all odds (English has
+# four to five in one), and not so many that a call is long (16384 take 4 ms, and the copy
+# of their ids, which holds the GIL, 0.1 ms).
+_CHARACTERS_PER_TOKEN = 8
+_MIN_PIECE = 1024
+_MAX_PIECE = 16384
+# A piece becomes longer where a text has no place to divide it. From here on the text is
+# cut anywhere, and so many tokens next to the cut are not believed.
+_MAX_UNDIVIDED = 2 * _MAX_PIECE
+_DOUBTED_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A text, of which so many tokens are wanted.
+
+    Args:
+      side: where tokens may be left out.
+      param: the request's field, for errors.
+    """
+
+    text: str
+    num_tokens: int
+    side: Side
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenTokens:
+    """A text's tokens, without special ones.
+
+    Args:
+      token_ids: all; or at least as many as were wanted, and exactly those that a
+        tokenization of the whole text begins, or ends, with.
+    """
+
+    token_ids: array[int]
+    is_whole: bool = True
+
+
+class PoolingTokenizer:
+    """One model's tokenizer.
+
+    Args:
+      backend: nobody else changes it; without truncation or padding.
+      vocab_size: ids that the model knows; some have more than their tokenizer, and a
+        few have less.
+    """
+
+    def __init__(self, backend: Tokenizer, *, vocab_size: int) -> None:
+        self._backend = backend
+        self._divider = Divider(backend)
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        self._highest_id = min(max(ids, default=-1), vocab_size - 1)
+
+    def take(self, demands: Sequence[Demand]) -> list[TakenTokens]:
+        """Tokenize texts, each only as far as it is wanted.
+
+        Raises:
+          InvalidParameter: one is no Unicode text.
+        """
+        taken: list[TakenTokens] = []
+        for group in _group(demands):
+            if len(group) == 1:
+                taken.append(self._take_one(group[0]))
+            else:
+                taken += self._take_all(group)
+        return taken
+
+    def encode(self, text: str) -> array[int]:
+        """All tokens of a text."""
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return _read_ids(encodings[0])
+
+    def shorten(self, text: str, num_tokens: int, param: str) -> str:
+        """Cut a text after so many of its tokens.
+
+        Raises:
+          InvalidParameter: it is no Unicode text.
+        """
+        for begin, piece in self._divider.divide(
+            text, _choose_size(num_tokens), "right"
+        ):
+            check_encodable(piece, param, begin)
+            # The fast variant tells no offsets.
+            encoding = self._backend.encode_batch([piece], add_special_tokens=False)[0]
+            if len(encoding) > num_tokens:
+                return text[: begin + _find_end(encoding, num_tokens)]
+            num_tokens -= len(encoding)
+        return text
+
+    def read_ids(self, token_ids: Sequence[int], param: str) -> array[int]:
+        """Check ids that a client sent.
+
+        Raises:
+          InvalidParameter: one of them is not the tokenizer's.
+        """
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= self._highest_id:
+            raise InvalidParameter(
+                param, f"ids must be between 0 and {self._highest_id}"
+            )
+        return array("i", token_ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        texts: list[str] = self._backend.decode_batch(
+            [token_ids], skip_special_tokens=skip_special_tokens
+        )
+        return texts[0]
+
+    def token_text(self, token_id: int) -> str:
+        return self._backend.id_to_token(token_id) or ""
+
+    def _take_all(self, demands: Sequence[Demand]) -> Iterator[TakenTokens]:
+        for demand in demands:
+            check_encodable(demand.text, demand.param)
+        encodings = self._backend.encode_batch_fast(
+            [demand.text for demand in demands], add_special_tokens=False
+        )
+        return (TakenTokens(token_ids=_read_ids(encoding)) for encoding in encodings)
+
+    def _take_one(self, demand: Demand) -> TakenTokens:
+        text, side = demand.text, demand.side
+        pieces: list[array[int]] = []
+        missing = demand.num_tokens
+        num_characters = 0
+        size = _choose_size(demand.num_tokens)
+        for begin, piece in self._divider.divide(text, size, side):
+            if len(piece) > _MAX_UNDIVIDED:
+                return self._take_end(demand)
+            check_encodable(piece, demand.param, begin)
+            pieces.append(self.encode(piece))
+            missing -= len(pieces[-1])
+            num_characters += len(piece)
+            if missing <= 0:
+                break
+        token_ids: array[int] = array("i")
+        for ids in pieces if side == "right" else reversed(pieces):
+            token_ids += ids
+        return TakenTokens(token_ids=token_ids, is_whole=num_characters == len(text))
+
+    def _take_end(self, demand: Demand) -> TakenTokens:
+        """Tokenize more and more of a text that cannot be divided.
+
+        What the tokens are at some distance from the cut does not depend on what was
+        cut off, unless the text is a single word or run of spaces up to there.
+        """
+        length = _MAX_UNDIVIDED
+        while length < len(demand.text):
+            token_ids = self._encode_end(demand, length)
+            believed = len(token_ids) - _DOUBTED_TOKENS
+            if believed >= demand.num_tokens:
+                return TakenTokens(
+                    token_ids=cut(token_ids, believed, demand.side), is_whole=False
+                )
+            length *= 4
+        return TakenTokens(token_ids=self._encode_end(demand, len(demand.text)))
+
+    def _encode_end(self, demand: Demand, length: int) -> array[int]:
+        begin = 0 if demand.side == "right" else len(demand.text) - length
+        part = demand.text[begin : begin + length]
+        check_encodable(part, demand.param, begin)
+        return self.encode(part)
+
+
+def cut(token_ids: array[int], limit: int, side: Side) -> array[int]:
+    """Keep so many tokens."""
+    if side == "right":
+        return token_ids[:limit]
+    return token_ids[max(0, len(token_ids) - limit) :]
+
+
+def _read_ids(encoding: Encoding) -> array[int]:
+    return array("i", encoding.ids)
+
+
+def _choose_size(num_tokens: int) -> int:
+    return min(max(_MIN_PIECE, _CHARACTERS_PER_TOKEN * num_tokens), _MAX_PIECE)
+
+
+def _find_end(encoding: Encoding, num_tokens: int) -> int:
+    """The end, in characters, of the last of so many tokens."""
+    if num_tokens == 0:
+        return 0
+    offsets = encoding.token_to_chars(num_tokens - 1)
+    assert offsets is not None, "tokens of a text come from some of its characters"
+    end: int = offsets[1]
+    return end
+
+
+def _group(demands: Sequence[Demand]) -> Iterator[list[Demand]]:
+    """Texts that are tokenized in one call; long ones are alone."""
+    group: list[Demand] = []
+    num_characters = 0
+    for demand in demands:
+        num_characters += len(demand.text)
+        if group and num_characters > _CALL_CHARACTERS:
+            yield group
+            group = []
+            num_characters = len(demand.text)
+        group.append(demand)
+    if group:
+        yield group
