@@ -84,6 +84,7 @@ from pathlib import Path
 import platform
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -285,7 +286,7 @@ class System(Protocol):
 
 
 class ProcessEnded(Exception):
-    """Raised when a process that the bench started ends before its time."""
+    """Raised when a process that the bench started, or it itself, ends too early."""
 
 
 @asynccontextmanager
@@ -840,11 +841,12 @@ async def measure(
       serve_command: starts our own server, which is measured before the others.
 
     Raises:
-      ProcessEnded: one of the two commands failed.
+      ProcessEnded: one of the two commands failed, or SIGTERM came.
       ServerUnusable: a server gives no vectors, or others.
     """
     machine = describe_machine()
-    async with AsyncExitStack() as stack:
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        nursery.start_soon(raise_at_sigterm)
         tell("starting sentence-transformers")
         encoder = await stack.enter_async_context(open_encoder(encoder_command))
         greeting = await encoder.read_greeting()
@@ -857,7 +859,19 @@ async def measure(
             await run.learn(servers)
             await run.warm_up()
             await run.take_turns()
-        return run.report(is_cut=limit.cancelled_caught)
+        nursery.cancel_scope.cancel()
+    return run.report(is_cut=limit.cancelled_caught)
+
+
+async def raise_at_sigterm() -> None:
+    """Wait for SIGTERM, which would leave the server behind were it not caught.
+
+    Raises:
+      ProcessEnded: it came.
+    """
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            raise ProcessEnded("stopped by SIGTERM")
 
 
 def describe_machine() -> str:
@@ -1322,19 +1336,21 @@ def list_rows(report: Report) -> list[Row]:
     return rows
 
 
-def place(row: int, number: int, count: int) -> float:
-    """Say at which height a system's mark stands: whiskers must not hide each other."""
-    return row + (number - (count - 1) / 2) * min(0.28, 0.8 / count)
+def spread_out(row: int, systems: Sequence[object]) -> list[float]:
+    """Say at which heights marks of a row stand: whiskers must not hide each other."""
+    count = len(systems)
+    step = min(0.28, 0.8 / count)
+    return [row + (index - (count - 1) / 2) * step for index in range(count)]
 
 
 def draw_speeds(axes: Axes, rows: Sequence[Row]) -> None:
     """Draw texts per second, and how many times as many as sentence-transformers."""
     for row, (_, systems) in enumerate(rows):
-        for number, system, seen in systems:
+        for height, (number, system, seen) in zip(spread_out(row, systems), systems):
             color = COLORS[number % len(COLORS)]
             axes.plot(
                 seen.texts_per_second,
-                place(row, number, len(systems)),
+                height,
                 color=color,
                 marker=MARKERS[number % len(MARKERS)],
                 markersize=5.5,
@@ -1344,7 +1360,7 @@ def draw_speeds(axes: Axes, rows: Sequence[Row]) -> None:
             if system.kind == "server" and seen.ratio is not None:
                 axes.annotate(
                     f"{write_ratio(seen.ratio)} x",
-                    (seen.texts_per_second, place(row, number, len(systems))),
+                    (seen.texts_per_second, height),
                     xytext=(6, 0),
                     textcoords="offset points",
                     va="center",
@@ -1356,13 +1372,13 @@ def draw_speeds(axes: Axes, rows: Sequence[Row]) -> None:
 def draw_durations(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Draw medians with whiskers up to p99, in milliseconds."""
     for row, (_, systems) in enumerate(rows):
-        for number, _, seen in systems:
+        for height, (number, _, seen) in zip(spread_out(row, systems), systems):
             durations: serving.Spread | None = getattr(seen, name)
             if durations is None:
                 continue
             axes.errorbar(
                 1000 * durations.median,
-                place(row, number, len(systems)),
+                height,
                 xerr=[[0.0], [1000 * (durations.p99 - durations.median)]],
                 color=COLORS[number % len(COLORS)],
                 marker=MARKERS[number % len(MARKERS)],

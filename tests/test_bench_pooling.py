@@ -7,9 +7,12 @@ from array import array
 import base64
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 import importlib.util
 import json
+import os
 from pathlib import Path
+import signal
 import sys
 from types import ModuleType
 from typing import Any
@@ -19,6 +22,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 import trio
+import trio.testing
 
 from trioserve.testing_encoders import save_tiny_encoder
 
@@ -200,6 +204,13 @@ async def listen(nursery: trio.Nursery, fake: FakeServer) -> str:
     return f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
 
 
+def raises_once(error: type[Exception], match: str) -> Any:
+    """Expect one error, in however many groups."""
+    return pytest.RaisesGroup(
+        pytest.RaisesExc(error, match=match), flatten_subgroups=True
+    )
+
+
 def find(report: Any, label: str, case: Any = ONE) -> Any:
     (system,) = [each for each in report.systems if each.label == label]
     return system.find(case.name)
@@ -344,9 +355,7 @@ async def test_failed_requests_are_counted_and_told() -> None:
 
 
 async def test_a_server_that_gives_too_few_vectors_cannot_be_measured() -> None:
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(pooling.ServerUnusable, match="fake"), flatten_subgroups=True
-    ):
+    with raises_once(pooling.ServerUnusable, "fake"):
         await run_against(FakeServer(num_left_out=1))
 
 
@@ -360,11 +369,20 @@ async def test_a_server_that_never_answers_ends_with_the_time_limit() -> None:
     assert "cut by --timeout" in pooling.render_report(report)
 
 
+async def test_sigterm_ends_a_run_and_what_it_started() -> None:
+    # It never greets, so that the run waits for it.
+    command = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+    measure = partial(pooling.measure, LOAD, [], encoder_command=command)
+    with trio.fail_after(30), raises_once(pooling.ProcessEnded, "stopped by SIGTERM"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(measure)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 async def test_an_encoder_that_ends_is_told() -> None:
     command = [sys.executable, "-I", "-S", "-c", "pass"]
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(pooling.ProcessEnded, match="sentence-transformers has ended")
-    ):
+    with raises_once(pooling.ProcessEnded, "sentence-transformers has ended"):
         await pooling.measure(LOAD, [], encoder_command=command)
 
 
@@ -424,9 +442,7 @@ async def test_a_servers_address_is_in_its_log_which_is_read_on() -> None:
 
 async def test_a_server_that_does_not_start_is_told_with_its_log() -> None:
     command = [sys.executable, "-I", "-S", "-c", "raise SystemExit('no such model')"]
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(pooling.ProcessEnded, match="no such model")
-    ):
+    with raises_once(pooling.ProcessEnded, "no such model"):
         async with pooling.open_server(command):
             raise AssertionError("it has no address")
 

@@ -6,6 +6,9 @@ a paged cache (attention.py), everything else is transformers' own. Prompts may 
 vectors besides tokens (inputs.py): those that came as such, and those that a model's
 own encoder makes of an image (vision.py names the kinds of models that see).
 
+Models that do not write have rooms of their own: encoding/ reads texts, pooling/ makes
+vectors and scores of what was read.
+
 The door:
   load_model              a folder -> LoadedModel
   count_blocks            how many KV blocks the device's memory holds

@@ -12,8 +12,8 @@ The door:
   load_encoder    a folder -> LoadedEncoder
 """
 
-from .encoder import EncodedInputs, LoadedEncoder
+from .encoder import Activation, EncodedInputs, LoadedEncoder
 from .loading import load_encoder
 from .task import find_task
 
-__all__ = ["EncodedInputs", "LoadedEncoder", "find_task", "load_encoder"]
+__all__ = ["Activation", "EncodedInputs", "LoadedEncoder", "find_task", "load_encoder"]

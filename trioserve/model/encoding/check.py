@@ -107,7 +107,7 @@ def examine(
             raise UnsupportedModel(
                 architecture, "it reads a text otherwise beside others than alone"
             )
-    shorter, longer = states[:2]
+    shorter, longer = states[0], states[-1]
     return Findings(
         forward=flat or rectangles,
         is_causal=agree(longer[: len(shorter)], shorter),

@@ -34,9 +34,9 @@ from ..loading import (
     shorten,
 )
 from ..rotary import freeze_rotary
-from .check import count_vocabulary, examine, make_probes
+from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
-from .heads import find_activation, name_labels, part_head
+from .heads import PartedHead, find_activation, name_labels, part_head
 from .task import find_transformer, name_architecture
 from .tokens import TokenRules
 
@@ -114,18 +114,41 @@ def load_encoder(
         is_causal=findings.is_causal,
     )
     if parted is not None:
-        return replace(
-            loaded,
-            labels=name_labels(whole.config),
-            activation=find_activation(whole.config, folder),
-            head=parted.head,
-            head_mode=parted.check(task, findings.states, architecture),
-        )
-    if task == "token_embed" and _may_project(architecture, sentence):
-        projection = _read_projection(path, architecture)
-        if projection is not None:
-            return replace(loaded, projection=projection.to(device, states.dtype))
+        return _add_head(loaded, parted, findings, whole.config, folder)
+    if task == "token_embed":
+        return _add_projection(loaded, path, sentence)
     return loaded
+
+
+def _add_head(
+    loaded: LoadedEncoder,
+    parted: PartedHead,
+    findings: Findings,
+    config: PreTrainedConfig,
+    folder: Path,
+) -> LoadedEncoder:
+    return replace(
+        loaded,
+        labels=name_labels(config),
+        activation=find_activation(config, folder),
+        head=parted.head,
+        head_mode=parted.check(loaded.task, findings.states, loaded.info.architecture),
+    )
+
+
+def _add_projection(
+    loaded: LoadedEncoder, path: Path, sentence: SentenceFolder | None
+) -> LoadedEncoder:
+    is_colbert = "ColBERT" in loaded.info.architecture
+    if not is_colbert and sentence is not None and sentence.modules:
+        # What follows the transformer lies in folders of its own.
+        return loaded
+    projection = _read_projection(path)
+    if projection is None:
+        if is_colbert:
+            raise WeightsBroken(str(path), f"there is no {_PROJECTION}")
+        return loaded
+    return replace(loaded, projection=projection.to(loaded.device, loaded.dtype))
 
 
 def _read_model(
@@ -220,11 +243,7 @@ def _drop_pooler(encoder: Any) -> None:
         encoder.pooler = None
 
 
-def _may_project(architecture: str, sentence: SentenceFolder | None) -> bool:
-    return "ColBERT" in architecture or sentence is None or not sentence.modules
-
-
-def _read_projection(path: Path, architecture: str) -> Tensor | None:
+def _read_projection(path: Path) -> Tensor | None:
     """Return what a ColBERT checkpoint multiplies states with, (dim, hidden_size)"""
     for file in sorted(path.glob("*.safetensors")):
         try:
@@ -234,6 +253,4 @@ def _read_projection(path: Path, architecture: str) -> Tensor | None:
                     return projection
         except (OSError, SafetensorError) as error:
             raise WeightsBroken(str(path), f"{file.name}: {shorten(error)}") from None
-    if "ColBERT" in architecture:
-        raise WeightsBroken(str(path), f"there is no {_PROJECTION}")
     return None

@@ -1,9 +1,9 @@
 """Lay out the weights of a model's products for the CPU, once.
 
-MKL, which PyTorch's linear modules call, was measured to reach a quarter of a core's
-speed where few tokens meet a large matrix. oneDNN reads a weight that was laid out for
-it beforehand: on an AMD EPYC the products of all-MiniLM-L6-v2 take 1.9 ms in place of
-7.0 for 12 tokens, and 200 in place of 240 for 2048 tokens.
+MKL, which PyTorch's linear modules call, is slow where few tokens meet a large matrix.
+oneDNN reads a weight that was laid out for it beforehand: with two cores of an AMD EPYC,
+a matrix of 384 by 1536 takes 0.11 ms in place of 0.38 for 12 tokens, and 11 in place of
+16 for 2048; a text of 12 tokens takes all-MiniLM-L6-v2 5.3 ms in place of 7.8.
 """
 
 from __future__ import annotations
