@@ -7,12 +7,16 @@ when its block is left.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 import logging
 from pathlib import Path
+import threading
+from typing import TypeVar
 
+import outcome
 import trio
 
 from . import __version__
@@ -37,6 +41,8 @@ from .text_engine import TextEngine
 from .weights import Weights, read_sentence_folder, resolve_weights
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -84,14 +90,7 @@ async def open_served_engine(
 async def _open(
     config: EngineConfig, check_task: Callable[[Task, str], None]
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
-    # Abandoned on cancel: nobody shares what it loads, and stopping must not wait.
-    loaded = await trio.to_thread.run_sync(
-        _load,
-        config,
-        check_task,
-        limiter=trio.CapacityLimiter(1),
-        abandon_on_cancel=True,
-    )
+    loaded = await _run_in_own_thread(partial(_load, config, check_task))
     renderer = loaded.served.renderer
     async with (
         open_template_processes(config.render.renderer_processes) as renderer.processes,
@@ -100,6 +99,28 @@ async def _open(
         await nursery.start(loaded.loop.run)
         yield loaded.served
         nursery.cancel_scope.cancel()
+
+
+async def _run_in_own_thread(work: Callable[[], T]) -> T:
+    """Run in a thread that ends with it, and is abandoned on cancel.
+
+    trio's threads are used again, and OpenMP's team of the one that loaded a model would
+    stay, which slows down the device's thread (executor/local.py). Abandoned: nobody
+    shares what it loads, and stopping must not wait.
+    """
+    token = trio.lowlevel.current_trio_token()
+    is_done = trio.Event()
+    results: list[outcome.Outcome[T]] = []
+
+    def run() -> None:
+        results.append(outcome.capture(work))
+        # The host may have left meanwhile.
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(is_done.set)
+
+    threading.Thread(target=run, name="trioserve loads a model", daemon=True).start()
+    await is_done.wait()
+    return results[0].unwrap()
 
 
 def _make_config(

@@ -36,6 +36,11 @@ from ..steps import ModelInfo, TensorBytes
 from .loop import StepLoop
 from .pooling_admission import check_input, check_params
 
+# Results that are handed out in one turn of the event loop. A step may answer a hundred
+# requests, and to write an answer takes half a millisecond: what else the loop has to do
+# must not wait for all of them.
+_RESULTS_PER_TURN = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingEngineStatistics:
@@ -173,12 +178,13 @@ class PoolingLoop:
         return KeptKey(next(self._keys))
 
     def _deliver(self, plan: PoolingPlan, result: PoolingResult) -> None:
+        num_over = 0
         for job, tensor in self._scheduler.update(plan, result):
             owner = self._owners.pop(job, None)
             # Nobody waits for what was given up while the step ran.
             if owner is not None:
                 results, index = owner
-                results.set(index, tensor)
+                num_over += results.set(index, tensor, num_over // _RESULTS_PER_TURN)
 
 
 class PoolingRequest:
@@ -256,12 +262,20 @@ class _Results:
         self._num_left = num_inputs
         self._error: Exception | None = None
         self._is_over = trio.Event()
+        self._num_turns = 0
 
-    def set(self, index: int, tensor: TensorBytes) -> None:
+    def set(self, index: int, tensor: TensorBytes, num_turns: int) -> bool:
+        """Take what an input gave; returns whether it was the last one.
+
+        Args:
+          num_turns: of the event loop that others have before it is handed out.
+        """
         self._tensors[index] = tensor
         self._num_left -= 1
         if self._num_left == 0:
+            self._num_turns = num_turns
             self._is_over.set()
+        return self._num_left == 0
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -270,6 +284,8 @@ class _Results:
     async def wait(self) -> list[TensorBytes]:
         if self._tensors:
             await self._is_over.wait()
+        for _ in range(self._num_turns):
+            await trio.lowlevel.checkpoint()
         if self._error is not None and self._num_left:
             raise self._error
         tensors = [tensor for tensor in self._tensors if tensor is not None]
