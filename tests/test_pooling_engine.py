@@ -17,7 +17,7 @@ from trioserve.errors import (
     InvalidParameter,
     TaskNotServed,
 )
-from trioserve.pooling import PoolingParams, PoolingTask
+from trioserve.pooling import LongText, PoolingParams, PoolingTask
 from trioserve.pooling_engine import PoolingEngine
 from trioserve.render import TextOptions, load_pooling_renderer
 from trioserve.render.pooling.vectors import read_floats
@@ -46,6 +46,7 @@ class Bench:
         num_outputs: int = 8,
         labels: tuple[str, ...] = (),
         step_seconds: float = 0.001,
+        long_texts: LongText = "refuse",
     ) -> None:
         info = make_info(MAX_MODEL_LEN)
         pooling = make_pooling_info(task, num_outputs=num_outputs, labels=labels)
@@ -60,7 +61,7 @@ class Bench:
         renderer = load_pooling_renderer(
             folder, RenderConfig(), info=info, pooling=pooling, sentence=None
         )
-        self.engine = PoolingEngine(self.loop, renderer)
+        self.engine = PoolingEngine(self.loop, renderer, long_texts=long_texts)
         self.fresh = self.loop.statistics()
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
@@ -257,6 +258,19 @@ async def test_chunks_of_a_long_text_are_averaged(
         list(mean / np.linalg.norm(mean)), abs=1e-5
     )
     assert pooled.results[0][1] == pooled.results[2][1]
+
+
+async def test_chunks_by_default_are_for_what_becomes_a_vector(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench(long_texts="chunk")
+    await nursery.start(bench.loop.run)
+    long = "too long " * 50
+    assert (await bench.engine.embed([long])).shape == (1, 8)
+    with pytest.raises(ContextLengthExceeded):
+        await bench.engine.embed_tokens([long])
+    with pytest.raises(ContextLengthExceeded):
+        await bench.engine.score("a question", [long])
 
 
 async def test_programs_get_arrays(

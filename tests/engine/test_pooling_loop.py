@@ -298,3 +298,29 @@ def test_sizes_that_vectors_are_not_cut_to_are_refused(
         with bench.loop.open_request(1, params):
             raise AssertionError("it is not cut so")
     assert caught.value.param == "dimensions"
+
+
+async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -> None:
+    """Each is half a millisecond of work for the loop, which has other things to do."""
+    bench = Bench(max_num_batched_tokens=1000)
+    most = num_ended = 0
+
+    async def ask() -> None:
+        nonlocal num_ended
+        with bench.loop.open_request(1, EMBED) as request:
+            await request.pool([make_input(1)])
+        num_ended += 1
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bench.loop.run)
+        async with trio.open_nursery() as clients:
+            for _ in range(8):
+                clients.start_soon(ask)
+            while num_ended < 8:
+                before = num_ended
+                await trio.lowlevel.checkpoint()
+                most = max(most, num_ended - before)
+        assert len(bench.device.plans) == 1
+        nursery.cancel_scope.cancel()
+    # A task may run after the watcher in one turn and before it in the next.
+    assert 0 < most < 8

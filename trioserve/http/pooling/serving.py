@@ -115,20 +115,18 @@ def _resolve_long_text(
 ) -> LongText:
     """Say what is done with texts that are too long.
 
-    The server's option may name chunks, which is then for what becomes one vector;
-    anything else is refused where it is too long.
-
     Raises:
       InvalidParameter: the request names chunks, and what it asks for is no vector.
     """
     if asked.truncate_prompt_tokens is not None:
         return "truncate"
-    chosen = asked.long_text or engine.long_texts
-    if chosen != "chunk" or can_average:
-        return chosen
     if asked.long_text is None:
-        return "refuse"
-    raise InvalidParameter("long_text", "only texts that become a vector have chunks")
+        return engine.choose_long_text(can_average=can_average)
+    if asked.long_text == "chunk" and not can_average:
+        raise InvalidParameter(
+            "long_text", "only texts that become a vector have chunks"
+        )
+    return asked.long_text
 
 
 def make_text_options(

@@ -1,32 +1,25 @@
-"""Text in, vectors and scores out: the pooling renderer and loop put together.
+"""What programs and HTTP handlers ask: vectors, labels, scores.
 
-As text_engine for models that write. A request is cut into jobs of a few texts; each is
-tokenized, read and written on its own, so that the device reads the first texts while the
-later ones are tokenized, and no thread is held for long.
+A request is cut into jobs of a few texts; each is tokenized, read and written on its own,
+so that the device reads the first texts while the later ones are tokenized, and no thread
+is held for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 import math
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import trio
-
-from .engine import PoolingLoop
-from .errors import InvalidParameter, TaskNotServed
-from .pooling import (
-    KeptKey,
-    LongText,
-    PoolingInfo,
-    PoolingInput,
-    PoolingParams,
-    PoolingTask,
-)
-from .render import PoolingRenderer, TextInput, TextOptions, run_together
-from .steps import ModelInfo, TensorBytes
+from ..engine import PoolingLoop
+from ..errors import InvalidParameter, TaskNotServed
+from ..pooling import LongText, PoolingInfo, PoolingInput, PoolingParams, PoolingTask
+from ..render import PoolingRenderer, TextInput, TextOptions, run_together
+from ..steps import ModelInfo, TensorBytes
+from .jobs import PoolingJobs, as_kind
+from .scoring import ScoreOptions, Scores, Scoring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,29 +41,6 @@ class Pooled(Generic[T]):
 
     results: list[T]
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """How well each document answers its query, and how many tokens were read for it."""
-
-    values: list[float]
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOptions:
-    """How pairs are scored.
-
-    Args:
-      use_activation: of a cross-encoder: see PoolingParams.
-      query_param, document_param: the request's fields, for errors.
-    """
-
-    text: TextOptions = field(default_factory=TextOptions)
-    use_activation: bool | None = None
-    query_param: str = "queries"
-    document_param: str = "documents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +73,7 @@ class PoolingEngine:
     ) -> None:
         self.engine = engine
         self.renderer = renderer
-        self.long_texts: LongText = long_texts
+        self._long_texts: LongText = long_texts
 
     @property
     def info(self) -> ModelInfo:
@@ -112,6 +82,17 @@ class PoolingEngine:
     @property
     def pooling(self) -> PoolingInfo:
         return self.engine.pooling
+
+    def choose_long_text(self, *, can_average: bool) -> LongText:
+        """Return what is done with long texts of which nothing is said.
+
+        Args:
+          can_average: they become one vector. Others are refused where chunks would be
+            made of these.
+        """
+        if self._long_texts == "chunk" and not can_average:
+            return "refuse"
+        return self._long_texts
 
     async def embed(
         self,
@@ -142,7 +123,7 @@ class PoolingEngine:
             "embed",
             texts,
             dimensions=dimensions,
-            options=self._make_options(kind, prompt_name, long_text),
+            options=self._make_options("embed", kind, prompt_name, long_text),
         )
         size = dimensions or self.pooling.num_outputs
         return np.array(pooled, np.float32).reshape(len(texts), size)
@@ -159,7 +140,7 @@ class PoolingEngine:
         Returns:
           (num_tokens, size) float32 for each text
         """
-        options = self._make_options(kind, prompt_name, None)
+        options = self._make_options("token_embed", kind, prompt_name)
         return await self._pool_arrays("token_embed", texts, options=options)
 
     async def classify(self, texts: Sequence[str]) -> list[Classification]:
@@ -195,24 +176,11 @@ class PoolingEngine:
 
         Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise.
         """
-        resolved = options or TextOptions(long_text=self.long_texts)
-        num_texts = len(texts)
-
-        def name(index: int) -> str:
-            return f"{param}[{index}]" if num_texts > 1 else param
-
-        with self.engine.open_request(num_texts, params, priority=priority) as request:
-            jobs = _Jobs(self.renderer)
+        jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
+        with self.engine.open_request(len(texts), params, priority=priority) as request:
 
             async def run(numbers: range) -> list[tuple[T, int]]:
-                rendered = await jobs.render(
-                    partial(
-                        self.renderer.render_texts,
-                        texts[numbers.start : numbers.stop],
-                        resolved,
-                        lambda index: name(numbers.start + index),
-                    )
-                )
+                rendered = await jobs.render_texts(texts, numbers, param)
                 tensors = await request.pool([each for one in rendered for each in one])
                 work = partial(_finish, numbers, rendered, tensors, finish)
                 return await self._run_finishing(work, tensors)
@@ -244,103 +212,21 @@ class PoolingEngine:
             document; or none at all.
           TaskNotServed: the model has no way of scoring.
         """
-        resolved = options or ScoreOptions()
+        resolved = options or ScoreOptions(text=self._make_options("classify"))
         if isinstance(queries, str):
             queries = [queries]
         self._check_pairs(queries, documents, resolved)
-        if self.pooling.task == "classify":
-            return await self._score_pairs(queries, documents, resolved, priority)
-        return await self._compare(queries, documents, resolved, priority)
-
-    async def _score_pairs(
-        self,
-        queries: Sequence[str],
-        documents: Sequence[str],
-        options: ScoreOptions,
-        priority: int,
-    ) -> Scores:
-        params = PoolingParams(task="classify", use_activation=options.use_activation)
-        if len(queries) == 1:
-            queries = list(queries) * len(documents)
-        pairs = list(zip(queries, documents))
-        with self.engine.open_request(
-            len(documents), params, priority=priority
-        ) as request:
-            jobs = _Jobs(self.renderer)
-
-            async def run(numbers: range) -> _Scored:
-                inputs = await jobs.render(
-                    partial(
-                        self.renderer.render_pairs,
-                        pairs[numbers.start : numbers.stop],
-                        options.text,
-                        partial(_name, options.document_param, documents, numbers),
-                    )
-                )
-                return _read_scores(inputs, await request.pool(inputs))
-
-            return await _join(run, self.renderer.cut_batches(documents))
-
-    async def _compare(
-        self,
-        queries: Sequence[str],
-        documents: Sequence[str],
-        options: ScoreOptions,
-        priority: int,
-    ) -> Scores:
-        params = PoolingParams(task=self.pooling.task, use_activation=True)
-        with self.engine.open_request(
-            len(queries) + len(documents), params, priority=priority
-        ) as request:
-            jobs = _Jobs(self.renderer)
-
-            async def render(
-                texts: Sequence[str], numbers: range, kind: str, param: str
-            ) -> list[PoolingInput]:
-                rendered = await jobs.render(
-                    partial(
-                        self.renderer.render_texts,
-                        texts[numbers.start : numbers.stop],
-                        _as_kind(options.text, kind),
-                        partial(_name, param, texts, numbers),
-                    )
-                )
-                # Invariant: texts that are compared are not cut into chunks.
-                return [each for (each,) in rendered]
-
-            async def keep(numbers: range) -> list[tuple[KeptKey, int]]:
-                inputs = await render(queries, numbers, "query", options.query_param)
-                return [(request.keep(each), each.num_tokens) for each in inputs]
-
-            # Queries come first, and documents need not wait for more than their turn:
-            # the scheduler lets none overtake the query of its request.
-            kept = [
-                pair
-                for part in await run_together(
-                    [
-                        partial(keep, batch)
-                        for batch in self.renderer.cut_batches(queries)
-                    ]
-                )
-                for pair in part
-            ]
-            keys = [key for key, _ in kept]
-            if len(keys) == 1:
-                keys *= len(documents)
-
-            async def run(numbers: range) -> _Scored:
-                inputs = await render(
-                    documents, numbers, "document", options.document_param
-                )
-                tensors = await request.pool(
-                    inputs, compare_with=keys[numbers.start : numbers.stop]
-                )
-                return _read_scores(inputs, tensors)
-
-            scores = await _join(run, self.renderer.cut_batches(documents))
-        return replace(
-            scores, num_tokens=scores.num_tokens + sum(size for _, size in kept)
+        scoring = Scoring(
+            engine=self.engine,
+            renderer=self.renderer,
+            queries=queries,
+            documents=documents,
+            options=resolved,
+            priority=priority,
         )
+        if self.pooling.task == "classify":
+            return await scoring.score_pairs()
+        return await scoring.compare()
 
     def _check_pairs(
         self, queries: Sequence[str], documents: Sequence[str], options: ScoreOptions
@@ -377,15 +263,20 @@ class PoolingEngine:
         return pooled.results
 
     def _make_options(
-        self, kind: str | None, prompt_name: str | None, long_text: LongText | None
+        self,
+        task: PoolingTask,
+        kind: str | None = None,
+        prompt_name: str | None = None,
+        long_text: LongText | None = None,
     ) -> TextOptions:
         options = TextOptions(
-            prompt_name=prompt_name, long_text=long_text or self.long_texts
+            prompt_name=prompt_name,
+            long_text=long_text or self.choose_long_text(can_average=task == "embed"),
         )
-        return options if kind is None else _as_kind(options, kind)
+        return options if kind is None else as_kind(options, kind)
 
     def _read_classification(self, index: int, tensor: TensorBytes) -> Classification:
-        from .render.pooling.vectors import read_floats
+        from ..render.pooling.vectors import read_floats
 
         probs = tuple(read_floats(tensor))
         return Classification(label=self.name_label(probs), probs=probs)
@@ -402,35 +293,6 @@ class PoolingEngine:
         return await self.renderer.workers.run(work)
 
 
-# Scores of a job's pairs and the tokens that were read for them.
-_Scored = tuple[list[float], int]
-
-
-class _Jobs:
-    """One request's share of the renderer workers.
-
-    Its jobs queue up for the workers one by one and not all at once, so that a short
-    request waits for a job of each long one, and not for all of them.
-    """
-
-    def __init__(self, renderer: PoolingRenderer) -> None:
-        self._turn = trio.CapacityLimiter(renderer.workers.limiter.total_tokens)
-
-    async def render(self, call: Callable[[], Awaitable[T]]) -> T:
-        async with self._turn:
-            return await call()
-
-
-async def _join(
-    run: Callable[[range], Awaitable[_Scored]], batches: Sequence[range]
-) -> Scores:
-    parts = await run_together([partial(run, batch) for batch in batches])
-    return Scores(
-        values=[value for values, _ in parts for value in values],
-        num_tokens=sum(num_tokens for _, num_tokens in parts),
-    )
-
-
 def _finish(
     numbers: range,
     rendered: Sequence[tuple[PoolingInput, ...]],
@@ -438,7 +300,7 @@ def _finish(
     finish: Callable[[int, TensorBytes], T],
 ) -> list[tuple[T, int]]:
     """Put chunks together and make of each text's tensor what is wanted; blocking."""
-    from .render.pooling.vectors import average
+    from ..render.pooling.vectors import average
 
     done = []
     rest = iter(tensors)
@@ -450,26 +312,8 @@ def _finish(
     return done
 
 
-def _read_scores(
-    inputs: Sequence[PoolingInput], tensors: Sequence[TensorBytes]
-) -> _Scored:
-    from .render.pooling.vectors import read_floats
-
-    values = [number for tensor in tensors for number in read_floats(tensor)]
-    return values, sum(each.num_tokens for each in inputs)
-
-
 def _read_array(index: int, tensor: TensorBytes) -> NDArray[np.float32]:
     import numpy as np
 
-    return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
-
-
-def _name(param: str, texts: Sequence[str], numbers: range, index: int) -> str:
-    return f"{param}[{numbers.start + index}]" if len(texts) > 1 else param
-
-
-def _as_kind(options: TextOptions, kind: str) -> TextOptions:
-    if kind not in ("query", "document"):
-        raise InvalidParameter("kind", "must be query or document")
-    return replace(options, kind=kind)  # type: ignore[arg-type]
+    # Copied, because bytes cannot be written to.
+    return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape).copy()
