@@ -42,13 +42,15 @@ class Bench:
         task: PoolingTask = "embed",
         max_num_inputs: int = 100,
         max_num_batched_tokens: int = 16,
+        max_num_seqs: int = 8,
         matryoshka: tuple[int, ...] | None = None,
         fail_at_step: int | None = None,
     ) -> None:
         self.device = FakePoolingDevice()
         self.loop = PoolingLoop(
             PoolingScheduler(
-                max_num_seqs=8, max_num_batched_tokens=max_num_batched_tokens
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
             ),
             FakeExecutor(
                 self.device.step, token_seconds=0.001, fail_at_step=fail_at_step
@@ -302,7 +304,7 @@ def test_sizes_that_vectors_are_not_cut_to_are_refused(
 
 async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -> None:
     """Each is half a millisecond of work for the loop, which has other things to do."""
-    bench = Bench(max_num_batched_tokens=1000)
+    bench = Bench(max_num_batched_tokens=1000, max_num_seqs=100)
     most = num_ended = 0
 
     async def ask() -> None:
@@ -314,13 +316,14 @@ async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.loop.run)
         async with trio.open_nursery() as clients:
-            for _ in range(8):
+            for _ in range(100):
                 clients.start_soon(ask)
-            while num_ended < 8:
+            while num_ended < 100:
                 before = num_ended
                 await trio.lowlevel.checkpoint()
                 most = max(most, num_ended - before)
         assert len(bench.device.plans) == 1
         nursery.cancel_scope.cancel()
     # A task may run after the watcher in one turn and before it in the next.
-    assert 0 < most < 8
+    # Four, and four more where the watcher has its turn first and then last.
+    assert 0 < most <= 8
