@@ -36,7 +36,8 @@ class ModelConfig:
       device: Where the model runs: cpu, cuda, cuda:1; auto takes a GPU where there is
         one.
       max_model_len: Longest prompt and output together, in tokens; by default what the
-        model and the KV cache allow.
+        model and the KV cache allow. Of a model that pools, the longest text; by default
+        what it was trained with.
       chat_template: File with a Jinja chat template that replaces the model's own.
       generation_config: Where requests' sampling defaults come from: the model's
         generation_config.json (and temperature 0 for the default model), or OpenAI's
@@ -116,7 +117,7 @@ class SchedulerConfig:
       max_num_seqs: Sequences that run at once.
       max_num_batched_tokens: Tokens that one step computes at most; long prompts are
         cut into chunks. By default 2048 on a GPU and 512 on a CPU, where a step of 2048
-        takes seconds.
+        takes seconds; for models that pool 16384 and 2048.
       max_num_waiting: Sequences that wait at most; further requests are answered 429.
     """
 

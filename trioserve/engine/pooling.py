@@ -7,6 +7,7 @@ The loop itself is loop.py.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +37,10 @@ from ..steps import ModelInfo, TensorBytes
 from .loop import StepLoop
 from .pooling_admission import check_input, check_params
 
-# Results that are handed out in one turn of the event loop. A step may answer a hundred
-# requests, and to write an answer takes half a millisecond: what else the loop has to do
-# must not wait for all of them.
-_RESULTS_PER_TURN = 4
+# Requests that are answered in one turn of the event loop. A step may have read the texts
+# of a hundred, and to write an answer and read the next question takes a millisecond: what
+# else the loop has to do must not wait for all of them.
+_ANSWERS_PER_TURN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,9 @@ class PoolingLoop:
         self._num_reserved = 0
         self._keys = itertools.count()
         self._owners: dict[PoolingJob, tuple[_Results, int]] = {}
+        # What is complete and was not handed out yet.
+        self._whole: deque[_Results] = deque()
+        self._has_whole = trio.Event()
         self._loop = StepLoop(executor, scheduler.schedule, self._deliver)
 
     @property
@@ -101,7 +105,9 @@ class PoolingLoop:
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Step until cancelled; see StepLoop."""
-        await self._loop.run(task_status)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hand_out)
+            await self._loop.run(task_status)
 
     def close_requests(self, error: Exception) -> None:
         """Raise `error` in every open request and in whoever would open one."""
@@ -178,13 +184,23 @@ class PoolingLoop:
         return KeptKey(next(self._keys))
 
     def _deliver(self, plan: PoolingPlan, result: PoolingResult) -> None:
-        num_over = 0
         for job, tensor in self._scheduler.update(plan, result):
             owner = self._owners.pop(job, None)
             # Nobody waits for what was given up while the step ran.
             if owner is not None:
                 results, index = owner
-                num_over += results.set(index, tensor, num_over // _RESULTS_PER_TURN)
+                if results.set(index, tensor):
+                    self._whole.append(results)
+        self._has_whole.set()
+
+    async def _hand_out(self) -> None:
+        while True:
+            await self._has_whole.wait()
+            self._has_whole = trio.Event()
+            while self._whole:
+                for _ in range(min(_ANSWERS_PER_TURN, len(self._whole))):
+                    self._whole.popleft().hand_out()
+                await trio.lowlevel.checkpoint()
 
 
 class PoolingRequest:
@@ -262,20 +278,16 @@ class _Results:
         self._num_left = num_inputs
         self._error: Exception | None = None
         self._is_over = trio.Event()
-        self._num_turns = 0
 
-    def set(self, index: int, tensor: TensorBytes, num_turns: int) -> bool:
-        """Take what an input gave; returns whether it was the last one.
-
-        Args:
-          num_turns: of the event loop that others have before it is handed out.
-        """
+    def set(self, index: int, tensor: TensorBytes) -> bool:
+        """Take what an input gave; returns whether it was the last one."""
         self._tensors[index] = tensor
         self._num_left -= 1
-        if self._num_left == 0:
-            self._num_turns = num_turns
-            self._is_over.set()
         return self._num_left == 0
+
+    def hand_out(self) -> None:
+        """Let whoever waits go on."""
+        self._is_over.set()
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -284,8 +296,6 @@ class _Results:
     async def wait(self) -> list[TensorBytes]:
         if self._tensors:
             await self._is_over.wait()
-        for _ in range(self._num_turns):
-            await trio.lowlevel.checkpoint()
         if self._error is not None and self._num_left:
             raise self._error
         tensors = [tensor for tensor in self._tensors if tensor is not None]
