@@ -228,6 +228,16 @@ async def test_numbers_that_do_not_match_are_refused(
     assert caught.value.param == param
 
 
+async def test_more_documents_than_are_taken_are_refused_by_their_name(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench()
+    await nursery.start(bench.loop.run)
+    with pytest.raises(InvalidParameter, match="1000 are the most") as caught:
+        await bench.engine.score("a question", write_texts(1000))
+    assert caught.value.param == "documents"
+
+
 @pytest.mark.parametrize(
     ("task", "num_outputs"), [("classify", 3), ("token_classify", 1)]
 )

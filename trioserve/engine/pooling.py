@@ -115,7 +115,12 @@ class PoolingLoop:
 
     @contextmanager
     def open_request(
-        self, num_inputs: int, params: PoolingParams, *, priority: int = 0
+        self,
+        num_inputs: int,
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        param: str = "input",
     ) -> Iterator[PoolingRequest]:
         """Take a request's inputs until the block is left.
 
@@ -125,6 +130,7 @@ class PoolingLoop:
         Args:
           num_inputs: how many there will be, about; chunks of long texts not counted.
           priority: the lower goes first; equals take turns.
+          param: the request's field that brings them, for errors.
 
         Raises:
           QueueFull: other requests have too many.
@@ -133,7 +139,7 @@ class PoolingLoop:
         """
         self._loop.check_alive()
         check_params(params, self.info, self.pooling)
-        self._check_room(num_inputs)
+        self._check_room(num_inputs, param)
         request = PoolingRequest(self, params, PoolingFlow(priority))
         self._num_reserved += num_inputs
         try:
@@ -143,11 +149,11 @@ class PoolingLoop:
             self._num_reserved -= num_inputs
             self._forget(request)
 
-    def _check_room(self, num_inputs: int) -> None:
+    def _check_room(self, num_inputs: int, param: str) -> None:
         limit = self._max_num_inputs
         if num_inputs > limit:
             raise InvalidParameter(
-                "input", f"{num_inputs} inputs were sent, {limit} are the most"
+                param, f"{num_inputs} texts were sent, {limit} are the most"
             )
         if self._num_reserved + num_inputs > limit:
             raise QueueFull(limit=self._num_reserved)

@@ -177,7 +177,9 @@ class PoolingEngine:
         Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
-        with self.engine.open_request(len(texts), params, priority=priority) as request:
+        with self.engine.open_request(
+            len(texts), params, priority=priority, param=param
+        ) as request:
 
             async def run(numbers: range) -> list[tuple[T, int]]:
                 rendered = await jobs.render_texts(texts, numbers, param)

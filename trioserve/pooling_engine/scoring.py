@@ -7,6 +7,7 @@ and stay on the device, documents follow, and only their similarity leaves it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -66,9 +67,7 @@ class Scoring:
         jobs = PoolingJobs(self.renderer, self.options.text)
         num_pairs = len(self.documents)
         pairs = list(zip(_repeat(self.queries, num_pairs), self.documents))
-        with self.engine.open_request(
-            num_pairs, params, priority=self.priority
-        ) as request:
+        with self._open_request(num_pairs, params) as request:
 
             async def run(numbers: range) -> Scores:
                 inputs = await jobs.render_pairs(
@@ -81,9 +80,8 @@ class Scoring:
     async def compare(self) -> Scores:
         """Compare the vectors of documents with those of queries."""
         params = PoolingParams(task=self.engine.pooling.task, use_activation=True)
-        with self.engine.open_request(
-            len(self.queries) + len(self.documents), params, priority=self.priority
-        ) as request:
+        num_inputs = len(self.queries) + len(self.documents)
+        with self._open_request(num_inputs, params) as request:
             comparison = _Comparison(request, self.renderer, self.options)
             kept = await self._run_jobs(
                 partial(comparison.keep, self.queries), self.queries
@@ -102,6 +100,16 @@ class Scoring:
         scores = _join(parts)
         num_tokens = scores.num_tokens + comparison.num_query_tokens
         return replace(scores, num_tokens=num_tokens)
+
+    def _open_request(
+        self, num_inputs: int, params: PoolingParams
+    ) -> AbstractContextManager[PoolingRequest]:
+        return self.engine.open_request(
+            num_inputs,
+            params,
+            priority=self.priority,
+            param=self.options.document_param,
+        )
 
     async def _run_jobs(
         self, run: Callable[[range], Awaitable[T]], texts: Sequence[str]
