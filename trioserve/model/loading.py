@@ -29,6 +29,7 @@ from ..errors import (
 from ..steps import ModelInfo, SamplingParams
 from .attention import IMPLEMENTATION, AttentionDoor
 from .kv_cache import count_kv_bytes
+from .packing import pack_products
 from .probe import LayerSpec, UnfitLayer, probe_layers
 from .rotary import freeze_rotary
 from .vision import VISION_KINDS, VisionKind, find_vision_kind
@@ -111,6 +112,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     torch.nn.Module.to(model, device)
     model.eval()
     freeze_rotary(model, max_model_len)
+    pack_products(model)
     door = AttentionDoor(model)
     try:
         layers = probe_layers(model, door)

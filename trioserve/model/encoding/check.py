@@ -21,10 +21,10 @@ from ...errors import UnsupportedModel
 from ...pooling import PoolingInput
 from ..attention import IMPLEMENTATION, AttentionDoor
 from ..loading import check_windows, shorten
+from ..packing import fuse_activations, pack_products
 from ..probe import UnfitLayer, probe_layers
 from .encoder import ForwardPass
 from .flat import FlatPass
-from .packing import pack_products
 from .rectangles import RectanglePass
 from .tokens import TokenRules
 
@@ -100,6 +100,7 @@ def examine(
             architecture, f"it cannot read tokens alone ({shorten(error)})"
         ) from error
     pack_products(model)
+    fuse_activations(model)
     flat = _find_flat_pass(model, rules, probes, states)
     if flat is None:
         logger.info("%s is run in padded rectangles", architecture)

@@ -3,7 +3,8 @@
 MKL, which PyTorch's linear modules call, is slow where few tokens meet a large matrix.
 oneDNN reads a weight that was laid out for it beforehand: with two cores of an AMD EPYC,
 a matrix of 384 by 1536 takes 0.11 ms in place of 0.38 for 12 tokens, and 11 in place of
-16 for 2048; a text of 12 tokens takes all-MiniLM-L6-v2 5.3 ms in place of 7.8.
+16 for 2048; a text of 12 tokens takes all-MiniLM-L6-v2 5.3 ms in place of 7.8, and a
+step of SmolLM2-135M in bfloat16 28 ms in place of 40 for one sequence.
 """
 
 from __future__ import annotations
@@ -17,29 +18,26 @@ _MIN_WEIGHTS = 2**14
 
 
 def pack_products(model: nn.Module) -> None:
-    """Replace a model's linear modules by packed ones, where the machine has them.
-
-    In the feed-forward modules of BERT's many descendants the product applies GELU, too,
-    while its numbers are in the cache: 6 % of a pass.
-    """
+    """Replace a model's linear modules by packed ones, where the machine has them."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and _can_be_packed(child):
                 setattr(module, name, _PackedLinear(child))
-        _fuse_activation(module)
 
 
-def _fuse_activation(module: nn.Module) -> None:
-    """Let the product of a module such as BertIntermediate apply its activation.
+def fuse_activations(model: nn.Module) -> None:
+    """Let the feed-forward products of BERT's many descendants apply GELU themselves.
 
-    What such a module's forward pass does is not looked at: how a loaded model is run is
-    compared with what it gave before (check.py).
+    The numbers are in the cache then: 6 % of a pass. It goes by the names of
+    BertIntermediate alone and not by what a module does with them, so the caller has to
+    compare what the model gives.
     """
-    product: object = getattr(module, "dense", None)
-    activation = getattr(module, "intermediate_act_fn", None)
-    if isinstance(product, _PackedLinear) and type(activation) is GELUActivation:
-        product.activation = "gelu"
-        module.intermediate_act_fn = nn.Identity()
+    for module in model.modules():
+        product: object = getattr(module, "dense", None)
+        activation = getattr(module, "intermediate_act_fn", None)
+        if isinstance(product, _PackedLinear) and type(activation) is GELUActivation:
+            product.activation = "gelu"
+            module.intermediate_act_fn = nn.Identity()
 
 
 def _can_be_packed(linear: nn.Linear) -> bool:
