@@ -192,14 +192,7 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
         default_sampling=_resolve_sampling(model.info, config.model),
         fingerprint=_fingerprint(weights.folder, str(model.dtype)),
     )
-    scheduler = Scheduler(
-        num_blocks=num_blocks,
-        block_size=config.cache.block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=_resolve_budget(config.scheduler, model.device.type),
-        max_model_len=info.max_model_len,
-        prefix_caching=config.cache.prefix_caching,
-    )
+    scheduler = _make_scheduler(config, info, num_blocks, model.device.type)
     runner = ModelRunner(
         model,
         num_blocks=num_blocks,
@@ -268,14 +261,8 @@ def _load_pooling_engine(
         runner.info.num_outputs,
         info.max_model_len,
     )
-    scheduler = PoolingScheduler(
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=_resolve_pooling_budget(
-            config.scheduler, encoder.device.type
-        ),
-    )
     engine = PoolingLoop(
-        scheduler,
+        _make_pooling_scheduler(config.scheduler, encoder.device.type),
         LocalExecutor(runner.step),
         info=info,
         pooling=runner.info,
@@ -283,6 +270,32 @@ def _load_pooling_engine(
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
     return _Loaded(served=served, loop=engine)
+
+
+def _make_scheduler(
+    config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
+) -> Scheduler:
+    budget = _resolve_budget(config.scheduler, device_type, cpu=512, gpu=2048)
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        # Every running sequence must be able to decode in every step.
+        max_num_batched_tokens=max(budget, config.scheduler.max_num_seqs),
+        max_model_len=info.max_model_len,
+        prefix_caching=config.cache.prefix_caching,
+    )
+
+
+def _make_pooling_scheduler(
+    config: SchedulerConfig, device_type: str
+) -> PoolingScheduler:
+    return PoolingScheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_resolve_budget(
+            config, device_type, cpu=2048, gpu=16384
+        ),
+    )
 
 
 def _count_sequences(config: SchedulerConfig) -> int:
@@ -321,17 +334,13 @@ def _fingerprint(folder: Path, dtype: str) -> str:
     return f"fp_{parts.hexdigest()}"
 
 
-def _resolve_budget(config: SchedulerConfig, device_type: str) -> int:
+def _resolve_budget(
+    config: SchedulerConfig, device_type: str, *, cpu: int, gpu: int
+) -> int:
+    """Return the tokens of a step: those asked for, or the device's default."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
-    default = 512 if device_type == "cpu" else 2048
-    return max(default, config.max_num_seqs)
-
-
-def _resolve_pooling_budget(config: SchedulerConfig, device_type: str) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    return 2048 if device_type == "cpu" else 16384
+    return cpu if device_type == "cpu" else gpu
 
 
 def _read_template(path: str | None) -> str | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
-import gc
+from collections.abc import Callable
 import io
 import json
 from pathlib import Path
@@ -23,6 +22,8 @@ from trioserve.observe import LoopStall
 from trioserve.render import RendererWorkers
 from trioserve.testing_processors import save_tiny_processor
 from trioserve.testing_server import open_fake_server
+
+pytestmark = pytest.mark.usefixtures("frozen_heap")
 
 T = TypeVar("T")
 
@@ -90,15 +91,6 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "tokenize a chat": lambda: ("/tokenize", {"messages": make_chat(TEXT)["messages"]}),
     "detokenize": lambda: ("/detokenize", {"tokens": [40, 41, 42] * 60_000}),
 }
-
-
-@pytest.fixture(autouse=True)
-def frozen_heap() -> Iterator[None]:
-    """Keep the collector from what other tests loaded, as a server does that is ready."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 async def measure(folder: Path, path: str, body: dict[str, object]) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-import gc
+from collections.abc import Callable
 import json
 from pathlib import Path
 import time
@@ -16,6 +15,8 @@ import trio
 from trioserve.observe import LoopStall
 from trioserve.render import RendererWorkers
 from trioserve.testing_server import open_fake_pooling_server
+
+pytestmark = pytest.mark.usefixtures("frozen_heap")
 
 T = TypeVar("T")
 
@@ -38,15 +39,6 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "texts that are sent back": ("/v2/embed", {"texts": TEXTS}),
 }
-
-
-@pytest.fixture(autouse=True)
-def frozen_heap() -> Iterator[None]:
-    """Keep the collector from what other tests loaded, as a server does that is ready."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 async def measure(folder: Path, path: str, body: dict[str, object]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 import functools
 from pathlib import Path
@@ -22,14 +22,6 @@ from trioserve.config import ModelConfig, PoolingConfig
 from trioserve.model.encoding import LoadedEncoder, find_task, load_encoder
 from trioserve.pooling import PoolingInput
 from trioserve.testing_encoders import save_tiny_encoder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..body import read_pooling_request
 from ..responses import encode
 from ..scope import ScopedRequest
 from ..state import ServerState
-from .responses import ClassificationList, ClassifiedText, PoolingUsage, splice
+from .responses import ClassificationList, ClassifiedText, splice
 from .schema import decode_classification
 from .serving import Exchange, make_params, pool_texts, require_task
 
@@ -27,12 +27,7 @@ async def answer_classify(state: ServerState, request: ScopedRequest) -> Respons
     exchange = Exchange(state=state, request=request, engine=engine)
     header = exchange.make_header("classify", asked.request_id)
     pooled = await pool_texts(exchange, asked, params, partial(_write_entry, engine))
-    content = ClassificationList(
-        id=header.id,
-        created=header.created,
-        model=header.model,
-        usage=PoolingUsage.of(pooled.num_tokens),
-    )
+    content = header.begin(ClassificationList, pooled.num_tokens)
     return await exchange.respond(
         partial(splice, content, {"data": pooled.results}),
         sum(map(len, pooled.results)),

@@ -7,12 +7,14 @@ answer, which may have megabytes, are put in by `splice`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..responses import encode
+
+EntryT = TypeVar("EntryT")
 
 _NUMBERS: Final = {"type": "array", "items": {"type": "number"}}
 _MATRIX: Final = {"type": "array", "items": _NUMBERS}
@@ -38,6 +40,17 @@ class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
         return cls(prompt_tokens=num_tokens, total_tokens=num_tokens)
 
 
+class PooledAnswer(msgspec.Struct, Generic[EntryT], frozen=True, kw_only=True):
+    """An answer in vLLM's shape; its entries are put in when they are there."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: tuple[EntryT, ...] = ()
+    usage: PoolingUsage
+
+
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one input."""
 
@@ -46,15 +59,8 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     embedding: Vector
 
 
-class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddingList(PooledAnswer[Embedding], frozen=True, kw_only=True):
     """The answer of POST /v1/embeddings."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: tuple[Embedding, ...] = ()
-    usage: PoolingUsage
 
 
 class PooledData(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +71,8 @@ class PooledData(msgspec.Struct, frozen=True, kw_only=True):
     data: Vector
 
 
-class PooledList(msgspec.Struct, frozen=True, kw_only=True):
+class PooledList(PooledAnswer[PooledData], frozen=True, kw_only=True):
     """The answer of POST /pooling."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: tuple[PooledData, ...] = ()
-    usage: PoolingUsage
 
 
 class BriefUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,15 +121,8 @@ class ClassifiedText(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class ClassificationList(msgspec.Struct, frozen=True, kw_only=True):
+class ClassificationList(PooledAnswer[ClassifiedText], frozen=True, kw_only=True):
     """The answer of POST /classify."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: tuple[ClassifiedText, ...] = ()
-    usage: PoolingUsage
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -141,15 +133,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     score: float
 
 
-class ScoreList(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreList(PooledAnswer[Score], frozen=True, kw_only=True):
     """The answer of POST /score."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: tuple[Score, ...] = ()
-    usage: PoolingUsage
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -19,7 +19,6 @@ from .requests import RerankRequest, ScoringFields
 from .responses import (
     BriefUsage,
     CohereMeta,
-    PoolingUsage,
     Ranked,
     RankedDocument,
     RankedList,
@@ -48,12 +47,7 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
         priority=asked.priority or 0,
     )
     request.body.release()
-    content = ScoreList(
-        id=header.id,
-        created=header.created,
-        model=header.model,
-        usage=PoolingUsage.of(scores.num_tokens),
-    )
+    content = header.begin(ScoreList, scores.num_tokens)
     write = partial(_write_scores, content, scores.values)
     return await exchange.respond(write, len(scores.values) * _BYTES_PER_SCORE)
 

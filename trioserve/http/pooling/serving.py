@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from quart import Response
 import trio
@@ -22,8 +22,10 @@ from ..schema import MessageMappings
 from ..scope import ScopedRequest
 from ..state import ServerState
 from .requests import PoolingFields, TextFields
+from .responses import PooledAnswer, PoolingUsage
 
 T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", bound=PooledAnswer[Any])
 
 # Bytes that are put together in the time in which run_writing's entry is written.
 _BYTES_PER_ENTRY = 128
@@ -36,6 +38,15 @@ class Header:
     id: str
     created: int
     model: str
+
+    def begin(self, answer_type: type[AnswerT], num_tokens: int) -> AnswerT:
+        """Make an answer whose entries are still to come."""
+        return answer_type(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            usage=PoolingUsage.of(num_tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

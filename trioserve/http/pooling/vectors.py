@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 import json
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from quart import Response
@@ -32,9 +32,9 @@ from .responses import (
     BytesMetadata,
     Embedding,
     EmbeddingList,
+    PooledAnswer,
     PooledData,
     PooledList,
-    PoolingUsage,
     splice,
 )
 from .schema import decode_embedding, decode_pooling
@@ -53,22 +53,18 @@ class _Form:
 
     prefix: str
     make_entry: Callable[[int, msgspec.Raw], msgspec.Struct]
-    make_list: Callable[[Header, PoolingUsage], msgspec.Struct]
+    answer_type: type[PooledAnswer[Any]]
 
 
 _EMBEDDINGS: Final = _Form(
     prefix="embd",
     make_entry=lambda index, vector: Embedding(index=index, embedding=vector),
-    make_list=lambda header, usage: EmbeddingList(
-        id=header.id, created=header.created, model=header.model, usage=usage
-    ),
+    answer_type=EmbeddingList,
 )
 _POOLED: Final = _Form(
     prefix="pool",
     make_entry=lambda index, vector: PooledData(index=index, data=vector),
-    make_list=lambda header, usage: PooledList(
-        id=header.id, created=header.created, model=header.model, usage=usage
-    ),
+    answer_type=PooledList,
 )
 
 
@@ -112,7 +108,7 @@ async def _answer(
     pooled = await pool_texts(
         exchange, asked, params, partial(_write_entry, form.make_entry, format)
     )
-    content = form.make_list(header, PoolingUsage.of(pooled.num_tokens))
+    content = header.begin(form.answer_type, pooled.num_tokens)
     return await exchange.respond(
         partial(splice, content, {"data": pooled.results}),
         sum(map(len, pooled.results)),
