@@ -12,7 +12,10 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "trioserve"
 
-VOCABULARY = {"errors", "steps", "pooling", "sentence", "config", "observe"}
+VOCABULARY = {
+    *("errors", "steps", "pooling", "sentence", "config", "observe"),
+    "logits",
+}
 
 # Room -> what it may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -21,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "steps": {"errors"},
     "pooling": {"steps"},
     "sentence": set(),
+    "logits": set(),
     "observe": set(),
     "scheduler": VOCABULARY,
     "model": VOCABULARY,
@@ -52,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     # render decodes tensors that clients send.
     "torch": {
-        *("model", "executor", "weights", "render"),
+        *("model", "executor", "weights", "render", "logits"),
         *("testing_encoders", "testing_models"),
     },
     "PIL": {"render"},

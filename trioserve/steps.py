@@ -115,6 +115,23 @@ MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """How long a model that reasons before it answers may do so.
+
+    Args:
+      num_tokens: tokens of reasoning, its tags not counted; then the end tag is forced,
+        token by token.
+      start_token_ids, end_token_ids: the tags around it; at least one token each.
+      is_open: the prompt ends inside of the reasoning.
+    """
+
+    num_tokens: int
+    start_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one prompt's tokens are chosen, and when the choosing ends.
 
@@ -135,6 +152,10 @@ class SamplingParams:
       stop_token_ids: end after one of these, besides the model's own.
       logprobs: alternatives reported with each token; None reports nothing.
       prompt_logprobs: the same for the prompt's tokens.
+      thinking: bounds the reasoning of models that reason; None does not. TextEngine
+        makes it of a number and the model's tags.
+      logits_processors: (name, arguments) of each plug-in that takes part; the
+        arguments are JSON objects.
 
     Raises:
       InvalidParameter: a number lies outside SAMPLING_BOUNDS; `param` names it.
@@ -157,6 +178,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    thinking: ThinkingBudget | None = None
+    logits_processors: tuple[tuple[str, Mapping[str, object]], ...] = ()
 
     def __post_init__(self) -> None:
         for name, (low, high) in SAMPLING_BOUNDS.items():
