@@ -147,6 +147,8 @@ class RenderConfig:
       trust_request_chat_template: Take chat templates from requests. A template is a
         program: only for clients that you would let run programs.
       enable_prompt_embeds: Take prompts as tensors of embeddings.
+      reasoning_parser: How the model marks its reasoning, by a family of models that does
+        it alike; chats tell it apart from the answer then. none leaves it in the text.
     """
 
     renderer_num_workers: int = 1
@@ -154,6 +156,19 @@ class RenderConfig:
     renderer_processes: int = 0
     trust_request_chat_template: bool = False
     enable_prompt_embeds: bool = False
+    reasoning_parser: Literal[
+        "none",
+        "deepseek_r1",
+        "deepseek_v3",
+        "glm45",
+        "granite",
+        "kimi",
+        "minimax_m2",
+        "mistral",
+        "olmo3",
+        "qwen3",
+        "seed_oss",
+    ] = "none"
 
     def __post_init__(self) -> None:
         _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)

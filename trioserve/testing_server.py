@@ -45,6 +45,7 @@ class FakeServer:
       url: where, as http://127.0.0.1:PORT.
       answer: what every sequence says, over and over, until max_tokens.
       answer_ids: its tokens.
+      device: what came to it is in its `plans`.
     """
 
     url: str
@@ -53,6 +54,7 @@ class FakeServer:
     engine: Engine
     answer: str
     answer_ids: tuple[int, ...]
+    device: FakeDevice
 
 
 @asynccontextmanager
@@ -68,10 +70,12 @@ async def open_fake_server(
     max_model_len: int = 256,
     hidden_size: int = 8,
     takes_images: bool = False,
+    answer: str = ANSWER,
+    chat_template: str | None = None,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    ids = tuple(tokenizer.encode(ANSWER).ids)
+    ids = tuple(tokenizer.encode(answer).ids)
     device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
     info = make_info(
         max_model_len,
@@ -96,6 +100,7 @@ async def open_fake_server(
         render or RenderConfig(),
         info=info,
         media=media or MediaConfig(),
+        chat_template=chat_template,
     )
     state = ServerState(config=http or HttpConfig())
     state.engine = TextEngine(engine, renderer)
@@ -105,8 +110,9 @@ async def open_fake_server(
             port=port,
             state=state,
             engine=engine,
-            answer=ANSWER,
+            answer=answer,
             answer_ids=ids,
+            device=device,
         )
 
 

@@ -14,12 +14,13 @@ from typing import TypeVar
 
 from .engine import EngineClient, TokenStream
 from .errors import InvalidParameter
-from .render import Detokenizer, Renderer
+from .render import Detokenizer, Renderer, TextDelta as RenderedDelta
 from .steps import (
     FinishReason,
     ModelInfo,
     Prompt,
     SamplingParams,
+    ThinkingBudget,
     TokenDelta,
     TokenLogprobs,
 )
@@ -28,24 +29,30 @@ T = TypeVar("T")
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARACTERS = 1024
+# As of max_tokens.
+MAX_THINKING_TOKEN_BUDGET = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextParams:
-    """How token ids become text, and which text ends a sequence.
+    """How token ids become text, and which text ends a sequence or its reasoning.
 
     Args:
       stop: strings that end a sequence, wherever they stand relative to tokens.
       include_stop_str_in_output: keep what ended it, be it a string or a token.
       skip_special_tokens: leave out tokens such as <|im_end|>.
+      thinking_token_budget: tokens of reasoning after which a chat's answer begins; None
+        leaves that to the model.
 
     Raises:
-      InvalidParameter: `stop` has an empty string, or too many or too long ones.
+      InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
+        budget is below 0.
     """
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -54,6 +61,12 @@ class TextParams:
             raise InvalidParameter(
                 "stop",
                 f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
+            )
+        budget = self.thinking_token_budget
+        if budget is not None and not 0 <= budget <= MAX_THINKING_TOKEN_BUDGET:
+            raise InvalidParameter(
+                "thinking_token_budget",
+                f"must be between 0 and {MAX_THINKING_TOKEN_BUDGET}, got {budget}",
             )
 
 
@@ -64,6 +77,9 @@ class TextDelta:
     Args:
       index: prompt number * n + sequence number within the prompt.
       text: never half a character, never taken back; may be empty.
+      reasoning: what the model thought before its answer, where that is told apart; it
+        is not in `text`.
+      num_reasoning_tokens: tokens that were found to be reasoning, its tags included.
       token_ids: the tokens that were taken in, the one that ended it included; their
         text may still be held back.
       logprobs, prompt_logprobs: as in steps.TokenDelta.
@@ -74,6 +90,8 @@ class TextDelta:
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -87,6 +105,8 @@ class TextDelta:
         return replace(
             deltas[-1],
             text="".join(delta.text for delta in deltas),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
             token_ids=_chain(delta.token_ids for delta in deltas),
             logprobs=_chain(delta.logprobs for delta in deltas),
             prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
@@ -94,7 +114,11 @@ class TextDelta:
 
 
 class TextStream:
-    """An async iterator over the text of one request's sequences."""
+    """An async iterator over the text of one request's sequences.
+
+    Attributes:
+      splits_reasoning: reasoning is told apart.
+    """
 
     def __init__(
         self,
@@ -102,11 +126,14 @@ class TextStream:
         detokenizers: Sequence[Detokenizer],
         prompts: Sequence[Prompt],
         text: TextParams,
+        *,
+        splits_reasoning: bool = False,
     ) -> None:
         self._tokens = tokens
         self._detokenizers = detokenizers
         self._text = text
         self.prompts = prompts
+        self.splits_reasoning = splits_reasoning
 
     @property
     def num_sequences(self) -> int:
@@ -127,17 +154,17 @@ class TextStream:
         taken = detokenizer.push(self._visible_ids(delta))
         if taken.finished:
             self._tokens.stop(delta.index)
-            return _make_delta(delta, taken.text, taken.num_tokens, "stop", taken.stop)
+            return _make_delta(delta, taken, taken.num_tokens, "stop", taken.stop)
         num_tokens = len(delta.token_ids)
         if delta.finish_reason is None:
-            return _make_delta(delta, taken.text, num_tokens, None, None)
+            return _make_delta(delta, taken, num_tokens, None, None)
         # What was held back may yet complete a stop string.
         rest = detokenizer.finish()
-        text = taken.text + rest.text
+        taken = RenderedDelta.join([taken, rest])
         if rest.stop is not None:
-            return _make_delta(delta, text, num_tokens, "stop", rest.stop)
+            return _make_delta(delta, taken, num_tokens, "stop", rest.stop)
         return _make_delta(
-            delta, text, num_tokens, delta.finish_reason, delta.stop_token_id
+            delta, taken, num_tokens, delta.finish_reason, delta.stop_token_id
         )
 
     def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
@@ -172,11 +199,22 @@ class TextEngine:
         text: TextParams,
         *,
         priority: int = 0,
+        splits_reasoning: bool = False,
     ) -> AsyncIterator[TextStream]:
         """Generate from rendered prompts until the block is left.
 
-        Raises: what EngineClient.open_stream raises.
+        Args:
+          splits_reasoning: tell reasoning apart, if the server does that; for chats.
+
+        Raises: InvalidParameter, and what EngineClient.open_stream raises.
         """
+        if text.thinking_token_budget is not None:
+            if not splits_reasoning:
+                raise InvalidParameter(
+                    "thinking_token_budget", "is only taken for chats"
+                )
+            thinking = self._limit_thinking(prompts, text.thinking_token_budget)
+            sampling = replace(sampling, thinking=thinking)
         detokenizers = [
             self.renderer.open_detokenizer(
                 prompt,
@@ -184,6 +222,7 @@ class TextEngine:
                 include_stop_str_in_output=text.include_stop_str_in_output,
                 skip_special_tokens=text.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
+                splits_reasoning=splits_reasoning,
             )
             for prompt in prompts
             for _ in range(sampling.n)
@@ -191,7 +230,34 @@ class TextEngine:
         async with self.engine.open_stream(
             prompts, sampling, priority=priority
         ) as tokens:
-            yield TextStream(tokens, detokenizers, prompts, text)
+            yield TextStream(
+                tokens,
+                detokenizers,
+                prompts,
+                text,
+                splits_reasoning=splits_reasoning
+                and self.renderer.reasoning is not None,
+            )
+
+    def _limit_thinking(
+        self, prompts: Sequence[Prompt], num_tokens: int
+    ) -> ThinkingBudget | None:
+        tags = self.renderer.reasoning
+        if tags is None:
+            raise InvalidParameter("thinking_token_budget", "needs --reasoning-parser")
+        places = {tags.find_place(prompt.text) for prompt in prompts}
+        if len(places) != 1:
+            raise ValueError("the prompts of one budget must end alike")
+        place = places.pop()
+        # The template has ended the reasoning before it began.
+        if place == "after":
+            return None
+        return ThinkingBudget(
+            num_tokens=num_tokens,
+            start_token_ids=tags.start_token_ids,
+            end_token_ids=tags.end_token_ids,
+            is_open=place == "opened",
+        )
 
     @asynccontextmanager
     async def open_completion(
@@ -228,7 +294,7 @@ class TextEngine:
         sampling, text, priority = self._split(options)
         rendered = await self.renderer.render_chat(messages)
         async with self.open_text(
-            [rendered], sampling, text, priority=priority
+            [rendered], sampling, text, priority=priority, splits_reasoning=True
         ) as stream:
             yield stream
 
@@ -263,14 +329,16 @@ async def collect_texts(
 
 def _make_delta(
     delta: TokenDelta,
-    text: str,
+    taken: RenderedDelta,
     num_tokens: int,
     finish_reason: FinishReason | None,
     stop_reason: str | int | None,
 ) -> TextDelta:
     return TextDelta(
         index=delta.index,
-        text=text,
+        text=taken.text,
+        reasoning=taken.reasoning,
+        num_reasoning_tokens=taken.num_reasoning_tokens,
         token_ids=delta.token_ids[:num_tokens],
         logprobs=delta.logprobs[:num_tokens],
         prompt_logprobs=delta.prompt_logprobs,

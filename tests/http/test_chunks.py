@@ -16,6 +16,7 @@ from trioserve.http.chunks import (
     DONE,
     ChatChunks,
     CompletionChunks,
+    ReasoningChunks,
     StreamHeader,
     chat_usage_event,
     completion_usage_event,
@@ -111,6 +112,14 @@ def test_a_chats_event_has_openais_fields() -> None:
     }
 
 
+@given(text=TEXTS)
+def test_reasoning_comes_back_as_it_was_and_without_content(text: str) -> None:
+    chunks = ReasoningChunks(make_header(), 3)
+    for event in (chunks.text(text), chunks.text(text, finish_reason="length")):
+        (choice,) = read(event)["choices"]
+        assert (choice["index"], choice["delta"]) == (3, {"reasoning": text})
+
+
 def test_a_completions_event_has_openais_fields() -> None:
     assert read(CompletionChunks(make_header(), 1).text("a")) == {
         "id": "x-1",
@@ -122,7 +131,7 @@ def test_a_completions_event_has_openais_fields() -> None:
     }
 
 
-@pytest.mark.parametrize("chunks_type", [ChatChunks, CompletionChunks])
+@pytest.mark.parametrize("chunks_type", [ChatChunks, ReasoningChunks, CompletionChunks])
 def test_an_event_says_the_same_however_it_is_written(
     chunks_type: type[ChatChunks] | type[CompletionChunks],
 ) -> None:

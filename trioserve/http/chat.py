@@ -11,7 +11,7 @@ from quart import Response
 
 from ..text_engine import TextDelta
 from .body import read_request, respond_built
-from .chunks import ChatChunks, StreamHeader, chat_usage_event
+from .chunks import ChatChunks, ReasoningChunks, StreamHeader, chat_usage_event
 from .generation import (
     make_header,
     make_token_texts,
@@ -74,6 +74,7 @@ class _ChatEvents:
         self._stream = stream
         self._texts = texts
         self._chunks: dict[int, ChatChunks] = {}
+        self._thoughts: dict[int, ReasoningChunks] = {}
 
     def write(self, delta: TextDelta) -> bytes:
         # The role goes out with the first token, not before it: whoever measures the
@@ -82,24 +83,44 @@ class _ChatEvents:
         if delta.index not in self._chunks:
             self._chunks[delta.index] = ChatChunks(self._header, delta.index)
             events = self._start(self._chunks[delta.index])
-        logprobs = _report(self._asked, delta, self._texts)
-        token_ids = delta.token_ids if self._asked.return_token_ids else None
-        # A delta may be all held back, as the beginning of a stop string is.
-        if delta.text or delta.finish_reason or logprobs or token_ids:
-            events += self._chunks[delta.index].text(
-                delta.text,
-                logprobs=logprobs,
-                token_ids=token_ids,
-                finish_reason=delta.finish_reason,
-                stop_reason=delta.stop_reason,
-                usage=self._usage_so_far(),
+        reasoning = delta.reasoning if self._asked.includes_reasoning else ""
+        # Of tokens that are both, the log probabilities come with the answer.
+        if reasoning and delta.text:
+            events += self._choose(delta.index, reasoning).text(
+                reasoning, usage=self._usage_so_far()
             )
-        return events
+            reasoning = ""
+        return events + self._write_rest(delta, reasoning)
 
     def end(self) -> bytes:
         if not self._asked.reports_usage:
             return b""
         return chat_usage_event(self._header, self._stream.usage)
+
+    def _write_rest(self, delta: TextDelta, reasoning: str) -> bytes:
+        """Write the reasoning or the answer, and what else there is to say of it."""
+        logprobs = _report(self._asked, delta, self._texts)
+        token_ids = delta.token_ids if self._asked.return_token_ids else None
+        text = reasoning or delta.text
+        # A delta may be all held back, as the beginning of a stop string is.
+        if not (text or delta.finish_reason or logprobs or token_ids):
+            return b""
+        return self._choose(delta.index, reasoning).text(
+            text,
+            logprobs=logprobs,
+            token_ids=token_ids,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            usage=self._usage_so_far(),
+        )
+
+    def _choose(self, index: int, reasoning: str) -> ChatChunks:
+        if not reasoning:
+            return self._chunks[index]
+        # Most models have none.
+        if index not in self._thoughts:
+            self._thoughts[index] = ReasoningChunks(self._header, index)
+        return self._thoughts[index]
 
     def _start(self, chunks: ChatChunks) -> bytes:
         shows_prompt = self._asked.return_token_ids
@@ -128,7 +149,10 @@ def _build_answer(
         created=header.created,
         model=header.model,
         system_fingerprint=header.system_fingerprint,
-        choices=tuple(_build_choice(asked, whole, texts) for whole in wholes),
+        choices=tuple(
+            _build_choice(asked, whole, texts, splits_reasoning=stream.splits_reasoning)
+            for whole in wholes
+        ),
         usage=stream.usage,
         prompt_logprobs=(
             UNSET
@@ -142,11 +166,19 @@ def _build_answer(
 
 
 def _build_choice(
-    asked: ChatRequest, whole: TextDelta, texts: TokenTexts
+    asked: ChatRequest,
+    whole: TextDelta,
+    texts: TokenTexts,
+    *,
+    splits_reasoning: bool,
 ) -> ChatChoice:
+    shows_reasoning = splits_reasoning and asked.includes_reasoning
     return ChatChoice(
         index=whole.index,
-        message=ChatMessage(content=whole.text),
+        message=ChatMessage(
+            content=whole.text,
+            reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
+        ),
         logprobs=_report(asked, whole, texts),
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,

@@ -154,7 +154,7 @@ class ChatChunks(_Chunks[ChatLogprobs]):
     ) -> bytes:
         choice = ChatChunkChoice(
             index=self._index,
-            delta=ChatDelta(role=role, content=text),
+            delta=self._make_delta(text, role),
             logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
@@ -171,6 +171,20 @@ class ChatChunks(_Chunks[ChatLogprobs]):
             usage=header.usage_field(usage),
         )
         return _event(chunk)
+
+    def _make_delta(
+        self, text: str, role: Literal["assistant"] | UnsetType
+    ) -> ChatDelta:
+        return ChatDelta(role=role, content=text)
+
+
+class ReasoningChunks(ChatChunks):
+    """Writes those events of a choice that are not its answer yet."""
+
+    def _make_delta(
+        self, text: str, role: Literal["assistant"] | UnsetType
+    ) -> ChatDelta:
+        return ChatDelta(role=role, reasoning=text)
 
 
 class CompletionChunks(_Chunks[CompletionLogprobs]):

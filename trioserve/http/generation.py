@@ -99,8 +99,17 @@ async def open_stream(
         stop=asked.stop_strings,
         include_stop_str_in_output=bool(asked.include_stop_str_in_output),
         skip_special_tokens=asked.skips_special_tokens,
+        thinking_token_budget=(
+            asked.thinking_token_budget if isinstance(asked, ChatRequest) else None
+        ),
     )
     stream = await request.resources.enter_async_context(
-        engine.open_text(prompts, sampling, text, priority=asked.priority or 0)
+        engine.open_text(
+            prompts,
+            sampling,
+            text,
+            priority=asked.priority or 0,
+            splits_reasoning=isinstance(asked, ChatRequest),
+        )
     )
     return MeteredStream(stream, state.metrics, arrived_at=request.arrived_at)

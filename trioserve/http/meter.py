@@ -26,11 +26,16 @@ class MeteredStream:
         self._arrived_at = arrived_at
         self._last_at: dict[int, float] = {}
         self._num_output_tokens = 0
+        self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}
 
     @property
     def num_sequences(self) -> int:
         return self._stream.num_sequences
+
+    @property
+    def splits_reasoning(self) -> bool:
+        return self._stream.splits_reasoning
 
     @property
     def usage(self) -> Usage:
@@ -45,6 +50,9 @@ class MeteredStream:
                 num_tokens
                 for index, num_tokens in self._num_cached_tokens.items()
                 if index % per_prompt == 0
+            ),
+            num_reasoning_tokens=(
+                self._num_reasoning_tokens if self.splits_reasoning else None
             ),
         )
 
@@ -68,6 +76,7 @@ class MeteredStream:
 
     def _count(self, delta: TextDelta) -> None:
         self._num_cached_tokens[delta.index] = delta.num_cached_tokens
+        self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.finish_reason is not None:
             self._metrics.finished.labels(delta.finish_reason).inc()
         num_tokens = len(delta.token_ids)

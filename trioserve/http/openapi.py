@@ -9,6 +9,7 @@ import msgspec
 
 from . import requests, responses
 from ..steps import SAMPLING_BOUNDS
+from ..text_engine import MAX_THINKING_TOKEN_BUDGET
 from .pooling import requests as pooling_requests, responses as pooling_responses
 
 # Parts of a document; JSON has no narrower type.
@@ -16,10 +17,11 @@ _Json = dict[str, Any]
 
 _REF_TEMPLATE: Final = "#/components/schemas/{name}"
 
-# Fields that SamplingParams has by another name.
+# Fields that SamplingParams has by another name, or not.
 _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
     "top_logprobs": SAMPLING_BOUNDS["logprobs"],
     "max_completion_tokens": SAMPLING_BOUNDS["max_tokens"],
+    "thinking_token_budget": (0, MAX_THINKING_TOKEN_BUDGET),
 }
 
 _REQUESTS: Final = (

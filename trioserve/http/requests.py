@@ -98,6 +98,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     function_call: Unread | None = None
 
 
@@ -230,6 +232,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    thinking_token_budget: Int64 | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: ChatTemplateText | None = None
@@ -247,6 +251,11 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def adds_generation_prompt(self) -> bool:
         """Whether the assistant's turn is opened; not where a message goes on."""
         return _adds_generation_prompt(self)
+
+    @property
+    def includes_reasoning(self) -> bool:
+        """Whether the answer shows the reasoning, if it is told apart at all."""
+        return self.include_reasoning is not False
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -21,6 +21,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer's tokens were spent on."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens a request took."""
 
@@ -28,16 +34,28 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
     def of(
-        cls, *, num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int
+        cls,
+        *,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        num_cached_tokens: int,
+        num_reasoning_tokens: int | None = None,
     ) -> Usage:
+        """Count; the reasoning only where that is told apart."""
         return cls(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_output_tokens,
             total_tokens=num_prompt_tokens + num_output_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+            completion_tokens_details=(
+                UNSET
+                if num_reasoning_tokens is None
+                else CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+            ),
         )
 
 
@@ -87,11 +105,17 @@ PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant says."""
+    """What the assistant says.
+
+    Args:
+      reasoning: what it thought before; null if it did not, and not sent where that is
+        not told apart or not wanted.
+    """
 
     content: str
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +144,11 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk adds to a message."""
+    """What a chunk adds to a message: to its content or to its reasoning."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

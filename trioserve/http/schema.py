@@ -348,6 +348,9 @@ def _to_mapping(message: Message, index: int) -> dict[str, object]:
         mapping["name"] = message.name
     if message.tool_call_id is not None:
         mapping["tool_call_id"] = message.tool_call_id
+    for name in ("reasoning", "reasoning_content"):
+        if (text := getattr(message, name)) is not None:
+            mapping[name] = text
     if message.tool_calls:
         mapping["tool_calls"] = list(map(msgspec.to_builtins, message.tool_calls))
     return mapping

@@ -58,10 +58,7 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": (),
-    "thinking_token_budget": (),
     "reasoning_effort": ("none",),
-    # No reasoning is told apart from content, so there is none to leave out.
-    "include_reasoning": (True, False),
     "return_prompt_text": (False,),
     "modalities": (["text"],),
     "audio": (),
@@ -74,6 +71,8 @@ CHAT: Final[Mapping[str, Neutral]] = {
 COMPLETION: Final[Mapping[str, Neutral]] = {
     **BOTH,
     "suffix": ("",),
+    # Nobody tells where a plain text would begin to reason.
+    "thinking_token_budget": (),
 }
 
 TOKENIZE: Final[Mapping[str, Neutral]] = {

@@ -133,6 +133,8 @@ class _Reader:
             )
         content = self._read_content(fields.get("content"), f"{param}.content")
         rendered = {**fields, "role": _ROLES[role], "content": content}
+        if role == "assistant":
+            _read_reasoning(rendered, param)
         if fields.get("tool_calls"):
             rendered["tool_calls"] = _read_tool_calls(
                 fields["tool_calls"], f"{param}.tool_calls"
@@ -207,6 +209,24 @@ class _Reader:
 
 def _text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
+
+
+def _read_reasoning(message: dict[str, Any], param: str) -> None:
+    """Give what the assistant thought before both of the names that templates know it by.
+
+    Clients send back one of them: vLLM's is `reasoning`, DeepSeek's, which most templates
+    read, `reasoning_content`.
+    """
+    texts = {}
+    for name in ("reasoning", "reasoning_content"):
+        text = message.pop(name, None)
+        if text is not None and not isinstance(text, str):
+            raise InvalidParameter(f"{param}.{name}", "must be a string")
+        texts[name] = text
+    thought = [text for text in texts.values() if text is not None]
+    if thought:
+        for name, text in texts.items():
+            message[name] = thought[0] if text is None else text
 
 
 def _read_tool_calls(calls: object, param: str) -> list[object]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .stop import StopScanner
 from .vocabulary import Vocabulary
@@ -26,15 +26,32 @@ class TextDelta:
 
     Args:
       text: new characters, all complete.
+      reasoning: those of them that are no answer, where that is told apart; they are
+        not in `text`.
+      num_reasoning_tokens: tokens that were found to be reasoning; their text may have
+        been given before, or be held back.
       num_tokens: ids that belong to the text; those after a stop string do not.
       finished: nothing will be added any more.
       stop: the stop string that ended the text.
     """
 
     text: str
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
     num_tokens: int = 0
     finished: bool = False
     stop: str | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """Put deltas in a row together; at least one."""
+        return replace(
+            deltas[-1],
+            text="".join(delta.text for delta in deltas),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
+            num_tokens=sum(delta.num_tokens for delta in deltas),
+        )
 
 
 class Detokenizer:
@@ -51,6 +68,7 @@ class Detokenizer:
       stop: strings that end the text (stop.py tells which one wins).
       include_stop_str_in_output: keep the stop string in the text.
       skip_special_tokens: special tokens add nothing.
+      kept_token_ids: special tokens that add their name nevertheless.
       min_tokens: a stop string that is complete by this many tokens ends nothing.
     """
 
@@ -60,9 +78,8 @@ class Detokenizer:
         "_min_tokens",
         "_num_tokens",
         "_scanner",
-        "_skip_special_tokens",
+        "_spell",
         "_utf8",
-        "_vocabulary",
     )
 
     def __init__(
@@ -73,11 +90,13 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        kept_token_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
-        self._vocabulary = vocabulary
+        self._spell = vocabulary.choose_speller(
+            skip_special_tokens=skip_special_tokens, kept_token_ids=kept_token_ids
+        )
         self._at_start = at_start and vocabulary.drops_first_space
-        self._skip_special_tokens = skip_special_tokens
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._finished = False
@@ -85,6 +104,11 @@ class Detokenizer:
         self._scanner = (
             StopScanner(stop, include=include_stop_str_in_output) if stop else None
         )
+
+    @property
+    def num_held(self) -> int:
+        """Characters that may yet become a stop string."""
+        return 0 if self._scanner is None else self._scanner.num_held
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         """Take the next output ids; after the end of the text they are ignored."""
@@ -119,9 +143,7 @@ class Detokenizer:
         return TextDelta(text="".join(released), num_tokens=len(token_ids))
 
     def _read(self, token_ids: Sequence[int]) -> str:
-        data = self._vocabulary.join(
-            token_ids, skip_special_tokens=self._skip_special_tokens
-        )
+        data = b"".join(map(self._spell, token_ids))
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")

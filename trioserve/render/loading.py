@@ -10,6 +10,7 @@ import jinja2
 from ..config import MediaConfig, RenderConfig
 from ..errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from ..steps import ModelInfo
+from .reasoning import load_reasoning_tags
 from .renderer import Renderer
 from .template import ChatTemplate
 from .tokens import TextTokenizer
@@ -39,7 +40,8 @@ def load_renderer(
     Raises:
       WeightsBroken: the folder holds no tokenizer that can be read.
       UnsupportedModel: it is not a fast one, or its text is not its tokens in a row.
-      InvalidConfig: `chat_template` is not a template.
+      InvalidConfig: `chat_template` is not a template, or the model has no tokens for
+        the tags of its reasoning.
     """
     tokenizer = load_tokenizer(folder)
     vocabulary = Vocabulary(tokenizer.backend_tokenizer)
@@ -49,10 +51,14 @@ def load_renderer(
         )
     set_chat_template(tokenizer, folder, chat_template)
     images = _load_images(folder, tokenizer, media) if info.takes_images else None
+    texts = TextTokenizer(
+        tokenizer.backend_tokenizer, vocabulary, max_model_len=info.max_model_len
+    )
+    reasoning = None
+    if config.reasoning_parser != "none":
+        reasoning = load_reasoning_tags(config.reasoning_parser, texts, vocabulary)
     return Renderer(
-        TextTokenizer(
-            tokenizer.backend_tokenizer, vocabulary, max_model_len=info.max_model_len
-        ),
+        texts,
         vocabulary,
         ChatTemplate(
             tokenizer,
@@ -62,6 +68,7 @@ def load_renderer(
         config,
         info,
         images,
+        reasoning,
     )
 
 

@@ -21,6 +21,8 @@ from .detokenizer import Detokenizer
 from .embeds import DecodedEmbeds, decode_embeds
 from .mixed import embed_whole, mix
 from .processes import TemplateProcesses
+from .reasoning import ReasoningTags
+from .reasoning_detokenizer import ReasoningDetokenizer
 from .template import ChatOptions, ChatTemplate
 from .together import run_together
 from .tokens import TextTokenizer, TokenizeOptions, cut
@@ -53,6 +55,7 @@ class Renderer:
       tokenizer, vocabulary, template: the model's.
       info: the model's length, and the width and type of its vectors.
       images: None for a model that sees none.
+      reasoning: None where reasoning is not told apart.
 
     Attributes:
       workers: where the calls run.
@@ -68,10 +71,12 @@ class Renderer:
         config: RenderConfig,
         info: ModelInfo,
         images: ImageRenderer | None = None,
+        reasoning: ReasoningTags | None = None,
     ) -> None:
         self.workers = RendererWorkers(config.renderer_num_workers)
         self.processes: TemplateProcesses | None = None
         self.images = images
+        self.reasoning = reasoning
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._template = template
@@ -222,18 +227,25 @@ class Renderer:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        splits_reasoning: bool = False,
     ) -> Detokenizer:
         """Begin the text of a sequence that follows `prompt`.
 
         Cheap enough for the event loop, as each push is.
+
+        Args:
+          splits_reasoning: tell reasoning apart, if the server does that.
 
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
         """
         # Special tokens before it leave an output at the start of a text.
         special = self.vocabulary.special_token_ids
-        return Detokenizer(
-            self.vocabulary,
+        open_text: Callable[..., Detokenizer] = partial(Detokenizer, self.vocabulary)
+        if splits_reasoning and (tags := self.reasoning) is not None:
+            place = tags.find_place(prompt.text)
+            open_text = partial(ReasoningDetokenizer, self.vocabulary, tags, place)
+        return open_text(
             at_start=skip_special_tokens and special.issuperset(prompt.token_ids),
             stop=stop,
             include_stop_str_in_output=include_stop_str_in_output,

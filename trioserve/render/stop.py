@@ -110,6 +110,11 @@ class StopScanner:
         self._held = ""
         self.stop: str | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Characters that were taken and are not released yet."""
+        return len(self._held)
+
     def scan(self, text: str, *, armed: bool = True) -> str:
         """Take the next piece of the text and release what is safe to show.
 

@@ -10,6 +10,7 @@ a row, except that SentencePiece drops a space where the text begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 import json
 import re
 
@@ -80,17 +81,36 @@ class Vocabulary:
             if token.special
         )
         self._all = _Table(self._choose_spelling())
-        self._plain = _Table(self._spell_plain)
+        # By the special tokens that are left in.
+        self._plain: dict[frozenset[int], _Table] = {}
         self.drops_first_space = self._drops_first_space()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token inside a text; none for an id that has no token."""
         return self._all[token_id]
 
+    def choose_speller(
+        self,
+        *,
+        skip_special_tokens: bool,
+        kept_token_ids: frozenset[int] = frozenset(),
+    ) -> Callable[[int], bytes]:
+        """Return what gives the bytes that a token inside a text adds to it.
+
+        Args:
+          kept_token_ids: special tokens that are not skipped.
+        """
+        if not skip_special_tokens:
+            return self._all.__getitem__
+        if kept_token_ids not in self._plain:
+            left_out = self.special_token_ids - kept_token_ids
+            self._plain[kept_token_ids] = _Table(partial(self._spell_unless, left_out))
+        return self._plain[kept_token_ids].__getitem__
+
     def join(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
         """The bytes that tokens inside a text add to it."""
-        table = self._plain if skip_special_tokens else self._all
-        return b"".join(map(table.__getitem__, token_ids))
+        spell = self.choose_speller(skip_special_tokens=skip_special_tokens)
+        return b"".join(map(spell, token_ids))
 
     def joins_as_decoded(self) -> bool:
         """Whether a sample's text is what its tokens' bytes give in a row."""
@@ -104,8 +124,8 @@ class Vocabulary:
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _spell_plain(self, token_id: int) -> bytes:
-        return b"" if token_id in self.special_token_ids else self._all[token_id]
+    def _spell_unless(self, left_out: frozenset[int], token_id: int) -> bytes:
+        return b"" if token_id in left_out else self._all[token_id]
 
     def _choose_spelling(self) -> Callable[[int], bytes]:
         decoders = list_decoders(self._tokenizer)

@@ -1,0 +1,59 @@
+"""The default model, made to reason by its template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from trioserve.testing_tokenizer import CHATML_TEMPLATE
+
+pytestmark = pytest.mark.slow
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def server(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    template = tmp_path_factory.mktemp("template") / "think.jinja"
+    template.write_text(CHATML_TEMPLATE + "{{ '<think>\n' }}")
+    return start_server(
+        *("--reasoning-parser", "qwen3", "--chat-template", str(template)),
+        *("--kv-cache-memory", "64MiB"),
+    )
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        yield client
+
+
+def test_what_a_model_says_that_was_told_to_think_is_reasoning(
+    client: openai.OpenAI,
+) -> None:
+    """It was never trained to end it, so all of it is."""
+    answer = client.chat.completions.create(
+        model="SmolLM2-135M-Instruct", messages=MESSAGES, max_tokens=5
+    )
+    message: Any = answer.choices[0].message
+    assert message.reasoning == "The capital of France is"
+    assert message.content == ""
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 5
+
+
+def test_the_same_comes_as_a_stream(client: openai.OpenAI) -> None:
+    reasoning = content = ""
+    for chunk in client.chat.completions.create(
+        model="SmolLM2-135M-Instruct", messages=MESSAGES, max_tokens=5, stream=True
+    ):
+        delta: Any = chunk.choices[0].delta
+        reasoning += getattr(delta, "reasoning", None) or ""
+        content += delta.content or ""
+    assert (reasoning, content) == ("The capital of France is", "")

@@ -1,0 +1,409 @@
+"""Reasoning is told apart the same way however its text was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args, get_type_hints
+
+from hypothesis import given, strategies as st
+import pytest
+from tokenizers import Tokenizer
+
+from trioserve.config import RenderConfig
+from trioserve.errors import InvalidConfig
+from trioserve.render import Renderer, TextDelta, load_renderer
+from trioserve.render.reasoning import (
+    REASONING_STYLES,
+    Place,
+    ReasoningSplitter,
+    ReasoningStyle,
+    ReasoningTags,
+    load_reasoning_tags,
+)
+from trioserve.render.tokens import TextTokenizer
+from trioserve.render.vocabulary import Vocabulary
+from trioserve.steps import Prompt
+from trioserve.testing import make_info
+
+if TYPE_CHECKING:
+    from conftest import Subject
+
+PLACES: tuple[Place, ...] = ("before", "opened", "after")
+
+# Its tags share letters with each other and with themselves.
+TIGHT = ReasoningStyle(start="aab", end="aac")
+
+words = st.sampled_from(["a", "aa", "b", "c", "aab", "aac", " ", "\n\n", "\u2003", "x"])
+texts = st.lists(words, max_size=16).map("".join)
+styles = st.sampled_from([TIGHT, *set(REASONING_STYLES.values())])
+
+
+@st.composite
+def tagged_texts(draw: st.DrawFn) -> tuple[ReasoningStyle, str]:
+    """Texts with whole tags, broken ones and space, of any style."""
+    style = draw(styles)
+    tags = (style.start, style.end, style.start[:-1], style.end[1:], style.end[:2])
+    pieces = st.sampled_from([*tags, " ", "\n", "\t\n ", "word", "<", "你"])
+    return style, "".join(draw(st.lists(pieces, max_size=12)))
+
+
+def split_whole(style: ReasoningStyle, place: Place, text: str) -> tuple[str, str]:
+    """Say the same again plainly: (reasoning, content) of a whole text."""
+    before, rest = "", text
+    if place == "after":
+        return "", text.lstrip()
+    if place == "opened":
+        rest = text.lstrip().removeprefix(style.start)
+    else:
+        before, tag, rest = text.partition(style.start)
+        if not tag:
+            return "", text
+    reasoning, tag, answer = rest.partition(style.end)
+    if tag:
+        reasoning = reasoning.rstrip()
+    return reasoning.lstrip(), (before if before.strip() else "") + answer.lstrip()
+
+
+def split_cut(
+    style: ReasoningStyle, place: Place, pieces: Sequence[str]
+) -> tuple[str, str]:
+    splitter = ReasoningSplitter(style, place)
+    parts = [splitter.push(piece) for piece in pieces] + [splitter.finish()]
+    return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+
+
+def cut(text: str, cuts: Sequence[int]) -> list[str]:
+    return [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)])]
+
+
+@given(
+    tagged=tagged_texts() | texts.map(lambda text: (TIGHT, text)),
+    place=st.sampled_from(PLACES),
+    cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted),
+)
+def test_how_a_text_is_cut_changes_nothing(
+    tagged: tuple[ReasoningStyle, str], place: Place, cuts: list[int]
+) -> None:
+    style, text = tagged
+    expected = split_whole(style, place, text)
+    assert split_cut(style, place, [text]) == expected
+    assert split_cut(style, place, list(text)) == expected
+    assert split_cut(style, place, cut(text, cuts)) == expected
+
+
+@given(tagged=tagged_texts(), place=st.sampled_from(PLACES))
+def test_what_is_held_back_is_no_more_than_a_tag_and_space(
+    tagged: tuple[ReasoningStyle, str], place: Place
+) -> None:
+    style, text = tagged
+    splitter = ReasoningSplitter(style, place)
+    shown = ["", ""]
+    for end, character in enumerate(text, 1):
+        for i, part in enumerate(splitter.push(character)):
+            shown[i] += part
+        whole = split_whole(style, place, text[:end])
+        if all(part == seen for part, seen in zip(whole, shown)):
+            continue
+        # Together they are the end of the text so far.
+        rest = "".join(part[len(seen) :] for part, seen in zip(whole, shown))
+        longest = max(len(style.start), len(style.end))
+        assert len(rest.lstrip()) < longest
+        assert text[:end].endswith(rest.lstrip())
+
+
+@given(
+    tagged=tagged_texts() | texts.map(lambda text: (TIGHT, text)),
+    place=st.sampled_from(PLACES),
+    cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted),
+)
+def test_the_section_is_told_by_its_offsets(
+    tagged: tuple[ReasoningStyle, str], place: Place, cuts: list[int]
+) -> None:
+    style, text = tagged
+    splitter = ReasoningSplitter(style, place)
+    for piece in cut(text, cuts):
+        splitter.push(piece)
+    if place == "after":
+        assert (splitter.begin, splitter.end) == (0, 0)
+        return
+    begin = text.find(style.start) if place == "before" else 0
+    assert splitter.begin == (None if begin < 0 else begin)
+    if begin < 0:
+        return
+    skipped = text[begin:]
+    if place == "opened":
+        skipped = text.lstrip()
+    start = len(text) - len(skipped)
+    if skipped.startswith(style.start):
+        start += len(style.start)
+    end = text.find(style.end, start)
+    assert splitter.end == (None if end < 0 else end + len(style.end))
+
+
+def test_the_options_names_are_the_tables() -> None:
+    names = get_args(get_type_hints(RenderConfig)["reasoning_parser"])
+    assert names == ("none", *REASONING_STYLES)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+        (
+            "\n<think>Hm.</think>Yes. <think>No.</think>",
+            "Hm.",
+            "Yes. <think>No.</think>",
+        ),
+        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("<think>Hm. <thi", "Hm. <thi", ""),
+        ("<think>Hm.\n", "Hm.\n", ""),
+        ("Yes.", "", "Yes."),
+        (" \n", "", " \n"),
+        ("Yes. <thin", "", "Yes. <thin"),
+        ("Yes. <think>Hm.</think> No.", "Hm.", "Yes. No."),
+        ("Yes.</think>No.", "", "Yes.</think>No."),
+    ],
+)
+def test_examples_of_qwen3(text: str, reasoning: str, content: str) -> None:
+    style = REASONING_STYLES["qwen3"]
+    assert split_cut(style, "before", list(text)) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("Hm.</think>Yes.", "Hm.", "Yes."),
+        # Models were seen to repeat what the template wrote.
+        ("\n<think>\nHm.</think>Yes.", "Hm.", "Yes."),
+        ("</think>\nYes.", "", "Yes."),
+        ("Hm. <think> Hm.", "Hm. <think> Hm.", ""),
+    ],
+)
+def test_examples_of_an_answer_that_begins_inside(
+    text: str, reasoning: str, content: str
+) -> None:
+    style = REASONING_STYLES["deepseek_r1"]
+    assert split_cut(style, "opened", list(text)) == (reasoning, content)
+
+
+def make_tags(name: str) -> ReasoningTags:
+    return ReasoningTags(
+        style=REASONING_STYLES[name],
+        start_token_ids=(1,),
+        end_token_ids=(2,),
+        kept_token_ids=frozenset(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "qwen3", "deepseek_r1"),
+    [
+        ("user: hi\nassistant:", "before", "opened"),
+        ("user: hi\nassistant: <think>\n", "opened", "opened"),
+        ("user: hi\nassistant: <think>\n\n</think>\n\n", "after", "after"),
+        ("user: </think>\nassistant:", "before", "opened"),
+        ("user: <think>\nassistant:", "before", "opened"),
+        ("", "before", "opened"),
+        (None, "before", "opened"),
+        ("<think>" + " " * 10_000, "before", "opened"),
+    ],
+)
+def test_the_end_of_the_prompt_tells_where_the_answer_begins(
+    prompt: str | None, qwen3: Place, deepseek_r1: Place
+) -> None:
+    assert make_tags("qwen3").find_place(prompt) == qwen3
+    assert make_tags("deepseek_r1").find_place(prompt) == deepseek_r1
+
+
+def load(folder: Path, name: str) -> Renderer:
+    config = RenderConfig(reasoning_parser=name)  # type: ignore[arg-type]
+    return load_renderer(folder, config, info=make_info(256))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A renderer that splits, and its tokenizer once more."""
+
+    renderer: Renderer
+    oracle: Tokenizer
+
+    @property
+    def is_special(self) -> bool:
+        """Whether the tags are special tokens of one id each."""
+        return self.oracle.token_to_id("[THINK]") is not None
+
+    def read(
+        self, text: str, cuts: Sequence[int] = (), **options: object
+    ) -> tuple[TextDelta, int]:
+        """Return all of an answer together, and how many tokens it took."""
+        prompt = Prompt(token_ids=(300,), text=None)
+        reader = self.renderer.open_detokenizer(
+            prompt, splits_reasoning=True, **options  # type: ignore[arg-type]
+        )
+        ids = self.encode(text)
+        deltas = [
+            reader.push(ids[begin:end])
+            for begin, end in zip([0, *cuts], [*cuts, len(ids)])
+        ]
+        return TextDelta.join([*deltas, reader.finish()]), len(ids)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.oracle.encode(text, add_special_tokens=False).ids)
+
+
+def make_reader(folder: Path, name: str) -> Reader:
+    return Reader(
+        renderer=load(folder, name),
+        oracle=Tokenizer.from_file(str(folder / "tokenizer.json")),
+    )
+
+
+@pytest.fixture(scope="session")
+def special_folder(
+    byte_level_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Mistral's tags, which are special tokens of one id each."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(byte_level_folder)
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["[THINK]", "[/THINK]", "[OTHER]"]}
+    )
+    folder = tmp_path_factory.mktemp("special")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=["special", "plain"])
+def reader(
+    request: pytest.FixtureRequest, special_folder: Path, byte_level_folder: Path
+) -> Reader:
+    folder = special_folder if request.param == "special" else byte_level_folder
+    return make_reader(folder, "mistral")
+
+
+def test_tags_that_are_special_tokens_are_seen_although_those_are_skipped(
+    reader: Reader,
+) -> None:
+    whole, _ = reader.read("[THINK]Hm.[/THINK]Yes.<|im_end|>")
+    assert (whole.reasoning, whole.text) == ("Hm.", "Yes.")
+    tags = reader.renderer.reasoning
+    assert tags is not None
+    assert (len(tags.kept_token_ids) == 2) == reader.is_special
+    assert (len(tags.end_token_ids) == 1) == reader.is_special
+
+
+def test_other_texts_leave_the_tags_out(reader: Reader) -> None:
+    plain = reader.renderer.open_detokenizer(Prompt(token_ids=(300,)))
+    text = plain.push(reader.encode("[THINK]Hm.")).text
+    assert text == ("Hm." if reader.is_special else "[THINK]Hm.")
+
+
+def test_other_special_tokens_are_still_left_out(special_folder: Path) -> None:
+    reader = make_reader(special_folder, "mistral")
+    whole, _ = reader.read("[THINK]H[OTHER]m.[/THINK]Y[OTHER]es.")
+    assert (whole.reasoning, whole.text) == ("Hm.", "Yes.")
+
+
+@pytest.mark.parametrize("stop", [(), ("zzz",), ("K]H", "]Yes, no"), ("[/THINK]Nooo",)])
+@pytest.mark.parametrize("cuts", [[], [3], [1, 2, 9], list(range(1, 15))])
+@pytest.mark.parametrize(
+    ("before", "section", "answer"),
+    [
+        ("", "[THINK]Hm, hm.[/THINK]", "Yes."),
+        ("Well, ", "[THINK] 你好🙂[/THINK]", " Yes. [THINK]No."),
+        ("", "[THINK]Hm, hm.", ""),
+        ("Yes. [THI", "", ""),
+        ("Yes.", "", ""),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_however_they_came(
+    reader: Reader,
+    before: str,
+    section: str,
+    answer: str,
+    cuts: list[int],
+    stop: tuple[str, ...],
+) -> None:
+    ids = reader.encode(before + section + answer)
+    whole, num_tokens = reader.read(before + section + answer, cuts, stop=stop)
+    assert whole.num_tokens == num_tokens or whole.stop
+    if whole.stop:
+        return
+    # A token counts if a character of it does: told here by its bytes.
+    begin, end = len(before.encode()), len((before + section).encode())
+    expected, offset = 0, 0
+    for token_id in ids:
+        length = len(reader.renderer.token_bytes(token_id))
+        expected += bool(section) and offset < end and offset + length > begin
+        offset += length
+    assert whole.num_reasoning_tokens == expected
+
+
+def test_a_stop_string_is_found_before_the_text_is_split(reader: Reader) -> None:
+    whole, num_tokens = reader.read("[THINK]Hm. STOP Hm.[/THINK]Yes.", stop=("STOP",))
+    assert (whole.reasoning, whole.text, whole.stop) == ("Hm. ", "", "STOP")
+    assert whole.num_tokens < num_tokens
+    assert whole.num_reasoning_tokens == whole.num_tokens
+
+
+def test_a_stop_string_may_be_a_tag(reader: Reader) -> None:
+    whole, _ = reader.read("[THINK]Hm.[/THINK]Yes.", stop=("[/THINK]",))
+    assert (whole.reasoning, whole.text) == ("Hm.", "")
+    assert whole.num_reasoning_tokens == whole.num_tokens
+
+
+@pytest.mark.parametrize("stop", [(), ("!",)])
+def test_after_its_end_an_answer_takes_no_more(
+    reader: Reader, stop: tuple[str, ...]
+) -> None:
+    prompt = Prompt(token_ids=(300,))
+    text = reader.renderer.open_detokenizer(prompt, splits_reasoning=True, stop=stop)
+    text.push(reader.encode("[THINK]Hm.[/THINK]Yes!"))
+    text.finish()
+    late = text.push(reader.encode("More."))
+    assert late.finished
+    assert (late.text, late.reasoning, late.num_reasoning_tokens) == ("", "", 0)
+
+
+@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 30)).map(sorted))
+def test_an_answer_without_reasoning_is_what_it_would_be_without_a_parser(
+    byte_level: Subject, splitting: Renderer, text: str, cuts: list[int]
+) -> None:
+    prompt = Prompt(token_ids=(300,))
+    ids = byte_level.encode(text)
+    plain = byte_level.renderer.open_detokenizer(prompt)
+    expected = plain.push(ids).text + plain.finish().text
+    reader = splitting.open_detokenizer(prompt, splits_reasoning=True)
+    deltas = [
+        reader.push(ids[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(ids)])
+    ]
+    whole = TextDelta.join([*deltas, reader.finish()])
+    assert (whole.text, whole.reasoning) == (expected, "")
+    assert (whole.num_tokens, whole.num_reasoning_tokens) == (len(ids), 0)
+
+
+@pytest.fixture(scope="session")
+def splitting(byte_level_folder: Path) -> Renderer:
+    return load(byte_level_folder, "mistral")
+
+
+def test_sentencepieces_space_before_a_tag_is_no_hindrance(
+    sentencepiece_folder: Path,
+) -> None:
+    reader = make_reader(sentencepiece_folder, "qwen3")
+    whole, _ = reader.read("<think>Hm.</think> Yes.")
+    assert (whole.reasoning, whole.text) == ("Hm.", "Yes.")
+
+
+def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
+    wordpiece_folder: Path,
+) -> None:
+    """Its letters are ASCII: all it knows of the tag is that it does not know it."""
+    backend = Tokenizer.from_file(str(wordpiece_folder / "tokenizer.json"))
+    vocabulary = Vocabulary(backend)
+    tokenizer = TextTokenizer(backend, vocabulary, max_model_len=256)
+    with pytest.raises(InvalidConfig, match="--reasoning-parser: .* cannot write"):
+        load_reasoning_tags("kimi", tokenizer, vocabulary)

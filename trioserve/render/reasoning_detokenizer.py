@@ -1,0 +1,139 @@
+"""Token ids of an answer that reasons into text, and how many of them are reasoning."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from .detokenizer import Detokenizer, TextDelta
+from .reasoning import Place, ReasoningSplitter, ReasoningTags
+from .vocabulary import Vocabulary
+
+
+class ReasoningDetokenizer(Detokenizer):
+    """A Detokenizer whose text is the answer alone, with the reasoning beside it.
+
+    Stop strings are found before the text is split. A token counts as reasoning if a
+    character of it does, tags included, be it held back or not; so until the reasoning
+    ends tokens are taken one by one, as which they may not have come.
+
+    Args:
+      place: where the answer begins, as ReasoningTags.find_place tells.
+    """
+
+    __slots__ = ("_counter", "_splitter")
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        tags: ReasoningTags,
+        place: Place,
+        *,
+        at_start: bool = False,
+        stop: tuple[str, ...] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        super().__init__(
+            vocabulary,
+            at_start=at_start,
+            stop=stop,
+            include_stop_str_in_output=include_stop_str_in_output,
+            skip_special_tokens=skip_special_tokens,
+            kept_token_ids=tags.kept_token_ids,
+            min_tokens=min_tokens,
+        )
+        self._splitter = ReasoningSplitter(tags.style, place)
+        self._counter = _TokenCounter(self._splitter)
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        if not token_ids or self._counter.is_done:
+            return self._split(super().push(token_ids))
+        if len(token_ids) == 1:
+            return self._push_one(token_ids[0])
+        deltas = []
+        for token_id in token_ids:
+            deltas.append(self._push_one(token_id))
+            if deltas[-1].finished:
+                break
+        return TextDelta.join(deltas)
+
+    def finish(self) -> TextDelta:
+        return self._split(super().finish())
+
+    def _push_one(self, token_id: int) -> TextDelta:
+        num_held = self.num_held
+        delta = super().push((token_id,))
+        if delta.num_tokens:
+            # Less than none where a stop string ended the text before this token.
+            added = len(delta.text) + self.num_held - num_held
+            self._counter.push(max(0, added))
+        return self._split(delta)
+
+    def _split(self, delta: TextDelta) -> TextDelta:
+        reasoning, text = self._splitter.push(delta.text)
+        if delta.finished:
+            last_reasoning, last_text = self._splitter.finish()
+            reasoning += last_reasoning
+            text += last_text
+        return TextDelta(
+            text=text,
+            reasoning=reasoning,
+            num_reasoning_tokens=self._counter.count(is_final=delta.finished),
+            num_tokens=delta.num_tokens,
+            finished=delta.finished,
+            stop=delta.stop,
+        )
+
+
+class _TokenCounter:
+    """Counts the tokens of a splitter's section, as soon as they are known to be of it.
+
+    A token waits for as long as its text is held back.
+    """
+
+    __slots__ = ("_num_characters", "_num_empty", "_splitter", "_waiting")
+
+    def __init__(self, splitter: ReasoningSplitter) -> None:
+        self._splitter = splitter
+        self._num_characters = 0
+        # Tokens without a character: halves of the next token's first one.
+        self._num_empty = 0
+        # (offset of the first character, offset behind the last, tokens)
+        self._waiting: deque[tuple[int, int, int]] = deque()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further token can count."""
+        return self._splitter.end is not None and not self._waiting
+
+    def push(self, num_characters: int) -> None:
+        """Take a token, with the length of its text."""
+        self._num_empty += 1
+        if num_characters:
+            self._wait(num_characters)
+
+    def count(self, *, is_final: bool) -> int:
+        """The tokens that turned out to be reasoning since the last call."""
+        if is_final and self._num_empty:
+            self._wait(0)
+        num_tokens = 0
+        num_decided = self._splitter.num_decided
+        while self._waiting and (is_final or self._waiting[0][1] <= num_decided):
+            begin, end, number = self._waiting.popleft()
+            if self._is_reasoning(begin, end):
+                num_tokens += number
+        return num_tokens
+
+    def _wait(self, num_characters: int) -> None:
+        begin = self._num_characters
+        self._num_characters = end = begin + num_characters
+        self._waiting.append((begin, end, self._num_empty))
+        self._num_empty = 0
+
+    def _is_reasoning(self, begin: int, end: int) -> bool:
+        section = self._splitter
+        if section.begin is None or max(end, begin + 1) <= section.begin:
+            return False
+        return section.end is None or begin < section.end
