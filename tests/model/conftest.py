@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 import functools
 import hashlib
 from pathlib import Path
 import random
+import sys
 from typing import Any
+import warnings
 
 from PIL import Image
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoImageProcessor,
     AutoModelForCausalLM,
@@ -20,6 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+import trioserve
 from trioserve.config import ModelConfig
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.steps import (
@@ -47,6 +54,154 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+# Operations for which the host waits on CUDA. On a CPU nothing is waited for, but they
+# are the same operations.
+_WAITING = {
+    *("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"),
+    *("nonzero", "argwhere", "masked_select", "bincount", "histc"),
+    *("_unique2", "unique_dim", "unique_consecutive"),
+}
+# Theirs is the sum of a tensor, unless it is given.
+_SIZED = {"aten.repeat_interleave.Tensor", "aten.repeat_interleave.self_Tensor"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+# These call no operation that a TorchDispatchMode could see.
+_READING = {"tolist", "numpy", "cpu", "__array__"}
+_MASKS = {torch.bool, torch.uint8}
+# What others do is for them to know: transformers moves tensors to where they are.
+_PACKAGE = str(Path(trioserve.__file__).parent)
+
+
+def _find_caller() -> str:
+    """The file of the innermost frame that is neither torch's nor this one's."""
+    folder = str(Path(torch.__file__).parent)
+    frame = sys._getframe()
+    while frame.f_back and frame.f_code.co_filename.startswith((folder, __file__)):
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+class _Refusing:
+    def __init__(self, host_modules: Sequence[str]) -> None:
+        super().__init__()
+        self._host_modules = host_modules
+
+    def refuse(self, name: str) -> None:
+        caller = _find_caller()
+        if Path(caller).name not in self._host_modules:
+            raise AssertionError(f"{name} makes the host wait for the device: {caller}")
+
+
+class _RefuseOperations(_Refusing, TorchDispatchMode):
+    """Sees what happens below Python, too, such as `bool(tensor)`."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        tensors = [x for x in tree_leaves(args[1:2]) if isinstance(x, torch.Tensor)]
+        if (
+            name in _WAITING
+            or (name == "where" and len(args) == 1)
+            or (name in _INDEXING and any(x.dtype in _MASKS for x in tensors))
+            or (str(func) in _SIZED and kwargs.get("output_size") is None)
+        ):
+            self.refuse(name)
+        return func(*args, **kwargs)
+
+
+class _RefuseCalls(_Refusing, TorchFunctionMode):
+    """Sees which arguments were given: on a CPU, no copy is one to another device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _READING:
+            self.refuse(name)
+        if name in ("to", "tensor", "as_tensor") and _find_caller().startswith(
+            _PACKAGE
+        ):
+            self._check_copy(name, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _check_copy(self, name: str, args: Any, kwargs: Any) -> None:
+        if name != "to":
+            if kwargs.get("device") is not None:
+                self.refuse("a tensor made of numbers elsewhere than on the host")
+            return
+        places = [*args[1:], kwargs.get("device"), kwargs.get("other")]
+        is_moved = any(isinstance(x, torch.device | str | torch.Tensor) for x in places)
+        if is_moved and not kwargs.get("non_blocking"):
+            self.refuse("a blocking copy")
+
+
+@contextmanager
+def _refuse_on_cuda() -> Iterator[None]:
+    """Where there is a device, torch itself refuses, too."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # The first call says that this is a prototype.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.fixture
+def no_sync() -> Callable[..., Any]:
+    """`with no_sync():` fails where CUDA would make the host wait for the device.
+
+    A tensor that is meant to stay on the host looks like any other on a CPU. Names of
+    modules ("layout.py") that have such ones are given as arguments.
+    """
+
+    @contextmanager
+    def refuse(*host_modules: str) -> Iterator[None]:
+        with (
+            _refuse_on_cuda(),
+            _RefuseOperations(host_modules),
+            _RefuseCalls(host_modules),
+        ):
+            yield
+
+    return refuse
+
+
+class _RecordOperations(TorchDispatchMode):
+    def __init__(self, record: list[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = tree_leaves((args, kwargs or {}, result))
+        shapes = [tuple(x.shape) for x in tensors if isinstance(x, torch.Tensor)]
+        self._record.append((str(func), *shapes))
+        return result
+
+
+@pytest.fixture
+def record_operations() -> Callable[[], Any]:
+    """`with record_operations() as record:` lists what torch does, and its sizes."""
+
+    @contextmanager
+    def record() -> Iterator[list[tuple[Any, ...]]]:
+        operations: list[tuple[Any, ...]] = []
+        with _RecordOperations(operations):
+            yield operations
+
+    return record
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import pickle
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -339,30 +338,131 @@ def test_a_slot_forgets_its_former_sequence() -> None:
     assert write(sampler, logits, 5) == [1, 1, 2, 1, 1]
 
 
+def start_bad_words(*starts: SlotStart, vocab_size: int = 100) -> BadWords:
+    bad_words = BadWords(vocab_size, torch.device("cpu"))
+    for start in starts:
+        bad_words.start(start)
+    return bad_words
+
+
+def find_banned(bad_words: BadWords, *slots: int, vocab_size: int = 100) -> Any:
+    """The tokens of each slot that must not come next."""
+    scores = torch.zeros((len(slots), vocab_size))
+    bad_words.ban(scores, list(slots))
+    assert set(scores.unique().tolist()) <= {0.0, -torch.inf}
+    return [row.nonzero()[:, 0].tolist() for row in scores]
+
+
 @pytest.mark.parametrize("num_word_tokens", [2, MAX_BAD_WORD_TOKENS])
-def test_all_that_is_kept_is_as_many_tokens_as_a_word_has(num_word_tokens: int) -> None:
-    """So what a step costs cannot depend on how long the output is already."""
-    start = make_start(forbid(range(num_word_tokens)), prompt=[9] * 5000)
-    written, resumed = BadWords(100), BadWords(100)
-    written.start(start)
-    states = []
-    for i in range(3000):
-        written.append([0], [i % 100])
-        states.append(pickle.dumps(written))
-    # From here on the prompt has been left behind.
-    assert states[100:200] == states[2900:]
-    assert len(states[-1]) < 1000
-    resumed.start(
-        make_start(start.sampling, outputs=[i % 100 for i in range(3000)], prompt=[9])
+def test_a_step_costs_the_same_after_any_number_of_outputs(
+    num_word_tokens: int, record_operations: Any
+) -> None:
+    sampling = forbid(range(num_word_tokens), [5, 6])
+    records, banned = [], []
+    for num_outputs in (100, 60_000):
+        outputs = [i % 100 for i in range(num_outputs)]
+        bad_words = start_bad_words(
+            make_start(sampling, prompt=[9] * 500, outputs=outputs),
+            make_start(forbid([1, 2]), slot=1),
+        )
+        scores, token_ids = torch.zeros((2, 100)), torch.tensor([0, 1])
+        with record_operations() as record:
+            for token_id in range(num_word_tokens):
+                bad_words.ban(scores, [0, 1])
+                bad_words.append([0, 1], token_ids + token_id)
+        records.append(record)
+        banned.append(scores)
+    assert records[0] == records[1] != []
+    assert torch.equal(banned[0], banned[1])
+    assert banned[0][0, num_word_tokens - 1] == -torch.inf
+
+
+def test_a_preempted_sequence_has_the_tail_of_one_that_goes_on() -> None:
+    words = [[*range(3, 40), 50], [7, 7, 51], [39, 52]]
+    written = start_bad_words(make_start(forbid(*words), prompt=[9] * 5000))
+    outputs = [i % 40 for i in range(1000)]
+    for i, token_id in enumerate(outputs):
+        written.append([0], torch.tensor([token_id]))
+        if i % 37 == 0 or i == 999:
+            resumed = start_bad_words(
+                make_start(forbid(*words), prompt=[7], outputs=outputs[: i + 1])
+            )
+            assert find_banned(written, 0) == find_banned(resumed, 0)
+    assert find_banned(written, 0) == [[50, 52]]
+
+
+def test_words_of_very_different_sizes_meet_in_a_step() -> None:
+    """Tables have grown meanwhile, and some rows had other words before."""
+    long = list(range(1, 60))
+    bad_words = start_bad_words(make_start(forbid([8, 9]), prompt=[8]))
+    bad_words.start(make_start(forbid(*[[8, i] for i in range(90)]), slot=1))
+    bad_words.start(make_start(forbid([*long, 99], [59, 98]), slot=2, prompt=long))
+    bad_words.start(make_start(SamplingParams(), slot=1))
+    bad_words.start(make_start(forbid([*long, 97], [3, 4]), slot=5, prompt=long[1:]))
+    bad_words.start(make_start(forbid([2, 8, 7]), slot=3, prompt=[2, 8]))
+    assert find_banned(bad_words, 3, 1, 0, 4, 5, 2) == [[7], [], [9], [], [], [98, 99]]
+    assert find_banned(bad_words, 0, 3) == [[9], [7]]
+    bad_words.append([4, 2, 0], torch.tensor([8, 8, 59]))
+    assert find_banned(bad_words, 2, 0, 3) == [[], [], [7]]
+
+
+@pytest.mark.parametrize(
+    ("word", "banned"), [([3, 9], [9]), ([2, 3, 9], []), ([3, 3, 3, 3, 9], [])]
+)
+def test_nothing_of_a_slots_larger_former_tables_is_found(
+    word: list[int], banned: list[int]
+) -> None:
+    """Also beside a sequence for which the tables must be as large as before."""
+    large = forbid([1, 2, 3, 9], [3, 8], [2, 3, 7])
+    bad_words = start_bad_words(
+        *(make_start(large, slot=slot, prompt=[1, 2, 3]) for slot in range(2))
     )
-    assert pickle.dumps(resumed) == states[-1]
+    bad_words.start(make_start(forbid(word), prompt=[3]))
+    assert find_banned(bad_words, 0, 1) == [banned, [7, 8, 9]]
 
 
-def test_nothing_is_kept_of_sequences_without_bad_words() -> None:
-    bad_words = BadWords(100)
-    fresh = pickle.dumps(bad_words)
-    bad_words.start(make_start(forbid([1, 2])))
-    bad_words.start(make_start(SamplingParams(), prompt=[1] * 50))
-    bad_words.append([0], [4])
-    assert bad_words.find([0]) == []
-    assert pickle.dumps(bad_words) == fresh
+def test_no_step_waits_for_the_device(no_sync: Any) -> None:
+    bad_words = start_bad_words(
+        *(make_start(forbid([1, 2], [1, 1, 3]), slot=slot) for slot in range(4)),
+        make_start(SamplingParams(), slot=4),
+    )
+    scores, token_ids = torch.zeros((5, 100)), torch.ones(5, dtype=torch.int64)
+    with no_sync():
+        for slots in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
+            assert bad_words.has_any(slots)
+            scores.fill_(0.0)
+            bad_words.ban(scores, slots)
+            bad_words.append(slots, token_ids)
+    banned = [row.isneginf().nonzero()[:, 0].tolist() for row in scores]
+    assert banned == [[], [2, 3], [2, 3], [2, 3], [2, 3]]
+
+
+def test_nothing_is_done_for_sequences_without_bad_words(
+    record_operations: Any,
+) -> None:
+    bad_words = start_bad_words(
+        make_start(forbid([1, 2])),
+        make_start(SamplingParams(), prompt=[1] * 50),
+        # Words of one token, and what the model cannot say, are no subject.
+        make_start(forbid([1], [1, 100], [-1, 2]), slot=1),
+        make_start(forbid([4, 1]), slot=2),
+    )
+    scores, token_ids = torch.zeros((2, 100)), torch.tensor([1, 1])
+    with record_operations() as record:
+        assert not bad_words.has_any([0, 1])
+        bad_words.ban(scores, [0, 1])
+        bad_words.append([0, 1], token_ids)
+    assert record == []
+    assert bad_words.has_any([0, 2])
+
+
+def test_only_a_banned_score_is_another_one_afterwards() -> None:
+    """Whatever it was: infinite, or not a number."""
+    scores = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0, 2.0]] * 2)
+    before = scores.clone()
+    bad_words = start_bad_words(
+        make_start(forbid([1, 0], [1, 3], [1, 3])), vocab_size=5
+    )
+    bad_words.ban(scores, [3, 0])
+    before[1, [0, 3]] = -torch.inf
+    assert torch.equal(scores.nan_to_num(9.0), before.nan_to_num(9.0))

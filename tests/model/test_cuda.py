@@ -10,7 +10,9 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.model import count_blocks
-from trioserve.steps import SamplingParams
+from trioserve.model.bad_words import BadWords
+from trioserve.model.thinking import ThinkingBudgets
+from trioserve.steps import SamplingParams, SlotStart, ThinkingBudget
 from trioserve.testing_models import TINY_MODELS, TINY_VISION_MODELS
 
 DEVICE = "cuda"
@@ -92,6 +94,46 @@ def test_a_seeded_sequence_is_the_same_in_any_batch(
         planner.run(*stories, num_tokens=24)
         outputs.append(stories[0].outputs)
     assert outputs[0] == outputs[1]
+
+
+def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> None:
+    def start(slot: int, outputs: tuple[int, ...] = ()) -> SlotStart:
+        thinking = ThinkingBudget(
+            num_tokens=slot,
+            start_token_ids=(1,),
+            end_token_ids=(2, 2, 3),
+            is_open=slot % 2 == 0,
+        )
+        words = ((1, 2), (2, 1, 0), (slot, slot))
+        return SlotStart(
+            slot=slot,
+            prompt_token_ids=(0, 1),
+            output_token_ids=outputs,
+            sampling=SamplingParams(bad_words=words, thinking=thinking),
+            seed=0,
+        )
+
+    scores = []
+    slots = [3, 0, 5, 1, 2, 4]
+    stream = torch.randint(4, (20, 6), generator=torch.manual_seed(0))
+    for device in (torch.device("cpu"), torch.device(DEVICE)):
+        bad_words, budgets = BadWords(6, device), ThinkingBudgets(device)
+        tokens = stream.to(device)
+        for step in range(20):
+            # One sequence is preempted in each of some steps.
+            for slot in slots if step == 0 else {step % 8} & {*slots}:
+                written = tuple(stream[:step, slots.index(slot)].tolist())
+                bad_words.start(start(slot, written))
+                budgets.start(start(slot, written))
+            row = torch.zeros((6, 6), device=device)
+            with no_sync():
+                bad_words.ban(row, slots)
+                budgets.force(row, slots)
+                bad_words.append(slots, tokens[step])
+                budgets.append(slots, tokens[step])
+            scores.append(row.cpu())
+    assert any(row.isinf().any() for row in scores)
+    assert torch.equal(torch.stack(scores[:20]), torch.stack(scores[20:]))
 
 
 def test_the_cache_takes_its_share_of_the_devices_memory(

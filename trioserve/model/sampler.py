@@ -10,7 +10,6 @@ the vocabulary, as in transformers' generate, and any of them where it is drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -73,7 +72,7 @@ class Sampler:
         self._device = device
         self._choices: dict[int, _Choice] = {}
         self._penalties = PenaltyCounts(vocab_size, device)
-        self._bad_words = BadWords(vocab_size)
+        self._bad_words = BadWords(vocab_size, device)
 
     def start(self, start: SlotStart) -> None:
         """Take a slot's wishes; those of its former sequence are forgotten."""
@@ -109,20 +108,20 @@ class Sampler:
           logits: (num_slots, vocab_size); left as they are
         """
         choices = [self._choices[slot] for slot in slots]
-        endings = self._bad_words.find(slots)
+        may_ban = self._bad_words.has_any(slots)
         reports: dict[int, TokenLogprobs] = {}
-        if not endings and all(c.is_argmax(n) for c, n in zip(choices, num_outputs)):
+        if not may_ban and all(c.is_argmax(n) for c, n in zip(choices, num_outputs)):
             chosen = _find_best(logits)
         else:
             scores = logits.to(torch.float32, copy=True)
             self._shift(scores, choices, num_outputs)
-            self._ban(scores, endings)
+            self._bad_words.ban(scores, slots)
             self._penalize(scores, slots, choices)
             chosen = self._choose(scores, choices, num_outputs)
             self._penalties.count(slots, chosen)
             reports = self._report(logits, chosen, choices)
+        self._bad_words.append(slots, chosen)
         token_ids = chosen.tolist()
-        self._bad_words.append(slots, token_ids)
         return [
             SampledToken(token_id=token_id, logprobs=reports.get(row))
             for row, token_id in enumerate(token_ids)
@@ -138,13 +137,6 @@ class Sampler:
                 scores[row].index_fill_(0, choice.banned_ids, -torch.inf)
             if choice.holds_back_stops(count):
                 scores[row].index_fill_(0, choice.stop_ids, -torch.inf)
-
-    def _ban(self, scores: Tensor, endings: list[tuple[int, int]]) -> None:
-        if endings:
-            # A list of pairs takes torch three times as long as a flat one.
-            pairs = self._make_ids([*chain.from_iterable(endings)])
-            pairs = pairs.view(-1, 2)  # (num_pairs, 2)
-            scores[pairs[:, 0], pairs[:, 1]] = -torch.inf
 
     def _penalize(
         self, scores: Tensor, slots: list[int], choices: list[_Choice]

@@ -1,7 +1,12 @@
-"""Tensors out of the bytes in which they cross rooms that know no torch."""
+"""Tensors out of what the host has: numbers, and the bytes that cross rooms.
+
+Numbers are sent without waiting for the device. `torch.tensor(values, device="cuda")`
+would wait until all that was launched before is done.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import math
 
 import numpy as np
@@ -9,6 +14,30 @@ import torch
 from torch import Tensor
 
 from ..steps import TensorBytes
+
+
+def send_ids(values: Sequence[int], device: torch.device) -> Tensor:
+    """Send whole numbers.
+
+    Returns:
+      (len(values),) int64 on the device; usable at once, in the order of its stream
+    """
+    return _send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def send_floats(values: Sequence[float], device: torch.device) -> Tensor:
+    """Send numbers.
+
+    Returns:
+      (len(values),) float32 on the device; usable at once, in the order of its stream
+    """
+    return _send(torch.tensor(values, dtype=torch.float32), device)
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    # Nobody needs to pin the tensor or to keep it: CUDA has copied pageable memory to a
+    # buffer of its own when the call returns. Pinning a few numbers costs more.
+    return tensor.to(device, non_blocking=True)
 
 
 def read_tensor(tensor: TensorBytes) -> Tensor:
