@@ -41,7 +41,7 @@ def test_a_program_names_only_what_is_there(program: str) -> None:
 
 
 def test_there_are_programs() -> None:
-    assert len(list_programs()) == 6
+    assert len(list_programs()) == 7
 
 
 def test_the_program_that_measures_a_loop_finds_who_blocks_it() -> None:

@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pooling": {"steps"},
     "sentence": set(),
     "logits": set(),
+    "plugins": {"errors", "logits"},
     "observe": set(),
     "scheduler": VOCABULARY,
     "model": VOCABULARY,
@@ -36,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pooling_engine": VOCABULARY | {"engine", "render"},
     "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
     "launch": VOCABULARY
-    | {"engine", "executor", "model", "pooling_engine", "render", "scheduler"}
-    | {"text_engine", "weights"},
+    | {"engine", "executor", "model", "plugins", "pooling_engine", "render"}
+    | {"scheduler", "text_engine", "weights"},
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
     "__main__": VOCABULARY | {"server"},

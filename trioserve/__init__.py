@@ -23,6 +23,7 @@ from .config import (
 )
 from .errors import TrioserveError
 from .launch import open_engine, open_pooling_engine
+from .logits import LogitsProcessor, LogitsRow
 from .pooling import PoolingInfo
 from .pooling_engine import Classification, PoolingEngine, ScoreOptions, Scores
 from .steps import SamplingParams
@@ -32,6 +33,8 @@ __all__ = [
     "CacheConfig",
     "Classification",
     "EngineConfig",
+    "LogitsProcessor",
+    "LogitsRow",
     "ModelConfig",
     "PoolingConfig",
     "PoolingEngine",

@@ -43,6 +43,8 @@ class ModelConfig:
         generation_config.json (and temperature 0 for the default model), or OpenAI's
         defaults.
       num_threads: Threads of one CPU step; by default one for each core.
+      logits_processor: Plug-ins that requests may have change their logits, each as
+        module:Class, besides those that installed distributions offer.
     """
 
     model: str = DEFAULT_MODEL
@@ -53,6 +55,7 @@ class ModelConfig:
     chat_template: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: int | None = None
+    logits_processor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_at_least("max_model_len", self.max_model_len, 1)

@@ -21,6 +21,7 @@
       - WeightsBroken
       - UnsupportedModel
       - InvalidConfig
+      - PluginBroken
 
 Constructors take facts and write the message.
 """
@@ -51,6 +52,7 @@ __all__ = [
     "WeightsBroken",
     "UnsupportedModel",
     "InvalidConfig",
+    "PluginBroken",
     "find_first",
 ]
 
@@ -268,3 +270,16 @@ class InvalidConfig(StartupError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"--{field.replace('_', '-')}: {reason}")
         self.field = field
+
+
+class PluginBroken(StartupError):
+    """Raised when an installed distribution offers a plug-in that is none.
+
+    Args:
+      distribution: what to mend, or to uninstall.
+      entry_point: module:Class.
+      reason: goes on after its name.
+    """
+
+    def __init__(self, distribution: str, entry_point: str, reason: str) -> None:
+        super().__init__(f"{entry_point} of {distribution} {reason}")

@@ -31,6 +31,7 @@ from .config import (
 from .engine import Engine, PoolingLoop
 from .errors import InvalidConfig
 from .executor import LocalExecutor
+from .plugins import load_logits_processors
 from .pooling import PoolingTask, Task
 from .pooling_engine import PoolingEngine
 from .render import open_template_processes
@@ -179,6 +180,8 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
     from .model import ModelRunner, count_blocks, load_model
     from .render import load_renderer
 
+    # First: a mistake in an option is told before gigabytes are read.
+    processors = load_logits_processors(config.model.logits_processor)
     name = config.model.served_model_name or weights.name
     model = load_model(weights.folder, config.model, name=name)
     num_blocks = count_blocks(
@@ -191,6 +194,7 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
         _resolve_length(model.info, config, num_blocks),
         default_sampling=_resolve_sampling(model.info, config.model),
         fingerprint=_fingerprint(weights.folder, str(model.dtype)),
+        logits_processors=tuple(processor.name for processor in processors),
     )
     scheduler = _make_scheduler(config, info, num_blocks, model.device.type)
     runner = ModelRunner(
@@ -199,6 +203,7 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=info.max_model_len,
+        logits_processors=processors,
     )
     renderer = load_renderer(
         weights.folder,
@@ -221,7 +226,8 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
         info=info,
         max_num_sequences=_count_sequences(config.scheduler),
     )
-    return _Loaded(served=TextEngine(engine, renderer), loop=engine)
+    served = TextEngine(engine, renderer, processors)
+    return _Loaded(served=served, loop=engine)
 
 
 def _load_pooling_engine(
@@ -234,6 +240,11 @@ def _load_pooling_engine(
     from .model.pooling import PoolingRunner
     from .render import load_pooling_renderer
 
+    if config.model.logits_processor:
+        raise InvalidConfig(
+            "logits_processor",
+            f"{config.model.model} is served for {task}, where nothing is sampled",
+        )
     encoder = load_encoder(
         weights.folder,
         config.model,

@@ -1,8 +1,8 @@
 """Plug-ins that change logits before a token is chosen: the protocol.
 
 A plug-in is a class. It is named by its `name`, loaded by --logits-processor or by an
-entry point of the group `trioserve.logits_processors`, and takes part in those sequences
-whose requests name it.
+entry point of the group `trioserve.logits_processors` (plugins.py), and takes part in
+those sequences whose requests name it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LogitsRow:
     """A sequence in which a plug-in takes part: the same object in all its steps.
 
-    After a preemption it is a new one.
+    With each step it is one token longer. After a preemption it is a new one.
 
     Args:
       arguments: what `read_arguments` made of the request's.
@@ -64,10 +64,12 @@ class LogitsProcessor(ABC):
         """Check what a request wants; what is returned stands in LogitsRow.arguments.
 
         Called in a renderer worker before the request is queued, and again in the
-        device's thread: it must give the same both times. By default anything goes.
+        device's thread: it must give the same both times, and leave `arguments` as they
+        are. By default anything goes.
 
         Raises:
-          ValueError: its message is told to the client, who gets a 400.
+          ValueError: its message is told to the client, who gets a 400. Anything else
+            is a 500 for this request.
         """
         return arguments
 

@@ -112,6 +112,7 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
+MAX_LOGITS_PROCESSORS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +155,8 @@ class SamplingParams:
       prompt_logprobs: the same for the prompt's tokens.
       thinking: bounds the reasoning of models that reason; None does not. TextEngine
         makes it of a number and the model's tags.
-      logits_processors: (name, arguments) of each plug-in that takes part; the
-        arguments are JSON objects.
+      logits_processors: (name, arguments) of each plug-in that takes part, each once;
+        the arguments are JSON objects.
 
     Raises:
       InvalidParameter: a number lies outside SAMPLING_BOUNDS; `param` names it.
@@ -194,6 +195,7 @@ class SamplingParams:
             raise InvalidParameter(
                 "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are taken"
             )
+        _check_processors([name for name, _ in self.logits_processors])
 
 
 def _check_bounds(
@@ -225,6 +227,15 @@ def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
         )
 
 
+def _check_processors(names: list[str]) -> None:
+    if len(names) > MAX_LOGITS_PROCESSORS:
+        raise InvalidParameter(
+            "logits_processors", f"at most {MAX_LOGITS_PROCESSORS} are taken"
+        )
+    if len(names) > len(set(names)):
+        raise InvalidParameter("logits_processors", "each may be named once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the other rooms need to know of a loaded model.
@@ -242,6 +253,7 @@ class ModelInfo:
       dtype: torch's name of their type.
       takes_images: it has an encoder for images.
       fingerprint: changes whenever the same request could get another answer.
+      logits_processors: names of the plug-ins that requests may name.
     """
 
     name: str
@@ -255,6 +267,7 @@ class ModelInfo:
     dtype: str = "float32"
     takes_images: bool = False
     fingerprint: str = ""
+    logits_processors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ Real sockets, the real renderer, scheduler and engine; only the device is a fake
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypercorn.trio
@@ -20,6 +20,7 @@ import trio
 from .config import HttpConfig, MediaConfig, RenderConfig
 from .engine import Engine, PoolingLoop
 from .http import ServerState, create_http_app, install_guard, make_config
+from .logits import LogitsProcessor
 from .pooling import LongText, PoolingTask
 from .pooling_engine import PoolingEngine
 from .render import load_pooling_renderer, load_renderer
@@ -72,16 +73,20 @@ async def open_fake_server(
     takes_images: bool = False,
     answer: str = ANSWER,
     chat_template: str | None = None,
+    logits_processors: Sequence[type[LogitsProcessor]] = (),
 ) -> AsyncIterator[FakeServer]:
-    """Serve until the block is left."""
+    """Serve until the block is left; the device asks no plug-in."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     ids = tuple(tokenizer.encode(answer).ids)
     device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
-    info = make_info(
-        max_model_len,
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=hidden_size,
-        takes_images=takes_images,
+    info = replace(
+        make_info(
+            max_model_len,
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=hidden_size,
+            takes_images=takes_images,
+        ),
+        logits_processors=tuple(each.name for each in logits_processors),
     )
     engine = Engine(
         Scheduler(
@@ -103,7 +108,7 @@ async def open_fake_server(
         chat_template=chat_template,
     )
     state = ServerState(config=http or HttpConfig())
-    state.engine = TextEngine(engine, renderer)
+    state.engine = TextEngine(engine, renderer, logits_processors)
     async with _open_server(state, engine) as port:
         yield FakeServer(
             url=f"http://127.0.0.1:{port}",

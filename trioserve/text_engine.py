@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 import itertools
 from typing import TypeVar
 
 from .engine import EngineClient, TokenStream
 from .errors import InvalidParameter
+from .logits import LogitsProcessor
 from .render import Detokenizer, Renderer, TextDelta as RenderedDelta
 from .steps import (
     FinishReason,
@@ -180,11 +182,18 @@ class TextEngine:
 
     Args:
       engine, renderer: running, respectively loaded.
+      logits_processors: the plug-ins that the engine's device has.
     """
 
-    def __init__(self, engine: EngineClient, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        renderer: Renderer,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
+    ) -> None:
         self.engine = engine
         self.renderer = renderer
+        self._processors = {each.name: each for each in logits_processors}
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
 
     @property
@@ -206,7 +215,9 @@ class TextEngine:
         Args:
           splits_reasoning: tell reasoning apart, if the server does that; for chats.
 
-        Raises: InvalidParameter, and what EngineClient.open_stream raises.
+        Raises: what EngineClient.open_stream raises, and
+          InvalidParameter: a budget is asked for where nothing tells reasoning apart, or
+            a plug-in refuses its arguments.
         """
         if text.thinking_token_budget is not None:
             if not splits_reasoning:
@@ -215,6 +226,7 @@ class TextEngine:
                 )
             thinking = self._limit_thinking(prompts, text.thinking_token_budget)
             sampling = replace(sampling, thinking=thinking)
+        await self._check_arguments(sampling)
         detokenizers = [
             self.renderer.open_detokenizer(
                 prompt,
@@ -297,6 +309,26 @@ class TextEngine:
             [rendered], sampling, text, priority=priority, splits_reasoning=True
         ) as stream:
             yield stream
+
+    async def _check_arguments(self, sampling: SamplingParams) -> None:
+        """Let plug-ins look at what they are asked for: the last time they can refuse.
+
+        Raises:
+          InvalidParameter: one does; what else it raises is a defect of its own.
+        """
+        # Names that nobody has are the engine's to refuse.
+        named = [p for p in sampling.logits_processors if p[0] in self._processors]
+        if named:
+            await self.renderer.workers.run(partial(self._read_arguments, named))
+
+    def _read_arguments(self, named: list[tuple[str, Mapping[str, object]]]) -> None:
+        for name, arguments in named:
+            try:
+                self._processors[name].read_arguments(arguments)
+            except ValueError as error:
+                raise InvalidParameter(
+                    f"logits_processors.{name}", str(error) or "wrong arguments"
+                ) from None
 
     def _split(
         self, options: Mapping[str, object]

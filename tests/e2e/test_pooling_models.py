@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import trioserve
-from trioserve.errors import TaskNotServed
+from trioserve.errors import InvalidConfig, TaskNotServed
 from trioserve.testing_encoders import save_tiny_encoder
 from trioserve.testing_tokenizer import tiny_tokenizer
 from trioserve.weights import resolve_weights
@@ -86,6 +86,14 @@ async def test_a_decoder_with_prompts_and_matryoshka_vectors(tmp_path: Path) -> 
             oracle.encode_query(QUERY), oracle.encode_document(TEXTS)
         )
         check_close(scores.values, similarities[0])
+
+
+async def test_plug_ins_have_nothing_to_change(bert: Path) -> None:
+    with pytest.raises(
+        InvalidConfig, match="--logits-processor: .* nothing is sampled"
+    ):
+        async with open_engine(bert, logits_processor=("module:Class",)):
+            pass
 
 
 async def test_a_cross_encoder(bert: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prompts with vectors: what the model cannot read never enters the engine."""
+"""What the model cannot read and what is not loaded never enters the engine."""
 
 from __future__ import annotations
 
@@ -126,3 +126,32 @@ def test_there_is_nothing_to_report_on_vectors() -> None:
 def test_vectors_that_make_no_sense_are_a_mistake_of_the_caller(prompt: Prompt) -> None:
     with pytest.raises(ValueError, match="vector|runs"):
         check_request([prompt], ONE, INFO)
+
+
+def test_a_plug_in_that_is_not_loaded_is_refused_by_its_name() -> None:
+    info = replace(INFO, logits_processors=("left", "right"))
+    known = replace(ONE, logits_processors=(("right", {}), ("left", {"by": 1})))
+    check_request([make_prompt()], known, info)
+    unknown = replace(ONE, logits_processors=(("left", {}), ("up\n" * 99, {})))
+    with pytest.raises(InvalidParameter, match="there is no 'up.*: left, right$") as (
+        caught
+    ):
+        check_request([make_prompt()], unknown, info)
+    assert caught.value.param == "logits_processors"
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)
+
+
+def test_where_nothing_is_loaded_that_is_told() -> None:
+    asked = replace(ONE, logits_processors=(("left", {}),))
+    with pytest.raises(InvalidParameter, match="among those loaded: none$"):
+        check_request([make_prompt()], asked, INFO)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["a", "a"], "once"), ([str(i) for i in range(17)], "at most 16")],
+)
+def test_a_plug_in_takes_part_once_and_few_do(names: list[str], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        SamplingParams(logits_processors=tuple((name, {}) for name in names))

@@ -28,6 +28,7 @@ from transformers import (
 
 import trioserve
 from trioserve.config import ModelConfig
+from trioserve.logits import LogitsProcessor
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.steps import (
     KEY_BYTES,
@@ -456,6 +457,7 @@ class Planner:
         block_size: int = 4,
         max_num_seqs: int = 8,
         max_model_len: int = 96,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self.runner = ModelRunner(
             model,
@@ -463,6 +465,7 @@ class Planner:
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            logits_processors=logits_processors,
         )
         self._block_size = block_size
         self._free = [BlockId(i) for i in range(num_blocks)]

@@ -22,8 +22,8 @@ def check_request(
     """Refuse what the model cannot compute.
 
     Raises:
-      InvalidParameter: a token id lies outside the vocabulary, there is no prompt, or
-        vectors have another width or type than the model's.
+      InvalidParameter: a token id lies outside the vocabulary, there is no prompt,
+        vectors have another width or type than the model's, or a plug-in is not loaded.
       ContextLengthExceeded: a prompt with its max_tokens is longer than the model.
     """
     if not prompts:
@@ -38,6 +38,8 @@ def check_request(
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
     _check_token_ids("logit_bias", biased, info.vocab_size)
+    for name, _ in sampling.logits_processors:
+        _check_processor(name, info.logits_processors)
 
 
 def resolve_sampling(
@@ -100,6 +102,16 @@ def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> N
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         raise InvalidParameter(
             param, f"token ids must be between 0 and {vocab_size - 1}"
+        )
+
+
+def _check_processor(name: str, loaded: Sequence[str]) -> None:
+    if name not in loaded:
+        # The beginning: a client may send a name of kilobytes.
+        raise InvalidParameter(
+            "logits_processors",
+            f"there is no {name[:64]!r} among those loaded: "
+            f"{', '.join(loaded) or 'none'}",
         )
 
 

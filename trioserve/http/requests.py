@@ -160,6 +160,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     stop_token_ids: tuple[TokenId, ...] | None = None
+    logits_processors: dict[str, dict[str, object] | None] | None = None
     bad_words: (
         Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS // 2)] | None
     ) = None

@@ -90,10 +90,11 @@ _SAME_IN_SAMPLING: Final = (
 )
 
 # Bounds on what one request makes us build: a byte of free-form JSON can become thirty
-# bytes of objects. Templates need a few flags; the tools of the largest agents that were
-# seen take 100 kB.
+# bytes of objects. Templates need a few flags, and so do plug-ins; the tools of the
+# largest agents that were seen take 100 kB.
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
 MAX_TOOLS_BYTES: Final = 262_144
+MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
 
 # Smaller ones are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
@@ -290,6 +291,10 @@ def to_sampling(
         if (value := getattr(request, name)) is not None:
             values[name] = value
     values["logit_bias"] = _parse_logit_bias(request.logit_bias or {})
+    values["logits_processors"] = tuple(
+        (name, arguments or {})
+        for name, arguments in (request.logits_processors or {}).items()
+    )
     if isinstance(request, ChatRequest):
         sent_as = _take_chat_fields(request, values)
     else:
@@ -398,20 +403,45 @@ def _decode_tools(
     return tools or None
 
 
+def _decode_processors(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> dict[str, dict[str, object] | None] | None:
+    """Decode which plug-ins take part, and their arguments.
+
+    Raises:
+      InvalidParameter: it is no object of objects, or a large one.
+    """
+    _check_size(name, raw, MAX_LOGITS_PROCESSORS_BYTES)
+    # vLLM's field was once a list, and client libraries send an empty one.
+    if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
+        return None
+    named: dict[str, dict[str, object] | None] | None = decode_field(
+        name, raw, dict[str, dict[str, object] | None] | None
+    )
+    return named
+
+
 def _check_size(name: str, raw: msgspec.Raw, limit: int) -> None:
     if len(memoryview(raw)) > limit:
         raise InvalidParameter(name, f"at most {limit} bytes are taken")
 
 
+_GENERATION_FIELDS: Final = {"logits_processors": _decode_processors}
 _TEMPLATE_FIELDS: Final = {
     "chat_template_kwargs": decode_template_kwargs,
     "tools": _decode_tools,
 }
-_CHAT: Final = BodyDecoder(ChatRequest, unsupported.CHAT, _TEMPLATE_FIELDS)
+_CHAT: Final = BodyDecoder(
+    ChatRequest, unsupported.CHAT, {**_GENERATION_FIELDS, **_TEMPLATE_FIELDS}
+)
 _COMPLETION: Final = BodyDecoder(
     CompletionRequest,
     unsupported.COMPLETION,
-    {"prompt": decode_prompt, "prompt_embeds": decode_embeds_list},
+    {
+        **_GENERATION_FIELDS,
+        "prompt": decode_prompt,
+        "prompt_embeds": decode_embeds_list,
+    },
 )
 _TOKENIZE: Final = BodyDecoder(TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS)
 _DETOKENIZE: Final = BodyDecoder(DetokenizeRequest, {}, {"tokens": decode_ids})

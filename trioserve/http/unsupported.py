@@ -32,7 +32,6 @@ BOTH: Final[Mapping[str, Neutral]] = {
     "length_penalty": (1,),
     "logprob_token_ids": ([],),
     "allowed_token_ids": (),
-    "logits_processors": ([],),
     "spaces_between_special_tokens": (True,),
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": ({},),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from ..config import CacheConfig
+from ..logits import LogitsProcessor
 from ..steps import (
     BlockId,
     SampledToken,
@@ -75,6 +78,10 @@ class ModelRunner:
       block_size: tokens in one.
       max_num_seqs: slots.
       max_model_len: tokens of prompt and output that a slot can hold.
+      logits_processors: plug-ins that sequences may name.
+
+    Raises:
+      InvalidConfig: a plug-in cannot be made.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class ModelRunner:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self._model = model
         self._tables = SlotTables(
@@ -92,7 +100,11 @@ class ModelRunner:
             max_model_len=max_model_len,
             block_size=block_size,
         )
-        self._sampler = Sampler(vocab_size=model.info.vocab_size, device=model.device)
+        self._sampler = Sampler(
+            vocab_size=model.info.vocab_size,
+            device=model.device,
+            logits_processors=logits_processors,
+        )
         self._embedded = EmbeddedInputs(model)
         self._grid = _make_grid(model)
         # Slot -> alternatives to report, for slots that asked for prompt_logprobs.

@@ -1,6 +1,6 @@
 """Choose the next token of every row that samples, in one batched pass.
 
-The order is vLLM's: log probabilities are those of the raw logits; then bias,
+The order is vLLM's: log probabilities are those of the raw logits; then bias; plug-ins;
 min_tokens and bad words; penalties; temperature; min_p; top_k and top_p.
 
 Where these leave a row no token at all, one comes nevertheless: greedily the first of
@@ -9,16 +9,19 @@ the vocabulary, as in transformers' generate, and any of them where it is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..logits import LogitsProcessor
 from ..steps import SampledToken, SamplingParams, SlotStart, TokenLogprobs
 from .bad_words import BadWords
 from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
 from .logprobs import report_logprobs
 from .penalties import PenaltyCounts, has_penalties
+from .processors import LogitsProcessors
 
 # Below, dividing by it overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
@@ -64,15 +67,34 @@ class _Choice:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownIds:
+    """The SampledIds of a step that has ended."""
+
+    token_ids: list[int]
+
+    def read(self) -> list[int]:
+        return self.token_ids
+
+
 class Sampler:
     """Samples from logits by what each slot asked for."""
 
-    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._choices: dict[int, _Choice] = {}
         self._penalties = PenaltyCounts(vocab_size, device)
         self._bad_words = BadWords(vocab_size, device)
+        self._processors = LogitsProcessors(
+            logits_processors, vocab_size=vocab_size, device=device
+        )
 
     def start(self, start: SlotStart) -> None:
         """Take a slot's wishes; those of its former sequence are forgotten."""
@@ -96,6 +118,7 @@ class Sampler:
         )
         self._penalties.start(start)
         self._bad_words.start(start)
+        self._processors.start(start)
 
     def sample(
         self, slots: list[int], num_outputs: list[int], logits: Tensor
@@ -110,11 +133,17 @@ class Sampler:
         choices = [self._choices[slot] for slot in slots]
         may_ban = self._bad_words.has_any(slots)
         reports: dict[int, TokenLogprobs] = {}
-        if not may_ban and all(c.is_argmax(n) for c, n in zip(choices, num_outputs)):
+        if (
+            not may_ban
+            and not self._processors.has_any(slots)
+            and all(c.is_argmax(n) for c, n in zip(choices, num_outputs))
+        ):
             chosen = _find_best(logits)
         else:
             scores = logits.to(torch.float32, copy=True)
-            self._shift(scores, choices, num_outputs)
+            self._shift(scores, choices)
+            self._processors.apply(scores, slots, num_outputs)
+            self._hold_back(scores, choices, num_outputs)
             self._bad_words.ban(scores, slots)
             self._penalize(scores, slots, choices)
             chosen = self._choose(scores, choices, num_outputs)
@@ -122,17 +151,21 @@ class Sampler:
             reports = self._report(logits, chosen, choices)
         self._bad_words.append(slots, chosen)
         token_ids = chosen.tolist()
+        self._processors.append(slots, _KnownIds(token_ids=token_ids))
         return [
             SampledToken(token_id=token_id, logprobs=reports.get(row))
             for row, token_id in enumerate(token_ids)
         ]
 
-    def _shift(
+    def _shift(self, scores: Tensor, choices: list[_Choice]) -> None:
+        for row, choice in enumerate(choices):
+            if len(choice.bias_ids):
+                scores[row].index_add_(0, choice.bias_ids, choice.bias)
+
+    def _hold_back(
         self, scores: Tensor, choices: list[_Choice], num_outputs: list[int]
     ) -> None:
         for row, (choice, count) in enumerate(zip(choices, num_outputs)):
-            if len(choice.bias_ids):
-                scores[row].index_add_(0, choice.bias_ids, choice.bias)
             if len(choice.banned_ids):
                 scores[row].index_fill_(0, choice.banned_ids, -torch.inf)
             if choice.holds_back_stops(count):

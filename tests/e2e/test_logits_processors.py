@@ -1,0 +1,139 @@
+"""README's plug-in in a real server, with transformers' generate() as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+import re
+from typing import Any
+
+import openai
+import pytest
+import trio
+
+import trioserve
+from trioserve.text_engine import TextParams
+
+pytestmark = pytest.mark.slow
+
+README = Path(__file__).parents[2] / "README.rst"
+# What follows would be written again.
+PROMPT = [300, 301] * 6
+NUM_TOKENS = 60
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Save README's module where it can be imported; returns its name."""
+    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", README.read_text())
+    (block,) = (block for block in blocks if "(LogitsProcessor):" in block)
+    source = "\n".join(line[4:] for line in block.splitlines())
+    name = f"my_processors_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(source)
+    # The one for this process, the other for those that it starts.
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return f"{name}:NoRepeat"
+
+
+@pytest.fixture(scope="module")
+def generate(model_folder: Path) -> Callable[..., list[int]]:
+    """Return a function: settings -> generate()'s greedy continuation."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+
+    def run(**settings: Any) -> list[int]:
+        prompt = torch.tensor([PROMPT])
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+            **settings,
+        )
+        tokens: list[int] = output[0, len(PROMPT) :].tolist()
+        return tokens
+
+    return run
+
+
+# The client (3.54) leaves generators of its HTTP library to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_clients_with_and_without_it_are_served_side_by_side(
+    start_server: Any, model_folder: Path, plugin: str, generate: Any
+) -> None:
+    server = start_server(
+        str(model_folder),
+        *("--kv-cache-memory", "64MiB", "--num-threads", "1"),
+        *("--logits-processor", plugin),
+    )
+    answers: dict[int, list[int]] = {}
+
+    async def ask(client: openai.AsyncOpenAI, size: int) -> None:
+        named = {"logits_processors": {"no-repeat": {"size": size}}} if size else {}
+        answer: Any = await client.completions.create(
+            model="tiny-llama",
+            prompt=PROMPT,
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True, **named},
+        )
+        answers[size] = list(answer.choices[0].token_ids)
+
+    with trio.fail_after(60):
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none"
+        ) as client:
+            async with trio.open_nursery() as nursery:
+                for size in range(4):
+                    nursery.start_soon(ask, client, size)
+            with pytest.raises(openai.BadRequestError, match="a whole number"):
+                await client.completions.create(
+                    model="tiny-llama",
+                    prompt=PROMPT,
+                    extra_body={"logits_processors": {"no-repeat": {"size": "3"}}},
+                )
+    for size in range(4):
+        # transformers' 0 is none, too.
+        assert answers[size] == generate(no_repeat_ngram_size=size)
+    assert len(set(map(tuple, answers.values()))) == 4, "each forbids something else"
+
+
+async def test_an_embedded_engine_is_told_by_an_option(
+    model_folder: Path, plugin: str, generate: Any
+) -> None:
+    with trio.fail_after(60):
+        async with trioserve.open_engine(
+            str(model_folder),
+            kv_cache_memory="64MiB",
+            num_threads=1,
+            logits_processor=(plugin,),
+        ) as engine:
+            assert engine.info.logits_processors == ("no-repeat",)
+            prompt = await engine.renderer.render_ids(tuple(PROMPT))
+            sampling = trioserve.SamplingParams(
+                temperature=0.0,
+                max_tokens=NUM_TOKENS,
+                ignore_eos=True,
+                logits_processors=(("no-repeat", {"size": 2}),),
+            )
+            async with engine.open_text([prompt], sampling, TextParams()) as stream:
+                (whole,) = await stream.collect()
+    assert list(whole.token_ids) == generate(no_repeat_ngram_size=2)
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_exit_code_2(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trioserve.__main__ import main
+
+    flags = ["--logits-processor", "no_such_module:X", "--port", "0"]
+    assert main(["serve", str(model_folder), *flags]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(
+        "trioserve: --logits-processor: no_such_module:X cannot be imported"
+    )

@@ -1,0 +1,468 @@
+"""Plug-ins see the logits of those who named them, and real tokens if they want any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+import gc
+import sys
+from types import FrameType
+from typing import Any
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import NoRepeatNGramLogitsProcessor
+
+from trioserve.errors import InvalidConfig
+from trioserve.logits import LogitsProcessor, LogitsRow
+from trioserve.model.processors import LogitsProcessors
+from trioserve.model.sampler import Sampler
+from trioserve.steps import SamplingParams, SlotStart
+
+VOCAB_SIZE = 16
+CPU = torch.device("cpu")
+
+
+class Recorder(LogitsProcessor):
+    """Adds one to what it sees, and remembers the calls of all of its kind."""
+
+    calls: list[tuple[str, tuple[int, ...], list[LogitsRow]]] = []
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        self.calls.append((self.name, tuple(logits.shape), list(rows)))
+        logits += 1.0
+
+
+class Add(Recorder):
+    name = "add"
+
+    @classmethod
+    def read_arguments(cls, arguments: Mapping[str, object]) -> object:
+        return arguments.get("what", 0)
+
+
+class Double(Recorder):
+    name = "double"
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        super().apply(logits, rows)
+        logits *= 2.0
+
+
+class Remember(Recorder):
+    """Wants to know what was written."""
+
+    name = "remember"
+    needs_output_token_ids = True
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        super().apply(logits, rows)
+        for row in rows:
+            assert row.output_token_ids is not None
+            assert len(row.output_token_ids) == row.num_output_tokens
+            assert min(row.output_token_ids, default=0) >= 0
+
+
+class RememberToo(Remember):
+    name = "remember-too"
+
+
+ALL = (Add, Double, Remember, RememberToo)
+
+
+@pytest.fixture(autouse=True)
+def calls() -> list[tuple[str, tuple[int, ...], list[LogitsRow]]]:
+    Recorder.calls.clear()
+    return Recorder.calls
+
+
+@dataclass(eq=False)
+class LateIds:
+    """Tokens that are on their way, and when they were asked for."""
+
+    token_ids: list[int]
+    reads: list[LateIds] = field(default_factory=list)
+
+    def read(self) -> list[int]:
+        self.reads.append(self)
+        return self.token_ids
+
+
+def make(*classes: type[LogitsProcessor]) -> LogitsProcessors:
+    return LogitsProcessors(classes or ALL, vocab_size=VOCAB_SIZE, device=CPU)
+
+
+def make_start(
+    slot: int, *names: str, outputs: tuple[int, ...] = (), **arguments: object
+) -> SlotStart:
+    return SlotStart(
+        slot=slot,
+        prompt_token_ids=(1, -1, 3),
+        output_token_ids=outputs,
+        sampling=SamplingParams(
+            logits_processors=tuple((name, arguments) for name in names)
+        ),
+        seed=0,
+    )
+
+
+def apply(
+    processors: LogitsProcessors, slots: list[int], num_outputs: list[int]
+) -> Tensor:
+    scores = torch.zeros(len(slots), VOCAB_SIZE)
+    processors.apply(scores, slots, num_outputs)
+    # Each row is the same number all over.
+    assert torch.equal(scores, scores[:, :1].expand_as(scores))
+    return scores[:, 0]
+
+
+def list_outputs(row: LogitsRow) -> list[int]:
+    assert row.output_token_ids is not None
+    return row.output_token_ids
+
+
+# Who takes part.
+
+
+def test_only_rows_that_named_it_are_changed(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(4, "add"))
+    processors.start(make_start(0))
+    processors.start(make_start(2, "add"))
+    assert apply(processors, [0, 2, 3, 4], [0] * 4).tolist() == [0.0, 1.0, 0.0, 1.0]
+    ((name, shape, rows),) = calls
+    assert (name, shape, len(rows)) == ("add", (2, VOCAB_SIZE), 2)
+
+
+def test_they_come_in_the_order_in_which_they_were_loaded(calls: Any) -> None:
+    for classes, expected in (((Add, Double), 4.0), ((Double, Add), 3.0)):
+        processors = make(*classes)
+        processors.start(make_start(0, "double", "add"))
+        assert apply(processors, [0], [0]).tolist() == [expected]
+    assert [name for name, _, _ in calls] == ["add", "double", "double", "add"]
+
+
+def test_each_is_called_once_a_step_with_what_requests_asked(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "add", what="first"))
+    processors.start(make_start(1, "double", "add", what="second"))
+    assert apply(processors, [0, 1], [7, 9]).tolist() == [1.0, 4.0]
+    (_, _, added), (_, _, doubled) = calls
+    assert [row.arguments for row in added] == ["first", "second"]
+    assert [row.num_output_tokens for row in added] == [7, 9]
+    assert doubled[0].arguments == {"what": "second"}
+    assert doubled[0].prompt_token_ids == (1, -1, 3)
+
+
+def test_where_all_take_part_nothing_is_copied() -> None:
+    class Keep(LogitsProcessor):
+        name = "keep"
+        seen: list[Tensor] = []
+
+        def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+            self.seen.append(logits)
+
+    processors = make(Keep)
+    processors.start(make_start(0, "keep"))
+    processors.start(make_start(1, "keep"))
+    scores = torch.zeros(2, VOCAB_SIZE)
+    processors.apply(scores, [1, 0], [0, 0])
+    assert Keep.seen[0] is scores
+
+
+def test_a_sequence_has_the_same_row_in_all_steps(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "add"))
+    for number in range(3):
+        apply(processors, [0], [number])
+        processors.append([0], LateIds([number]))
+    rows = [rows[0] for _, _, rows in calls]
+    assert rows[0] is rows[1] is rows[2]
+    assert rows[0].output_token_ids is None
+    assert rows[0].num_output_tokens == 2
+
+
+def test_it_is_known_beforehand_who_takes_part() -> None:
+    processors = make()
+    assert not processors.has_any([0, 1, 2])
+    processors.start(make_start(1, "add"))
+    processors.start(make_start(2, "add", "remember"))
+    assert [processors.has_any([slot]) for slot in range(3)] == [False, True, True]
+    assert [processors.needs_history([slot]) for slot in range(3)] == [
+        False,
+        False,
+        True,
+    ]
+    assert processors.needs_history([0, 1, 2])
+    processors.start(make_start(2))
+    assert not processors.needs_history([0, 1, 2])
+
+
+def test_a_plug_in_that_cannot_be_made_ends_the_start() -> None:
+    class NoDevice(Add):
+        def __init__(self, **options: Any) -> None:
+            raise RuntimeError("wants a GPU")
+
+    with pytest.raises(InvalidConfig, match="add cannot be made: .* wants a GPU"):
+        make(NoDevice)
+
+
+# What was written.
+
+
+def test_tokens_are_read_when_they_are_needed_and_not_before(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "remember"))
+    processors.start(make_start(1, "remember"))
+    reads: list[LateIds] = []
+    first = LateIds([5, 6], reads)
+    apply(processors, [0, 1], [0, 0])
+    processors.append([0, 1], first)
+    assert reads == []
+    apply(processors, [1, 0], [1, 1])
+    # One read, however many slots share it.
+    assert reads == [first]
+    second = LateIds([7, 8], reads)
+    processors.append([1, 0], second)
+    apply(processors, [0, 1], [2, 2])
+    assert reads == [first, second]
+    left, right = calls[-1][2]
+    assert list_outputs(left) == [5, 8]
+    assert list_outputs(right) == [6, 7]
+
+
+def test_tokens_of_several_steps_are_read_in_their_order(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "remember"))
+    processors.start(make_start(1, "remember"))
+    reads: list[LateIds] = []
+    steps = [LateIds([5, 6], reads), LateIds([7], reads), LateIds([8, 9], reads)]
+    processors.append([0, 1], steps[0])
+    processors.append([1], steps[1])
+    processors.append([1, 0], steps[2])
+    apply(processors, [0, 1], [2, 3])
+    assert reads == steps
+    assert [list_outputs(row) for row in calls[-1][2]] == [[5, 9], [6, 7, 8]]
+
+
+def test_nobody_waits_for_a_plug_in_that_needs_no_tokens() -> None:
+    processors = make()
+    processors.start(make_start(0, "add"))
+    processors.start(make_start(1))
+    reads: list[LateIds] = []
+    for number in range(5):
+        apply(processors, [0, 1], [number] * 2)
+        late = LateIds([3, 4], reads)
+        processors.append([0, 1], late)
+        # Nor is anything kept of what nobody will read.
+        dead = weakref.ref(late)
+        del late
+        gc.collect()
+        assert dead() is None
+    assert reads == []
+
+
+def test_plug_ins_of_one_sequence_are_told_the_same(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "remember", "remember-too", "add"))
+    reads: list[LateIds] = []
+    for number in range(3):
+        apply(processors, [0], [number])
+        processors.append([0], LateIds([number + 5], reads))
+    apply(processors, [0], [3])
+    by_name = {name: rows[0] for name, _, rows in calls}
+    assert list_outputs(by_name["remember"]) == [5, 6, 7]
+    assert list_outputs(by_name["remember-too"]) == [5, 6, 7]
+    assert by_name["add"].output_token_ids is None
+    assert len(reads) == 3
+
+
+def test_a_slots_next_sequence_gets_none_of_the_former_ones_tokens(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "remember"))
+    processors.start(make_start(1, "remember"))
+    reads: list[LateIds] = []
+    apply(processors, [0, 1], [0, 0])
+    processors.append([0, 1], LateIds([5, 6], reads))
+    former = calls[-1][2][0]
+    processors.start(make_start(0, "remember"))
+    apply(processors, [0, 1], [0, 1])
+    assert [list_outputs(row) for row in calls[-1][2]] == [[], [6]]
+    assert list_outputs(former) == []
+
+
+def test_what_is_outstanding_dies_with_its_sequence() -> None:
+    processors = make()
+    reads: list[LateIds] = []
+    for number in range(4):
+        processors.start(make_start(0, "remember"))
+        apply(processors, [0], [0])
+        late = LateIds([number], reads)
+        processors.append([0], late)
+    dead = weakref.ref(late)
+    del late
+    processors.start(make_start(0))
+    gc.collect()
+    assert dead() is None
+    assert reads == []
+
+
+def test_after_a_preemption_a_new_row_knows_what_was_written(calls: Any) -> None:
+    processors = make()
+    processors.start(make_start(0, "remember"))
+    apply(processors, [0], [0])
+    processors.append([0], LateIds([5]))
+    former = calls[-1][2][0]
+    former.state = "what it made of it"
+    processors.start(make_start(3, "remember", outputs=(5,)))
+    apply(processors, [3], [1])
+    row = calls[-1][2][0]
+    assert row is not former
+    assert row.state is None
+    assert list_outputs(row) == [5]
+    assert row.num_output_tokens == 1
+
+
+@pytest.mark.parametrize("name", ["add", "remember"])
+def test_a_step_costs_the_same_however_long_the_output_is(name: str) -> None:
+    assert count_operations(name, 100) == count_operations(name, 60_000)
+
+
+def count_operations(name: str, num_outputs: int) -> int:
+    """Count the calls, of Python and of C, that a step of four such sequences makes."""
+    processors = make()
+    slots = [0, 1, 2, 3]
+    for slot in slots:
+        processors.start(make_start(slot, name, outputs=(7,) * num_outputs))
+    processors.append(slots, LateIds([1, 2, 3, 4]))
+    scores = torch.zeros(len(slots), VOCAB_SIZE)
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        processors.apply(scores, slots, [num_outputs + 1] * 4)
+        processors.append(slots, LateIds([1, 2, 3, 4]))
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+# Among the sampler's other wishes.
+
+
+def sample(sampling: SamplingParams, logits: Tensor, **start: Any) -> int:
+    sampler = Sampler(vocab_size=VOCAB_SIZE, device=CPU, logits_processors=(Prefer,))
+    sampler.start(
+        SlotStart(
+            slot=0,
+            prompt_token_ids=(1,),
+            output_token_ids=(),
+            sampling=sampling,
+            seed=0,
+            **start,
+        )
+    )
+    return sampler.sample([0], [0], logits)[0].token_id
+
+
+class Prefer(LogitsProcessor):
+    """Makes a token the likeliest by far, if its logit is above zero."""
+
+    name = "prefer"
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        for scores, row in zip(logits, rows):
+            arguments = row.arguments
+            assert isinstance(arguments, dict)
+            if scores[arguments["token"]] > 0:
+                scores[arguments["token"]] += 100.0
+
+
+PREFER_5 = (("prefer", {"token": 5}),)
+
+
+def test_a_greedy_choice_is_changed_and_logits_are_left_as_they_are() -> None:
+    logits = torch.ones(1, VOCAB_SIZE)
+    logits[0, 2] = 9.0
+    before = logits.clone()
+    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
+    assert sample(SamplingParams(temperature=0.0), logits) == 2
+    assert sample(asked, logits) == 5
+    assert torch.equal(logits, before)
+
+
+def test_plug_ins_see_biases() -> None:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
+    assert sample(asked, logits) == 0
+    biased = SamplingParams(
+        temperature=0.0, logits_processors=PREFER_5, logit_bias=((5, 0.5), (6, 9.0))
+    )
+    assert sample(biased, logits) == 5
+
+
+@pytest.mark.parametrize(
+    ("wishes", "start"),
+    [
+        ({"bad_words": ((5,),)}, {}),
+        ({"bad_words": ((1, 5),)}, {}),
+        ({"min_tokens": 3}, {"stop_token_ids": frozenset({5})}),
+    ],
+    ids=["bad word", "longer bad word", "stop token"],
+)
+def test_plug_ins_cannot_bring_back_what_must_not_come(
+    wishes: dict[str, Any], start: dict[str, Any]
+) -> None:
+    logits = torch.ones(1, VOCAB_SIZE)
+    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5, **wishes)
+    assert sample(asked, logits, **start) == 0
+
+
+# With transformers as the oracle.
+
+
+class NoRepeat(LogitsProcessor):
+    """transformers' own, which reads all of a sequence in every step."""
+
+    name = "no-repeat"
+    needs_output_token_ids = True
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        for index, row in enumerate(rows):
+            arguments = row.arguments
+            assert isinstance(arguments, dict)
+            ids = torch.tensor([[*row.prompt_token_ids, *list_outputs(row)]])
+            process = NoRepeatNGramLogitsProcessor(arguments["size"])
+            logits[index] = process(ids, logits[index : index + 1])[0]
+
+
+def test_a_batch_of_all_kinds_is_what_generate_writes(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    """Beside each other, one preempted, in slots that others had: each its own."""
+    model = tiny("llama")
+    planner = make_planner(model.loaded, logits_processors=(Add, NoRepeat))
+    sizes = [2, None, 3, 1]
+    stories = []
+    for slot, size in enumerate(sizes):
+        named = () if size is None else (("no-repeat", {"size": size}),)
+        sampling = SamplingParams(temperature=0.0, logits_processors=named)
+        prompt = make_prompt(9 + slot, slot)
+        stories.append(planner.begin(prompt, slot=slot, sampling=sampling))
+    planner.run(*stories, num_tokens=10)
+    planner.preempt(stories[0], slot=6)
+    planner.run(*stories[1:], num_tokens=14)
+    planner.run(*stories, num_tokens=40, chunk=7)
+    again = planner.begin(make_prompt(8, 9), slot=3)
+    planner.run(again, num_tokens=40)
+    settings = [{} if n is None else {"no_repeat_ngram_size": n} for n in sizes]
+    for story, setting in zip([*stories, again], [*settings, {}]):
+        assert story.outputs == model.generate(story.prompt, 40, **setting)
+    free = model.generate(stories[2].prompt, 40)
+    assert free != stories[2].outputs, "the plug-in has something to forbid"
