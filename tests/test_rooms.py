@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asgi": VOCABULARY | {"http", "launch"},
     "__main__": VOCABULARY | {"server"},
     "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
-    "testing": {"steps", "pooling"},
+    "testing": {"executor", "pooling", "steps"},
     "testing_server": VOCABULARY
     | {"engine", "http", "pooling_engine", "render", "scheduler", "testing"}
     | {"text_engine"},

@@ -122,11 +122,14 @@ class SchedulerConfig:
         cut into chunks. By default 2048 on a GPU and 512 on a CPU, where a step of 2048
         takes seconds; for models that pool 16384 and 2048.
       max_num_waiting: Sequences that wait at most; further requests are answered 429.
+      async_scheduling: Plan and launch the next step while the device is at this one, whose
+        tokens come later. Models that pool have no next token, and do without.
     """
 
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
     max_num_waiting: int = 4096
+    async_scheduling: bool = True
 
     def __post_init__(self) -> None:
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 import logging
+from operator import methodcaller
 from pathlib import Path
 import threading
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import outcome
 import trio
@@ -37,9 +38,12 @@ from .pooling_engine import PoolingEngine
 from .render import open_template_processes
 from .scheduler import PoolingScheduler, Scheduler
 from .sentence import SentenceFolder
-from .steps import ModelInfo
+from .steps import ModelInfo, StepPlan, StepResult
 from .text_engine import TextEngine
 from .weights import Weights, read_sentence_folder, resolve_weights
+
+if TYPE_CHECKING:
+    from .model import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +226,7 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
     )
     engine = Engine(
         scheduler,
-        LocalExecutor(runner.step),
+        _make_executor(runner, config.scheduler, model.device.type),
         info=info,
         max_num_sequences=_count_sequences(config.scheduler),
     )
@@ -296,6 +300,16 @@ def _make_scheduler(
         max_model_len=info.max_model_len,
         prefix_caching=config.cache.prefix_caching,
     )
+
+
+def _make_executor(
+    runner: ModelRunner, config: SchedulerConfig, device_type: str
+) -> LocalExecutor[StepPlan, StepResult]:
+    depth = 2 if config.async_scheduling else 1
+    if device_type == "cpu" or depth == 1:
+        return LocalExecutor(runner.step, depth=depth)
+    # The thread that launches the next step must not be the one that waits for this.
+    return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
 
 
 def _make_pooling_scheduler(

@@ -310,6 +310,10 @@ class StepRow:
     new_block_ids: tuple[BlockId, ...]
     sample: bool
 
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
@@ -348,12 +352,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
-    """What a row with `sample` gave."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+# Fills a row of StepResult.sampled up to the length of others.
+NOT_SAMPLED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,13 +361,17 @@ class StepResult:
     """What the device gave back for a plan.
 
     Args:
-      sampled: one for each row with `sample`, in batch order.
+      sampled: the new token ids of each row with `sample`, in batch order: one, or as
+        many as the device could tell at once, or none where it had to give the row up;
+        from NOT_SAMPLED on a row says nothing.
+      logprobs: slot -> one for each of its new tokens, where they were asked for.
       prompt_logprobs: slot -> logprobs of the prompt tokens at positions
         [start + 1, start + num_tokens], as far as they lie inside the prompt.
     """
 
     step_id: int
-    sampled: tuple[SampledToken, ...]
+    sampled: tuple[tuple[int, ...], ...]
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 

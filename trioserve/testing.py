@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import math
 from typing import Generic, Protocol, TypeVar
 
+import outcome
 import trio
 
+from .executor.handle import Handle
 from .pooling import (
     KeptKey,
     PoolingInfo,
@@ -23,8 +25,8 @@ from .pooling import (
     PoolingTask,
 )
 from .steps import (
+    BlockId,
     ModelInfo,
-    SampledToken,
     StepPlan,
     StepResult,
     StepRow,
@@ -65,7 +67,8 @@ def make_info(
 class _Slot:
     seed: int
     num_prompt: int
-    num_tokens: int
+    token_ids: list[int]
+    block_ids: list[BlockId]
 
 
 def count_up(seed: int, index: int) -> int:
@@ -82,6 +85,9 @@ class FakeDevice:
     Args:
       token: gives the id of output token i of a sequence from its seed.
       block_size: tokens in one KV block; None does not check the blocks.
+      reads_blocks: check as well that all that a row reads of its blocks is what its own
+        sequence, or one that begins alike, wrote there. It takes as long as a sequence
+        has tokens, in every step.
     """
 
     def __init__(
@@ -89,39 +95,67 @@ class FakeDevice:
         token: Callable[[int, int], int] = count_up,
         *,
         block_size: int | None = None,
+        reads_blocks: bool = False,
     ) -> None:
         self._token = token
         self._block_size = block_size
+        self._reads_blocks = reads_blocks
         self._slots: dict[int, _Slot] = {}
-        self._num_blocks: dict[int, int] = {}
+        # (block, offset) -> (position, token id)
+        self._cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
         self.plans: list[StepPlan] = []
 
     def step(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         for start in plan.starts:
-            num_prompt = len(start.prompt_token_ids)
-            num_tokens = num_prompt + len(start.output_token_ids)
-            self._slots[start.slot] = _Slot(start.seed, num_prompt, num_tokens)
-            self._num_blocks[start.slot] = 0
-        sampled = [self._compute(row) for row in plan.rows]
+            self._slots[start.slot] = _Slot(
+                seed=start.seed,
+                num_prompt=len(start.prompt_token_ids),
+                token_ids=[*start.prompt_token_ids, *start.output_token_ids],
+                block_ids=[],
+            )
+        for row in plan.rows:
+            self._check(row)
+        if self._reads_blocks:
+            self._compute(plan)
         return StepResult(
             step_id=plan.step_id,
-            sampled=tuple(SampledToken(token_id=t) for t in sampled if t is not None),
+            sampled=tuple((self._sample(row),) for row in plan.rows if row.sample),
         )
 
-    def _compute(self, row: StepRow) -> int | None:
+    def _check(self, row: StepRow) -> None:
         slot = self._slots[row.slot]
-        self._num_blocks[row.slot] += len(row.new_block_ids)
-        end = row.start + row.num_tokens
-        assert end <= slot.num_tokens, "only known tokens are computed"
+        slot.block_ids += row.new_block_ids
+        assert row.end <= len(slot.token_ids), "a row's tokens are there"
         if self._block_size is not None:
-            room = self._num_blocks[row.slot] * self._block_size
-            assert end <= room, "a row's tokens have blocks"
-        if not row.sample:
-            return None
-        assert end == slot.num_tokens, "a row that samples ends at the last token"
-        token_id = self._token(slot.seed, slot.num_tokens - slot.num_prompt)
-        slot.num_tokens += 1
+            room = len(slot.block_ids) * self._block_size
+            assert row.end <= room, "a row's tokens have blocks"
+
+    def _compute(self, plan: StepPlan) -> None:
+        """Write all rows, then let each read: as every layer of a model does."""
+        for row in plan.rows:
+            slot = self._slots[row.slot]
+            for position in range(row.start, row.end):
+                cell = self._find_cell(slot, position)
+                self._cache[cell] = position, slot.token_ids[position]
+        for row in plan.rows:
+            slot = self._slots[row.slot]
+            for position in range(row.end):
+                read = self._cache[self._find_cell(slot, position)]
+                written = position, slot.token_ids[position]
+                assert read == written, "a block was overwritten"
+
+    def _find_cell(self, slot: _Slot, position: int) -> tuple[BlockId, int]:
+        assert self._block_size is not None, "blocks have a size"
+        index, offset = divmod(position, self._block_size)
+        return slot.block_ids[index], offset
+
+    def _sample(self, row: StepRow) -> int:
+        slot = self._slots[row.slot]
+        num_tokens = len(slot.token_ids)
+        assert row.end == num_tokens, "a row that samples ends at the last token"
+        token_id = self._token(slot.seed, num_tokens - slot.num_prompt)
+        slot.token_ids.append(token_id)
         return token_id
 
 
@@ -239,6 +273,9 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     Args:
       step: such as FakeDevice's or FakePoolingDevice's.
       fail_at_step: the step with this number raises RuntimeError.
+
+    Attributes:
+      idle_seconds: how long the device has waited for a step since its first one.
     """
 
     def __init__(
@@ -251,38 +288,35 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         fail_at_step: int | None = None,
     ) -> None:
         self.depth = depth
+        self.idle_seconds = 0.0
         self._step = step
         self._step_seconds = step_seconds
         self._token_seconds = token_seconds
         self._fail_at_step = fail_at_step
-        self._free_at = 0.0
+        self._free_at: float | None = None
+        self._send, self._receive = trio.open_memory_channel[
+            tuple[PlanT, Handle[ResultT], float]
+        ](math.inf)
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         task_status.started()
-        await trio.sleep_forever()
+        async for plan, handle, ready_at in self._receive:
+            await trio.sleep_until(ready_at)
+            handle.set(outcome.capture(self._compute, plan))
 
-    def submit(self, plan: PlanT) -> _FakeHandle[PlanT, ResultT]:
-        starts_at = max(self._free_at, trio.current_time())
+    def submit(self, plan: PlanT, notify: Callable[[], None]) -> Handle[ResultT]:
+        now = trio.current_time()
+        if self._free_at is not None:
+            self.idle_seconds += max(0.0, now - self._free_at)
         seconds = self._step_seconds + self._token_seconds * plan.num_tokens
-        self._free_at = starts_at + seconds
-        return _FakeHandle(self, plan, self._free_at)
+        self._free_at = max(self._free_at or now, now) + seconds
+        handle = Handle[ResultT](notify)
+        self._send.send_nowait((plan, handle, self._free_at))
+        return handle
 
-    def compute(self, plan: PlanT) -> ResultT:
+    def _compute(self, plan: PlanT) -> ResultT:
         if plan.step_id == self._fail_at_step:
             raise RuntimeError("the device is broken")
         return self._step(plan)
-
-
-class _FakeHandle(Generic[PlanT, ResultT]):
-    def __init__(
-        self, executor: FakeExecutor[PlanT, ResultT], plan: PlanT, ready_at: float
-    ) -> None:
-        self._executor = executor
-        self._plan = plan
-        self._ready_at = ready_at
-
-    async def wait(self) -> ResultT:
-        await trio.sleep_until(self._ready_at)
-        return self._executor.compute(self._plan)

@@ -71,9 +71,9 @@ async def open_fake_server(
     max_model_len: int = 256,
     hidden_size: int = 8,
     takes_images: bool = False,
+    logits_processors: Sequence[type[LogitsProcessor]] = (),
     answer: str = ANSWER,
     chat_template: str | None = None,
-    logits_processors: Sequence[type[LogitsProcessor]] = (),
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left; the device asks no plug-in."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
@@ -96,7 +96,12 @@ async def open_fake_server(
             max_num_batched_tokens=256,
             max_model_len=max_model_len,
         ),
-        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
+        FakeExecutor(
+            device.step,
+            step_seconds=step_seconds,
+            fail_at_step=fail_at_step,
+            depth=2,
+        ),
         info=info,
         max_num_sequences=32 + max_num_waiting,
     )
@@ -163,7 +168,11 @@ async def open_fake_pooling_server(
     device = FakePoolingDevice(num_outputs)
     engine = PoolingLoop(
         PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
-        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
+        FakeExecutor(
+            device.step,
+            step_seconds=step_seconds,
+            fail_at_step=fail_at_step,
+        ),
         info=info,
         pooling=pooling,
         max_num_inputs=32 + max_num_waiting,

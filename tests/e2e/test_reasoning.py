@@ -57,3 +57,25 @@ def test_the_same_comes_as_a_stream(client: openai.OpenAI) -> None:
         reasoning += getattr(delta, "reasoning", None) or ""
         content += delta.content or ""
     assert (reasoning, content) == ("The capital of France is", "")
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_a_model_that_thinks_for_too_long_has_to_answer(
+    client: openai.OpenAI, budget: int
+) -> None:
+    answer = client.chat.completions.create(
+        model="SmolLM2-135M-Instruct",
+        messages=MESSAGES,
+        max_tokens=30,
+        extra_body={"thinking_token_budget": budget, "return_token_ids": True},
+    )
+    choice: Any = answer.choices[0]
+    assert choice.message.reasoning == ("The capital of" if budget else None)
+    assert choice.message.content.strip()
+    assert "think>" not in choice.message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    num_tag_tokens = (answer.usage.completion_tokens_details.reasoning_tokens or 0) - (
+        budget
+    )
+    assert 0 < num_tag_tokens < 5

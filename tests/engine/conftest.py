@@ -12,8 +12,15 @@ from trioserve.steps import ModelInfo
 from trioserve.testing import FakeDevice, FakeExecutor
 
 
+@pytest.fixture(params=[1, 2], ids=["plain", "ahead"])
+def depth(request: pytest.FixtureRequest) -> int:
+    """Steps in flight: what streams promise does not depend on it."""
+    number: int = request.param
+    return number
+
+
 @pytest.fixture
-def make_engine() -> Callable[..., Engine]:
+def make_engine(depth: int) -> Callable[..., Engine]:
     """Return a function that builds an engine; nothing runs until somebody runs it."""
 
     def make(
@@ -36,6 +43,7 @@ def make_engine() -> Callable[..., Engine]:
             ),
             FakeExecutor(
                 (device or FakeDevice(block_size=4)).step,
+                depth=depth,
                 **executor,  # type: ignore[arg-type]
             ),
             info=ModelInfo(

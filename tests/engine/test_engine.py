@@ -77,15 +77,19 @@ async def test_streams_share_steps(
     assert trio.current_time() == 5.0
 
 
-async def test_a_newcomer_joins_at_the_next_step(
-    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+async def test_a_newcomer_joins_the_next_step_that_is_planned(
+    make_engine: MakeEngine,
+    nursery: trio.Nursery,
+    autojump_clock: trio.abc.Clock,
+    depth: int,
 ) -> None:
     engine = make_engine(step_seconds=1.0)
     await nursery.start(engine.run)
     nursery.start_soon(lambda: collect(engine, prompt_of(4), max_tokens=20))
     await trio.sleep(2.5)
     await collect(engine, prompt_of(4, 100), max_tokens=1)
-    assert trio.current_time() == 4.0
+    # Step 3 is on the device, and step 4 lies ready where two are in flight.
+    assert trio.current_time() == 3.0 + depth
 
 
 async def test_a_long_prompt_delays_nobody_by_more_than_a_step(
@@ -167,16 +171,21 @@ async def test_a_higher_priority_is_admitted_first(
     assert ended == [0, 1, 2, 3]
 
 
-async def test_leaving_the_block_frees_the_blocks_within_a_step(
-    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+async def test_leaving_the_block_frees_the_blocks_at_once(
+    make_engine: MakeEngine,
+    nursery: trio.Nursery,
+    autojump_clock: trio.abc.Clock,
+    depth: int,
 ) -> None:
     engine = make_engine(step_seconds=1.0)
     await nursery.start(engine.run)
     with trio.move_on_after(2.5):
         await collect(engine, prompt_of(8), max_tokens=50)
-    # Step 3 is on the device and writes them.
-    assert engine.statistics().scheduler.num_used_blocks > 0
-    await trio.sleep(0.6)
+    # Step 3 is on the device and writes them, but before anybody else does.
+    held = engine.statistics().scheduler
+    assert (held.num_used_blocks, held.num_running) == (0, 0)
+    assert held.num_steps_in_flight == depth
+    await trio.sleep(depth)
     assert engine.statistics() == make_engine().statistics()
 
 

@@ -1,11 +1,13 @@
-"""Steps in a real thread."""
+"""Steps in real threads."""
 
 from __future__ import annotations
 
+from queue import SimpleQueue
 import threading
 
 import pytest
 import trio
+import trio.testing
 
 from trioserve.executor import LocalExecutor
 from trioserve.steps import StepPlan, StepResult
@@ -15,54 +17,124 @@ def plan_of(number: int) -> StepPlan:
     return StepPlan(step_id=number, starts=(), rows=())
 
 
+def result_of(plan: StepPlan) -> StepResult:
+    return StepResult(step_id=plan.step_id, sampled=())
+
+
+class Submitted:
+    """Steps that were handed over together, and what became of them."""
+
+    def __init__(self, executor: LocalExecutor[StepPlan, StepResult], count: int):
+        self._all_done = trio.Event()
+        self._num_left = count
+        self.notified_in: set[threading.Thread] = set()
+        self.handles = [
+            executor.submit(plan_of(number), self._notify) for number in range(count)
+        ]
+
+    async def wait_all_done(self) -> None:
+        await self._all_done.wait()
+
+    async def wait(self) -> list[StepResult]:
+        await self.wait_all_done()
+        return [handle.take() for handle in self.handles]
+
+    def _notify(self) -> None:
+        self.notified_in.add(threading.current_thread())
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._all_done.set()
+
+
 async def test_steps_run_in_order_off_the_loop(nursery: trio.Nursery) -> None:
     ran: list[tuple[int, bool]] = []
 
     def step(plan: StepPlan) -> StepResult:
         on_loop = threading.current_thread() is threading.main_thread()
         ran.append((plan.step_id, on_loop))
-        return StepResult(step_id=plan.step_id, sampled=())
+        return result_of(plan)
 
-    executor = LocalExecutor(step)
+    executor = LocalExecutor[StepPlan, StepResult](step)
     await nursery.start(executor.run)
-    handles = [executor.submit(plan_of(number)) for number in range(20)]
-    results = []
+    submitted = Submitted(executor, 20)
     with trio.fail_after(10):
-        for handle in handles:
-            results.append(await handle.wait())
+        results = await submitted.wait()
     assert [result.step_id for result in results] == list(range(20))
     assert ran == [(number, False) for number in range(20)]
+    assert submitted.notified_in == {threading.main_thread()}
 
 
-async def test_a_failing_step_raises_in_whoever_waits(nursery: trio.Nursery) -> None:
-    def step(plan: StepPlan) -> StepResult:
-        raise ZeroDivisionError("device")
-
-    executor = LocalExecutor(step)
-    await nursery.start(executor.run)
-    with trio.fail_after(10), pytest.raises(ZeroDivisionError):
-        await executor.submit(plan_of(1)).wait()
-
-
-async def test_cancelling_waits_for_the_step_on_the_device(
+async def test_the_next_step_is_launched_before_this_one_is_finished(
     nursery: trio.Nursery,
 ) -> None:
+    """Step 0 cannot be finished until step 1 has been launched: one thread would hang."""
+    launched: SimpleQueue[int] = SimpleQueue()
+    second_launched = threading.Event()
+
+    def launch(plan: StepPlan) -> StepPlan:
+        launched.put(plan.step_id)
+        if plan.step_id == 1:
+            second_launched.set()
+        return plan
+
+    def finish(plan: StepPlan) -> StepResult:
+        assert second_launched.wait(10)
+        return result_of(plan)
+
+    executor = LocalExecutor[StepPlan, StepResult](launch, finish, depth=2)
+    await nursery.start(executor.run)
+    submitted = Submitted(executor, 4)
+    with trio.fail_after(10):
+        results = await submitted.wait()
+    assert [result.step_id for result in results] == [0, 1, 2, 3]
+    assert [launched.get() for _ in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+async def test_a_failing_step_raises_where_its_result_is_taken(
+    nursery: trio.Nursery, at_launch: bool
+) -> None:
+    def launch(plan: StepPlan) -> StepPlan:
+        if at_launch and plan.step_id == 1:
+            raise ZeroDivisionError("device")
+        return plan
+
+    def finish(plan: StepPlan) -> StepResult:
+        if plan.step_id == 1:
+            raise ZeroDivisionError("device")
+        return result_of(plan)
+
+    executor = LocalExecutor[StepPlan, StepResult](launch, finish, depth=2)
+    await nursery.start(executor.run)
+    submitted = Submitted(executor, 2)
+    with trio.fail_after(10):
+        await submitted.wait_all_done()
+    assert submitted.handles[0].take().step_id == 0
+    with pytest.raises(ZeroDivisionError):
+        submitted.handles[1].take()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+async def test_cancelling_waits_for_the_step_on_the_device(num_stages: int) -> None:
     begun, go_on = threading.Event(), threading.Event()
     ended = []
 
-    def step(plan: StepPlan) -> StepResult:
+    def launch(plan: StepPlan) -> StepPlan:
         begun.set()
         go_on.wait(10)
         ended.append(plan.step_id)
-        return StepResult(step_id=plan.step_id, sampled=())
+        return plan
 
-    executor = LocalExecutor(step)
+    stages = [launch, result_of][:num_stages]
+    executor = LocalExecutor[StepPlan, StepResult](*stages, depth=2)
     with trio.fail_after(20):
         async with trio.open_nursery() as host:
             await host.start(executor.run)
-            executor.submit(plan_of(1))
-            executor.submit(plan_of(2))
+            Submitted(executor, 2)
             await trio.to_thread.run_sync(begun.wait)
             host.cancel_scope.cancel()
+            # Until the executor has heard of it.
+            with trio.CancelScope(shield=True):
+                await trio.testing.wait_all_tasks_blocked()
             go_on.set()
-    assert ended == [1]
+    assert ended == [0]

@@ -35,13 +35,13 @@ from trioserve.steps import (
     NO_TOKEN,
     BlockId,
     EmbeddedInput,
-    SampledToken,
     SamplingParams,
     SlotStart,
     StepPlan,
     StepResult,
     StepRow,
     TensorBytes,
+    TokenLogprobs,
 )
 from trioserve.testing_models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing_processors import save_tiny_processor
@@ -439,7 +439,7 @@ class Story:
     num_computed: int = 0
     is_started: bool = False
     outputs: list[int] = field(default_factory=list)
-    sampled: list[SampledToken] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -519,8 +519,8 @@ class Planner:
         for (story, count), row in zip(shares, rows):
             story.num_computed += count
             if row.sample:
-                story.sampled.append(next(sampled))
-                story.outputs.append(story.sampled[-1].token_id)
+                story.outputs += next(sampled)
+                story.logprobs += result.logprobs.get(story.slot, ())
         assert next(sampled, None) is None
         return result
 

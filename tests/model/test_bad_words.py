@@ -65,11 +65,15 @@ def make_sampler(vocab_size: int, *starts: SlotStart, device: str = "cpu") -> Sa
     return sampler
 
 
+def sample(
+    sampler: Sampler, slots: list[int], counts: list[int], logits: Tensor
+) -> list[int]:
+    return sampler.sample(slots, counts, logits).ids.read()
+
+
 def write(sampler: Sampler, logits: Tensor, num_tokens: int) -> list[int]:
     """What slot 0 writes where the model always thinks the same."""
-    return [
-        sampler.sample([0], [i], logits[None])[0].token_id for i in range(num_tokens)
-    ]
+    return [sample(sampler, [0], [i], logits[None])[0] for i in range(num_tokens)]
 
 
 def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> bool:
@@ -239,9 +243,9 @@ def test_no_seed_draws_a_bad_word(wishes: dict[str, Any]) -> None:
     written = [list(prompt) for _ in slots]
     for step in range(24):
         for tokens, token in zip(
-            written, sampler.sample(slots, [step] * len(slots), logits)
+            written, sample(sampler, slots, [step] * len(slots), logits)
         ):
-            tokens.append(token.token_id)
+            tokens.append(token)
     assert not any(has_word(tokens, words, len(prompt)) for tokens in written)
     assert len({tuple(tokens) for tokens in written}) > 1
 
@@ -252,20 +256,20 @@ def test_a_draw_is_as_if_the_model_ruled_the_token_out() -> None:
     for seed in range(40):
         without = make_start(SamplingParams(), seed=seed)
         banning = make_start(forbid([7], [1, 9], temperature=1.0), seed=seed)
-        assert make_sampler(50, banning).sample([0], [0], logits) == make_sampler(
-            50, without
-        ).sample([0], [0], ruled_out)
+        assert sample(make_sampler(50, banning), [0], [0], logits) == sample(
+            make_sampler(50, without), [0], [0], ruled_out
+        )
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
     logits = torch.tensor([[0.5, 2.0, 1.5, 1.0]])
     start = make_start(forbid([1], [0, 2], logprobs=4), prompt=[0])
-    sampled = make_sampler(4, start).sample([0], [0], logits)[0]
+    sampled = make_sampler(4, start).sample([0], [0], logits)
+    report = sampled.read_reports()[0]
     raw = logits.log_softmax(-1)[0].tolist()
-    assert sampled.token_id == 3
-    assert sampled.logprobs is not None
-    assert (sampled.logprobs.rank, sampled.logprobs.logprob) == (3, raw[3])
-    assert sampled.logprobs.top == tuple((i, raw[i]) for i in (1, 2, 3, 0))
+    assert sampled.ids.read() == [report.token_id] == [3]
+    assert (report.rank, report.logprob) == (3, raw[3])
+    assert report.top == tuple((i, raw[i]) for i in (1, 2, 3, 0))
 
 
 def test_logits_are_left_as_they_are() -> None:
@@ -313,12 +317,12 @@ def test_where_nothing_is_left_a_token_comes_nevertheless(
         device=device,
     )
     logits = torch.randn((2, vocab_size), generator=torch.manual_seed(1)).to(device)
-    sampled = sampler.sample([0, 1], [0, 0], logits)
+    sampled = sample(sampler, [0, 1], [0, 0], logits)
     alone = make_sampler(vocab_size, make_start(other, slot=1), device=device)
-    assert [sampled[1]] == alone.sample([1], [0], logits[1:])
-    assert 0 <= sampled[0].token_id < vocab_size
+    assert [sampled[1]] == sample(alone, [1], [0], logits[1:])
+    assert 0 <= sampled[0] < vocab_size
     if sampling.temperature == 0.0:
-        assert sampled[0].token_id == 0
+        assert sampled[0] == 0
 
 
 def test_ids_that_the_model_does_not_have_are_no_part_of_a_word() -> None:

@@ -113,7 +113,7 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
             seed=0,
         )
 
-    scores = []
+    scores, forced = [], []
     slots = [3, 0, 5, 1, 2, 4]
     stream = torch.randint(4, (20, 6), generator=torch.manual_seed(0))
     for device in (torch.device("cpu"), torch.device(DEVICE)):
@@ -126,14 +126,18 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
                 bad_words.start(start(slot, written))
                 budgets.start(start(slot, written))
             row = torch.zeros((6, 6), device=device)
+            chosen = tokens[step].clone()
             with no_sync():
                 bad_words.ban(row, slots)
-                budgets.force(row, slots)
+                budgets.force(slots, chosen)
                 bad_words.append(slots, tokens[step])
                 budgets.append(slots, tokens[step])
             scores.append(row.cpu())
+            forced.append(chosen.cpu())
     assert any(row.isinf().any() for row in scores)
     assert torch.equal(torch.stack(scores[:20]), torch.stack(scores[20:]))
+    assert not torch.equal(torch.stack(forced[:20]), stream)
+    assert torch.equal(torch.stack(forced[:20]), torch.stack(forced[20:]))
 
 
 def test_the_cache_takes_its_share_of_the_devices_memory(

@@ -368,7 +368,7 @@ def sample(sampling: SamplingParams, logits: Tensor, **start: Any) -> int:
             **start,
         )
     )
-    return sampler.sample([0], [0], logits)[0].token_id
+    return sampler.sample([0], [0], logits).ids.read()[0]
 
 
 class Prefer(LogitsProcessor):

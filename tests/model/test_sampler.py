@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,9 +12,25 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from trioserve.model.sampler import Sampler
-from trioserve.steps import SampledToken, SamplingParams, SlotStart
+from trioserve.steps import SamplingParams, SlotStart, TokenLogprobs
 
 VOCAB_SIZE = 600
+
+
+class Token(NamedTuple):
+    """What a row got."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+def sample(
+    sampler: Sampler, slots: list[int], num_outputs: list[int], logits: Tensor
+) -> list[Token]:
+    """Sample and wait for what comes of it."""
+    sampled = sampler.sample(slots, num_outputs, logits)
+    reports = sampled.read_reports()
+    return [Token(i, reports.get(row)) for row, i in enumerate(sampled.ids.read())]
 
 
 def make_logits(num_rows: int = 1, seed: int = 0, vocab: int = VOCAB_SIZE) -> Tensor:
@@ -46,9 +63,9 @@ def make_sampler(
 
 def sample_one(
     sampling: SamplingParams, logits: Tensor, num_outputs: int = 0, **start: object
-) -> SampledToken:
+) -> Token:
     sampler = make_sampler(sampling, **start)  # type: ignore[arg-type]
-    return sampler.sample([0], [num_outputs], logits)[0]
+    return sample(sampler, [0], [num_outputs], logits)[0]
 
 
 def find_best(logits: Tensor) -> int:
@@ -63,7 +80,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:
     logits = make_logits(40).to(dtype)
     sampler = make_sampler(*[SamplingParams(temperature=temperature)] * 40)
-    sampled = sampler.sample(list(range(40)), [0] * 40, logits)
+    sampled = sample(sampler, list(range(40)), [0] * 40, logits)
     assert [token.token_id for token in sampled] == logits.argmax(-1).tolist()
 
 
@@ -71,7 +88,7 @@ def test_greedy_beside_wishes_is_the_same_as_alone() -> None:
     """Whichever path a batch takes, a greedy row writes the same token."""
     logits = make_logits(3)
     others = (SamplingParams(seed=4), SamplingParams(temperature=0.0, logprobs=2))
-    sampled = make_sampler(*others, GREEDY).sample([0, 1, 2], [0, 0, 0], logits)
+    sampled = sample(make_sampler(*others, GREEDY), [0, 1, 2], [0, 0, 0], logits)
     assert sampled[2].token_id == int(logits[2].argmax())
     assert sampled[1].token_id == int(logits[1].argmax())
 
@@ -95,7 +112,7 @@ def test_a_row_samples_the_same_in_any_batch() -> None:
         SamplingParams(seed=4, min_p=0.05),
         SamplingParams(seed=5, presence_penalty=1.0, top_p=0.99, top_k=599),
     ]
-    together = make_sampler(*samplings).sample([4, 2, 0, 1, 3], [7] * 5, logits)
+    together = sample(make_sampler(*samplings), [4, 2, 0, 1, 3], [7] * 5, logits)
     for row, slot in enumerate([4, 2, 0, 1, 3]):
         alone = sample_one(samplings[slot], logits[row, None], num_outputs=7)
         assert together[row] == alone
@@ -105,7 +122,7 @@ def test_noise_goes_on_with_the_output_and_not_with_the_batch() -> None:
     logits = make_logits()
     sampling = SamplingParams(seed=8, temperature=3.0)
     sampler = make_sampler(sampling)
-    tokens = [sampler.sample([0], [i], logits)[0] for i in range(12)]
+    tokens = [sample(sampler, [0], [i], logits)[0] for i in range(12)]
     assert len(set(tokens)) > 6
     # As after a preemption, when another slot starts with the outputs so far.
     assert tokens[9] == sample_one(sampling, logits, num_outputs=9, outputs=(1,) * 9)
@@ -136,8 +153,8 @@ def test_frequencies_are_the_distribution(sampling: SamplingParams) -> None:
                 seed=slot,
             )
         )
-    sampled = sampler.sample(
-        list(range(num_draws)), [0] * num_draws, logits.expand(num_draws, -1)
+    sampled = sample(
+        sampler, list(range(num_draws)), [0] * num_draws, logits.expand(num_draws, -1)
     )
     counts = Counter(token.token_id for token in sampled)
     expected = warp(logits[0], sampling)
@@ -204,7 +221,7 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     for _ in range(12):
         context = torch.tensor([[*prompt, *written]])
         expected = find_best(processor(context, logits.clone()))
-        assert sampler.sample([0], [len(written)], logits)[0].token_id == expected
+        assert sample(sampler, [0], [len(written)], logits)[0].token_id == expected
         written.append(expected)
 
 
@@ -223,7 +240,7 @@ def test_presence_and_frequency_penalties_count_outputs(
         for token_id, count in Counter(written).items():
             lowered[0, token_id] -= presence + frequency * count
         expected = find_best(lowered)
-        assert sampler.sample([0], [len(written)], logits)[0].token_id == expected
+        assert sample(sampler, [0], [len(written)], logits)[0].token_id == expected
         written.append(expected)
 
 
@@ -232,8 +249,8 @@ def test_penalties_of_many_slots_and_their_followers() -> None:
     penalized = SamplingParams(temperature=0.0, presence_penalty=2.0)
     sampler = make_sampler(*[penalized, GREEDY, penalized, penalized])
     logits = make_logits(4)
-    first = sampler.sample([3, 2, 1, 0], [0] * 4, logits)
-    second = sampler.sample([3, 2, 1, 0], [1] * 4, logits)
+    first = sample(sampler, [3, 2, 1, 0], [0] * 4, logits)
+    second = sample(sampler, [3, 2, 1, 0], [1] * 4, logits)
     lowered = logits.clone()
     for row in (0, 1, 3):
         lowered[row, first[row].token_id] -= 2.0
@@ -248,7 +265,7 @@ def test_penalties_of_many_slots_and_their_followers() -> None:
                 seed=0,
             )
         )
-    third = sampler.sample([0, 2], [0, 0], logits[[3, 1]])
+    third = sample(sampler, [0, 2], [0, 0], logits[[3, 1]])
     assert third == [first[3], first[1]]
 
 
@@ -277,7 +294,7 @@ def test_logprobs_only_where_asked() -> None:
         SamplingParams(temperature=0.0, logprobs=0),
         SamplingParams(temperature=0.0, logprobs=2),
     )
-    plain, without_top, with_top = sampler.sample([0, 1, 2], [0] * 3, logits)
+    plain, without_top, with_top = sample(sampler, [0, 1, 2], [0] * 3, logits)
     assert plain.logprobs is None
     assert without_top.logprobs is not None and without_top.logprobs.top == ()
     assert without_top.logprobs.rank == 1
@@ -290,7 +307,7 @@ def test_logprobs_are_finite_numbers() -> None:
     logits[0, :590] = -math.inf
     logits[1, 7] = math.nan
     sampling = SamplingParams(temperature=0.0, logprobs=20)
-    for token in make_sampler(sampling, sampling).sample([0, 1], [0, 0], logits):
+    for token in sample(make_sampler(sampling, sampling), [0, 1], [0, 0], logits):
         assert token.logprobs is not None
         numbers = [token.logprobs.logprob, *(p for _, p in token.logprobs.top)]
         assert all(math.isfinite(number) for number in numbers)
@@ -309,5 +326,5 @@ def test_broken_logits_end_no_step(sampling: SamplingParams) -> None:
 def test_fewer_tokens_than_are_asked_for() -> None:
     sampling = SamplingParams(top_k=50, logprobs=20, seed=1)
     sampler = make_sampler(sampling, vocab_size=5, prompt=(1,))
-    (sampled,) = sampler.sample([0], [0], make_logits(vocab=5))
+    (sampled,) = sample(sampler, [0], [0], make_logits(vocab=5))
     assert sampled.logprobs is not None and len(sampled.logprobs.top) == 5

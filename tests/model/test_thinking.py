@@ -9,13 +9,14 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 import pytest
 import torch
-from torch import Tensor
 
 from trioserve.model.thinking import ThinkingBudgets
 from trioserve.steps import SamplingParams, SlotStart, ThinkingBudget
 
-VOCAB_SIZE = 12
 START, END = (10,), (11,)
+
+# What the model would write: part of no tag.
+CHOSEN = 99
 
 
 def make_budget(
@@ -55,22 +56,11 @@ def start_budgets(*starts: SlotStart) -> ThinkingBudgets:
     return budgets
 
 
-def read_forced(scores: Tensor) -> list[int | None]:
-    """The only token that each row leaves, or None where all are as they were."""
-    forced: list[int | None] = []
-    for row in scores:
-        left = (row > -torch.inf).nonzero()[:, 0].tolist()
-        assert len(left) in (1, scores.shape[1])
-        forced.append(left[0] if len(left) == 1 else None)
-    return forced
-
-
 def ask(budgets: ThinkingBudgets, *slots: int) -> list[int | None]:
-    scores = torch.zeros((len(slots), VOCAB_SIZE))
-    budgets.force(scores, list(slots))
-    forced = read_forced(scores)
-    assert budgets.has_any(list(slots)) or forced == [None] * len(slots)
-    return forced
+    """What takes the place of the token that was chosen, or None where nothing does."""
+    chosen = torch.full((len(slots),), CHOSEN)
+    budgets.force(list(slots), chosen)
+    return [None if token_id == CHOSEN else token_id for token_id in chosen.tolist()]
 
 
 def write(budget: ThinkingBudget, stream: Sequence[int], prompt: Any = (1,)) -> Any:
@@ -203,19 +193,7 @@ def test_any_tokens_in_any_batch_are_judged_as_when_all_is_read_again(
         budgets.append([slots[i] for i in chosen], tokens)
 
 
-def test_the_forced_token_wins_whatever_its_score_was() -> None:
-    budgets = start_budgets(make_start(make_budget(0, is_open=True), slot=3))
-    scores = torch.full((3, VOCAB_SIZE), 1e30)
-    scores[1] = torch.tensor([torch.nan, torch.inf, 5.0] * 4)
-    scores[1, END[0]] = -torch.inf
-    budgets.force(scores, [0, 3, 1])
-    expected = torch.full((3, VOCAB_SIZE), 1e30)
-    expected[1] = -torch.inf
-    expected[1, END[0]] = 0.0
-    assert torch.equal(scores, expected)
-
-
-def test_scores_of_those_that_are_not_forced_are_left_as_they_are() -> None:
+def test_what_is_not_forced_stays_as_it_was_chosen() -> None:
     """Also where the host cannot know it: reasoning has ended, or not begun."""
     budgets = start_budgets(
         make_start(make_budget(2, is_open=True), outputs=[1, 11, 5]),
@@ -223,23 +201,24 @@ def test_scores_of_those_that_are_not_forced_are_left_as_they_are() -> None:
         make_start(make_budget(0, is_open=True), slot=2),
     )
     budgets.append([0], torch.tensor([5]))
-    scores = torch.tensor([torch.nan, torch.inf, -torch.inf, 5.0] * 3).repeat(3, 1)
-    before = scores.clone()
-    assert budgets.has_any([0, 1])
-    budgets.force(scores, [0, 2, 1])
-    assert torch.equal(scores[::2].nan_to_num(9.0), before[::2].nan_to_num(9.0))
+    chosen = torch.tensor([3, 4, 7])
+    budgets.force([0, 2, 1], chosen)
+    assert chosen.tolist() == [3, END[0], 7]
 
 
-def test_nothing_is_asked_for_as_long_as_nobody_can_have_used_it_up() -> None:
+def test_nothing_is_done_as_long_as_nobody_can_have_used_it_up(
+    record_operations: Any,
+) -> None:
     budgets = start_budgets(
         make_start(None), make_start(make_budget(3, is_open=True), slot=1)
     )
-    asked = []
+    has_looked = []
     for token_id in range(6):
-        asked.append(budgets.has_any([0, 1]))
+        with record_operations() as record:
+            budgets.force([0, 1], torch.tensor([1, 1]))
+        has_looked.append(len(record) > 1)
         budgets.append([0, 1], torch.tensor([10, token_id]))
-    assert asked == [False, False, False, True, True, True]
-    assert not budgets.has_any([0])
+    assert has_looked == [False, False, False, True, True, True]
 
 
 def test_a_slot_forgets_its_former_sequence() -> None:
@@ -264,13 +243,13 @@ def test_a_step_costs_the_same_after_any_number_of_outputs(
             make_start(make_budget(50, is_open=True), outputs=[1] * num_outputs),
             make_start(make_budget(0), slot=1),
         )
-        scores, token_ids = torch.zeros((2, VOCAB_SIZE)), torch.tensor([1, 2])
+        token_ids = torch.tensor([1, 2])
         with record_operations() as record:
             for _ in range(3):
-                budgets.force(scores, [0, 1])
+                budgets.force([0, 1], token_ids)
                 budgets.append([0, 1], token_ids)
         records.append(record)
-        assert read_forced(scores) == [END[0], None]
+        assert token_ids.tolist()[0] in END
     assert records[0] == records[1] != []
 
 
@@ -278,23 +257,21 @@ def test_no_step_waits_for_the_device(no_sync: Any) -> None:
     budgets = start_budgets(
         *(make_start(make_budget(n, is_open=True), slot=n) for n in range(4))
     )
-    scores, token_ids = torch.zeros((5, VOCAB_SIZE)), torch.ones(5, dtype=torch.int64)
+    token_ids = torch.ones(5, dtype=torch.int64)
     with no_sync():
         for slots in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
-            assert budgets.has_any(slots)
-            scores.fill_(0.0)
-            budgets.force(scores, slots)
-            budgets.append(slots, token_ids)
-    assert read_forced(scores) == [None, None, END[0], END[0], None]
+            token_ids.fill_(CHOSEN)
+            budgets.force(slots, token_ids)
+            budgets.append(slots, torch.ones_like(token_ids))
+    assert token_ids.tolist() == [CHOSEN, CHOSEN, END[0], END[0], CHOSEN]
 
 
 def test_nothing_is_done_for_sequences_without_a_budget(record_operations: Any) -> None:
     budgets = start_budgets(
         make_start(make_budget(0, is_open=True)), make_start(None), make_start(None)
     )
-    scores, token_ids = torch.zeros((1, VOCAB_SIZE)), torch.tensor([1])
+    token_ids = torch.tensor([1])
     with record_operations() as record:
-        assert not budgets.has_any([0])
-        budgets.force(scores, [0])
+        budgets.force([0], token_ids)
         budgets.append([0], token_ids)
     assert record == []

@@ -65,6 +65,10 @@ def hash_blocks(prompt: Prompt) -> list[bytes]:
 positions = st.tuples(st.sampled_from(["token", "vector"]), st.integers(0, 2))
 
 
+def make_device() -> FakeDevice:
+    return FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
+
+
 @given(
     st.lists(positions, min_size=4, max_size=12),
     st.lists(positions, min_size=4, max_size=12),
@@ -100,7 +104,7 @@ def test_a_second_prompt_of_the_same_vectors_computes_only_what_is_new() -> None
         max_num_batched_tokens=32,
         max_model_len=64,
     )
-    device = FakeDevice(block_size=BLOCK_SIZE)
+    device = make_device()
     shared: list[Position] = [("vector", n) for n in range(10)]
     cached = []
     for number, last in enumerate((1, 1, 2)):
@@ -130,20 +134,19 @@ def test_the_device_is_told_of_vectors_that_nobody_will_read() -> None:
         max_model_len=64,
         prefix_caching=False,
     )
-    device = FakeDevice(block_size=BLOCK_SIZE)
+    device = make_device()
     prompt = make_prompt([("vector", n) for n in range(10)])
     scheduler.add(make_sequence(prompt, 1))
     plan = scheduler.schedule()
     assert plan is not None and plan.ends == ()
     (start,) = plan.starts
-    # The step that is in flight still reads them.
+    # The step that is in flight still reads them; this one comes after it.
     scheduler.abort(SequenceId(1))
-    assert scheduler.schedule() is None
-    scheduler.update(plan, device.step(plan))
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert (plan.ends, plan.starts, plan.rows) == ((start.slot,), (), ())
-    assert scheduler.update(plan, device.step(plan)) == []
+    farewell = scheduler.schedule()
+    assert farewell is not None
+    assert (farewell.ends, farewell.starts, farewell.rows) == ((start.slot,), (), ())
+    for step in (plan, farewell):
+        assert scheduler.update(step, device.step(step)) == []
     assert scheduler.schedule() is None
 
 
@@ -155,7 +158,7 @@ def test_a_sequence_that_has_read_its_vectors_ends_without_a_word() -> None:
         max_num_batched_tokens=16,
         max_model_len=64,
     )
-    device = FakeDevice(block_size=BLOCK_SIZE)
+    device = make_device()
     scheduler.add(make_sequence(make_prompt([("vector", 1), ("token", 2)]), 1))
     plan = scheduler.schedule()
     assert plan is not None

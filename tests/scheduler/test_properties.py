@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=self.max_model_len,
         )
         self.fresh = self.scheduler.statistics()
-        self.device = FakeDevice(block_size=BLOCK_SIZE)
+        self.device = FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
         self.in_flight: deque[StepPlan] = deque()
         self.living: dict[SequenceId, Sequence] = {}
         self.tokens: dict[SequenceId, list[int]] = {}

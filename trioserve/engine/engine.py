@@ -24,6 +24,7 @@ from ..steps import (
     Prompt,
     SamplingParams,
     SequenceId,
+    SequenceOutput,
     StepPlan,
     StepResult,
 )
@@ -67,7 +68,7 @@ class Engine:
         self._preparing = trio.CapacityLimiter(1)
         self._numbers = itertools.count()
         self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
-        self._loop = StepLoop(executor, scheduler.schedule, self._deliver)
+        self._loop = StepLoop(executor, scheduler, self._deliver)
 
     @property
     def is_alive(self) -> bool:
@@ -188,8 +189,8 @@ class Engine:
 
     # The loop.
 
-    def _deliver(self, plan: StepPlan, result: StepResult) -> None:
-        for output in self._scheduler.update(plan, result):
+    def _deliver(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
             stream, index = self._owners[output.sequence_id]
             stream.push_nowait(index, output)
             if output.finish_reason is not None:

@@ -1,9 +1,14 @@
 """The loop that steps a device, and what becomes of open requests when it ends.
 
-    schedule --> plan --> executor --> result --> deliver
+    schedule --> plan --> executor --> result --> update --> outputs --> deliver
 
 All of it runs in one trio thread, so nothing here needs a lock; only the step itself is
 in the device's thread.
+
+As many steps are in flight as the executor is deep. With one the device waits while the
+next is planned; with two the next lies ready when a step is done, planned with tokens that
+nobody knows yet (scheduler/sequence.py). What a step gave is handed to its readers once
+the next step has been submitted, for the device may be waiting.
 """
 
 from __future__ import annotations
@@ -26,6 +31,19 @@ FAREWELL_SECONDS = 1.0
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
+OutputsT = TypeVar("OutputsT")
+TakenT = TypeVar("TakenT", contravariant=True)
+GivenT = TypeVar("GivenT", covariant=True)
+
+
+class Planner(Protocol[PlanT, TakenT, GivenT]):
+    """Who knows what is to be done: a scheduler."""
+
+    def schedule(self) -> PlanT | None:
+        """Return the next plan, or None where there is nothing to do now."""
+
+    def update(self, plan: PlanT, result: TakenT) -> GivenT:
+        """Take in a plan's result; called in the order of the plans."""
 
 
 class OpenRequest(Protocol):
@@ -35,22 +53,22 @@ class OpenRequest(Protocol):
         """Raise `error` where results are waited for."""
 
 
-class StepLoop(Generic[PlanT, ResultT]):
+class StepLoop(Generic[PlanT, ResultT, OutputsT]):
     """Steps as long as there is work.
 
     Args:
-      schedule: gives the next plan, or None where there is nothing to do.
-      deliver: takes a plan's result.
+      planner: plans steps and takes in their results.
+      deliver: hands to their readers what `planner.update` returned.
     """
 
     def __init__(
         self,
         executor: Executor[PlanT, ResultT],
-        schedule: Callable[[], PlanT | None],
-        deliver: Callable[[PlanT, ResultT], None],
+        planner: Planner[PlanT, ResultT, OutputsT],
+        deliver: Callable[[OutputsT], None],
     ) -> None:
         self._executor = executor
-        self._schedule = schedule
+        self._planner = planner
         self._deliver = deliver
         self._work = trio.Event()
         self._requests: set[OpenRequest] = set()
@@ -71,7 +89,7 @@ class StepLoop(Generic[PlanT, ResultT]):
             raise self._end
 
     def wake(self) -> None:
-        """Tell that there may be something to do."""
+        """Tell that there may be something to do, or that a step is done."""
         self._work.set()
 
     @contextmanager
@@ -121,19 +139,23 @@ class StepLoop(Generic[PlanT, ResultT]):
         in_flight: deque[tuple[PlanT, StepHandle[ResultT]]] = deque()
         while True:
             self._fill(in_flight)
-            if in_flight:
+            if in_flight and in_flight[0][1].is_done:
                 plan, handle = in_flight.popleft()
-                self._deliver(plan, await handle.wait())
+                outputs = self._planner.update(plan, handle.take())
+                self._fill(in_flight)
+                self._deliver(outputs)
+                # However fast the device is, others have their turn.
+                await trio.lowlevel.checkpoint()
             else:
                 await self._work.wait()
                 self._work = trio.Event()
 
     def _fill(self, in_flight: deque[tuple[PlanT, StepHandle[ResultT]]]) -> None:
         while len(in_flight) < self._executor.depth:
-            plan = self._schedule()
+            plan = self._planner.schedule()
             if plan is None:
                 return
-            in_flight.append((plan, self._executor.submit(plan)))
+            in_flight.append((plan, self._executor.submit(plan, self.wake)))
 
     async def _wait_no_requests(self) -> None:
         while self._requests:

@@ -8,7 +8,7 @@ The loop itself is loop.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 import itertools
@@ -85,7 +85,7 @@ class PoolingLoop:
         # What is complete and was not handed out yet.
         self._whole: deque[_Results] = deque()
         self._has_whole = trio.Event()
-        self._loop = StepLoop(executor, scheduler.schedule, self._deliver)
+        self._loop = StepLoop(executor, scheduler, self._deliver)
 
     @property
     def is_alive(self) -> bool:
@@ -189,8 +189,8 @@ class PoolingLoop:
     def next_key(self) -> KeptKey:
         return KeptKey(next(self._keys))
 
-    def _deliver(self, plan: PoolingPlan, result: PoolingResult) -> None:
-        for job, tensor in self._scheduler.update(plan, result):
+    def _deliver(self, outputs: Iterable[tuple[PoolingJob, TensorBytes]]) -> None:
+        for job, tensor in outputs:
             owner = self._owners.pop(job, None)
             # Nobody waits for what was given up while the step ran.
             if owner is not None:

@@ -1,85 +1,101 @@
-"""One model in this process, stepped in one device thread."""
+"""One model in this process, stepped in threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import outcome
 import trio
 
+from .handle import Handle
+
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
 
+# A step on its way, with what the stage before made of its plan; None is the end.
+_Item = tuple[Handle[Any], outcome.Outcome[Any]] | None
+
 
 class LocalExecutor(Generic[PlanT, ResultT]):
-    """Calls `step` in a thread, one plan at a time, in the order of submission.
+    """Runs steps in threads, in the order of submission.
 
-    It is one thread for all steps. GNU OpenMP keeps a team of threads for every thread
-    that ever called it, and where all teams together have more threads than there are
-    cores, it puts them to sleep at once whenever they wait: 12 tokens of a small encoder
-    then take 9 ms in place of 5.5. trio would lend a step now one thread, now another.
+    Each stage has one thread for all steps. GNU OpenMP keeps a team of threads for every
+    thread that ever called it, and where all teams together have more threads than there
+    are cores, it puts them to sleep at once whenever they wait: 12 tokens of a small
+    encoder then take 9 ms in place of 5.5. trio would lend a step now one thread, now
+    another.
 
     Args:
-      step: blocking; usually ModelRunner.step. The event loop never touches a tensor.
+      stages: blocking; the first gets the plan, each other what the one before it gave,
+        the last gives the result. One for a device that has done a step when the call
+        returns; two for one that works by itself, so that the thread which launches the
+        next step need not wait for this one. The event loop never touches a tensor.
+      depth: steps in flight at most.
     """
 
-    depth = 1
-
-    def __init__(self, step: Callable[[PlanT], ResultT]) -> None:
-        self._step = step
-        self._device = trio.CapacityLimiter(1)
+    def __init__(self, *stages: Callable[[Any], Any], depth: int = 1) -> None:
+        self.depth = depth
+        self._stages = stages
         # Unbounded in type, bounded by the loop, which keeps `depth` steps in flight.
-        self._submitted: SimpleQueue[_LocalHandle[PlanT, ResultT] | None] = (
-            SimpleQueue()
-        )
-        # Set in the loop, read in the thread.
+        self._queues: list[SimpleQueue[_Item]] = [SimpleQueue() for _ in stages]
+        # Set in the loop, read in the threads.
         self._is_over = False
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        # The thread is not abandoned on cancel, or the device would go on writing into
-        # blocks that somebody frees; so this task is what a cancellation reaches.
+        # Threads are not abandoned on cancel, or the device would go on writing into
+        # memory that somebody frees; so this task is what a cancellation reaches.
+        limiter = trio.CapacityLimiter(len(self._stages))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_thread)
+            for work in self._list_work(trio.lowlevel.current_trio_token()):
+                nursery.start_soon(_run_in_thread, work, limiter)
             try:
                 task_status.started()
                 await trio.sleep_forever()
             finally:
                 self._is_over = True
-                self._submitted.put(None)
+                self._queues[0].put(None)
 
-    def submit(self, plan: PlanT) -> _LocalHandle[PlanT, ResultT]:
-        handle = _LocalHandle[PlanT, ResultT](plan)
-        self._submitted.put(handle)
+    def submit(self, plan: PlanT, notify: Callable[[], None]) -> Handle[ResultT]:
+        handle = Handle[ResultT](notify)
+        self._queues[0].put((handle, outcome.Value(plan)))
         return handle
 
-    async def _run_thread(self) -> None:
-        await trio.to_thread.run_sync(
-            self._step_forever,
-            trio.lowlevel.current_trio_token(),
-            limiter=self._device,
-        )
+    def _list_work(self, token: trio.lowlevel.TrioToken) -> list[Callable[[], None]]:
+        """Return what each stage's thread does."""
 
-    def _step_forever(self, token: trio.lowlevel.TrioToken) -> None:
-        while (handle := self._submitted.get()) is not None and not self._is_over:
-            result = outcome.capture(self._step, handle.plan)
-            token.run_sync_soon(handle.set, result)
+        def tell(item: _Item) -> None:
+            if item is not None:
+                handle, result = item
+                token.run_sync_soon(handle.set, result)
+
+        hand_on = [after.put for _, after in pairwise(self._queues)] + [tell]
+        return [
+            partial(self._work, stage, queue, put)
+            for stage, queue, put in zip(self._stages, self._queues, hand_on)
+        ]
+
+    def _work(
+        self,
+        stage: Callable[[Any], Any],
+        queue: SimpleQueue[_Item],
+        put: Callable[[_Item], None],
+    ) -> None:
+        while (item := queue.get()) is not None and not self._is_over:
+            handle, given = item
+            # What failed goes through the other stages untouched, in its turn.
+            if isinstance(given, outcome.Value):
+                given = outcome.capture(stage, given.value)
+            put((handle, given))
+        put(None)
 
 
-class _LocalHandle(Generic[PlanT, ResultT]):
-    def __init__(self, plan: PlanT) -> None:
-        self.plan = plan
-        self._outcome: outcome.Outcome[ResultT] | None = None
-        self._is_set = trio.Event()
-
-    def set(self, result: outcome.Outcome[ResultT]) -> None:
-        self._outcome = result
-        self._is_set.set()
-
-    async def wait(self) -> ResultT:
-        await self._is_set.wait()
-        assert self._outcome is not None, "the event follows the outcome"
-        return self._outcome.unwrap()
+async def _run_in_thread(
+    work: Callable[[], None], limiter: trio.CapacityLimiter
+) -> None:
+    await trio.to_thread.run_sync(work, limiter=limiter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import trio
@@ -13,8 +14,11 @@ ResultT = TypeVar("ResultT", covariant=True)
 class StepHandle(Protocol[ResultT]):
     """A submitted step."""
 
-    async def wait(self) -> ResultT:
-        """Wait for the result; raises whatever the step raised."""
+    @property
+    def is_done(self) -> bool: ...
+
+    def take(self) -> ResultT:
+        """Return the result of a step that is done, or raise what the step raised."""
 
 
 class Executor(Protocol[PlanT, ResultT]):
@@ -32,5 +36,9 @@ class Executor(Protocol[PlanT, ResultT]):
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until cancelled; started before anything is submitted."""
 
-    def submit(self, plan: PlanT) -> StepHandle[ResultT]:
-        """Hand a plan over; never blocks."""
+    def submit(self, plan: PlanT, notify: Callable[[], None]) -> StepHandle[ResultT]:
+        """Hand a plan over; never blocks.
+
+        Args:
+          notify: called in the event loop when the step is done.
+        """

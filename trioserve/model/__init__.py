@@ -12,7 +12,8 @@ vectors and scores of what was read.
 The door:
   load_model              a folder -> LoadedModel
   count_blocks            how many KV blocks the device's memory holds
-  ModelRunner             .step(StepPlan) -> StepResult, from one thread at a time
+  ModelRunner             .launch(StepPlan) -> LaunchedStep, from one thread at a time;
+                          its .finish() -> StepResult, from any
 """
 
 import os

@@ -84,7 +84,9 @@ def draw_from_best(
       (num_rows,) int64
     """
     vocab_size = logits.shape[1]
-    if vocab_size <= _NUM_CANDIDATES:
+    # To look whether a few hundred are enough would make the host wait for a GPU, which
+    # sorts a vocabulary in the meantime.
+    if vocab_size <= _NUM_CANDIDATES or logits.device.type != "cpu":
         return _draw_sorted(logits, noise, top_k, top_p, vocab_size)[0]
     drawn, is_settled = _draw_sorted(logits, noise, top_k, top_p, _NUM_CANDIDATES)
     if not is_settled.all():
@@ -112,7 +114,7 @@ def _draw_sorted(
     sums = weights.double().cumsum(dim=-1)
     is_covered = top_k <= num_candidates
     total = sums[:, -1]
-    if not is_covered.all():
+    if num_candidates < logits.shape[1] and not is_covered.all():
         # The mass of all tokens is known without sorting them, that of the first few
         # hundred is not: then nothing is settled.
         rest = _sum_all(logits, best).masked_fill_(top_k < logits.shape[1], torch.inf)

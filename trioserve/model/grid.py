@@ -60,8 +60,9 @@ class GridPositions:
         device = inputs.position_ids.device
         return inputs.position_ids.repeat(3, 1, 1).index_add_(
             2,
-            torch.cat(indices).to(device),
-            torch.cat(shifts, dim=1)[:, None].to(device),  # (3, 1, num_shifted)
+            torch.cat(indices).to(device, non_blocking=True),
+            # (3, 1, num_shifted)
+            torch.cat(shifts, dim=1)[:, None].to(device, non_blocking=True),
         )
 
 

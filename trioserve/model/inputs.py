@@ -112,7 +112,7 @@ class EmbeddedInputs:
             return None
         embeds: Tensor = self._embed_tokens(inputs.input_ids)
         for first, vectors in parts:
-            embeds[0, first : first + len(vectors)].copy_(vectors)
+            embeds[0, first : first + len(vectors)].copy_(vectors, non_blocking=True)
         return embeds
 
     def _make_reader(self, item: EmbeddedInput) -> Callable[[int, int], Tensor]:

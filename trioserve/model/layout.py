@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..steps import StepPlan, StepRow
 from .slots import SlotTables
+from .tensors import send_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,9 @@ class StepInputs:
     """One step's tensors on the device.
 
     Args:
-      input_ids: (1, num_tokens) int64
+      input_ids: (1, num_tokens) int64; what stands at sampled_tokens means nothing
+      sampled_tokens: (num_sampled,) int64, flat tokens that steps before this one sampled
+      sampled_slots: (num_sampled,) int64, the slots of these
       position_ids: (1, num_tokens) int64
       slot_mapping: (num_tokens,) int64, block * block_size + offset
       by_window: what to read, for each window that the model's layers have.
@@ -76,6 +79,8 @@ class StepInputs:
     """
 
     input_ids: Tensor
+    sampled_tokens: Tensor
+    sampled_slots: Tensor
     position_ids: Tensor
     slot_mapping: Tensor
     by_window: dict[int | None, AttentionLayout]
@@ -128,9 +133,12 @@ def lay_out(plan: StepPlan, tables: SlotTables, rules: LayoutRules) -> StepInput
     first_tokens, last_tokens = [0] * len(rows), [0] * len(rows)
     for i, end, row in zip(order, ends.tolist(), rows):
         first_tokens[i], last_tokens[i] = end - row.num_tokens, end - 1
+    sampled = [i for i, row in enumerate(plan.rows) if tables.has_sampled(row)]
     num_decodes = sum(row.num_tokens == 1 for row in rows)
     return StepInputs(
         input_ids=_send(tables.token_ids[row_of_token, positions][None], rules),
+        sampled_tokens=send_ids([last_tokens[i] for i in sampled], rules.device),
+        sampled_slots=send_ids([plan.rows[i].slot for i in sampled], rules.device),
         position_ids=_send(positions[None], rules),
         slot_mapping=_send(slot_mapping, rules),
         by_window={
@@ -240,8 +248,9 @@ def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
 
 def _to_mask(visible: Tensor, rules: LayoutRules) -> Tensor:
     mask = torch.zeros(visible.shape, dtype=rules.dtype)
-    return mask.masked_fill_(~visible, -torch.inf).to(rules.device)
+    mask.masked_fill_(~visible, -torch.inf)
+    return mask.to(rules.device, non_blocking=True)
 
 
 def _send(indices: Tensor, rules: LayoutRules) -> Tensor:
-    return indices.to(rules.device, torch.int64)
+    return indices.to(torch.int64).to(rules.device, non_blocking=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..steps import NO_TOKEN, SamplingParams, SlotStart
+from .tensors import send_floats, send_ids
 
 
 def has_penalties(sampling: SamplingParams) -> bool:
@@ -41,19 +44,21 @@ class PenaltyCounts:
             return
         row = self._take_row()
         self._row_of_slot[start.slot] = row
-        outputs = torch.tensor(start.output_token_ids, dtype=torch.int64)
-        prompt = torch.tensor(start.prompt_token_ids, dtype=torch.int64)
-        prompt = prompt[prompt != NO_TOKEN]
-        self._counts[row] = outputs.bincount(minlength=self._vocab_size)
-        self._seen[row] = False
-        self._seen[row, torch.cat((prompt, outputs)).to(self._device)] = True
+        outputs = send_ids(start.output_token_ids, self._device)
+        prompt: Sequence[int] = start.prompt_token_ids
+        if start.embedded:
+            prompt = [token_id for token_id in prompt if token_id != NO_TOKEN]
+        ones = torch.ones_like(outputs, dtype=torch.int32)
+        self._counts[row].zero_().index_add_(0, outputs, ones)
+        seen = torch.cat((send_ids(prompt, self._device), outputs))
+        self._seen[row].zero_().index_fill_(0, seen, 1)
 
     def count(self, slots: list[int], token_ids: Tensor) -> None:
         """Count one new token of each slot; slots without penalties are left out."""
         counted = [i for i, slot in enumerate(slots) if slot in self._row_of_slot]
         if counted:
             rows = self._find_rows([slots[i] for i in counted])
-            tokens = token_ids[torch.tensor(counted, device=self._device)]
+            tokens = token_ids[send_ids(counted, self._device)]
             # Invariant: a slot is sampled once a step, so no pair stands here twice.
             self._counts[rows, tokens] += 1
             self._seen[rows, tokens] = True
@@ -81,9 +86,7 @@ class PenaltyCounts:
         return logits - frequency * counts - presence * (counts > 0)
 
     def _find_rows(self, slots: list[int]) -> Tensor:
-        return torch.tensor(
-            [self._row_of_slot[slot] for slot in slots], device=self._device
-        )
+        return send_ids([self._row_of_slot[slot] for slot in slots], self._device)
 
     def _take_row(self) -> int:
         if not self._free_rows:
@@ -103,4 +106,4 @@ class PenaltyCounts:
         )
 
     def _make_column(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None]
+        return send_floats(values, self._device)[:, None]

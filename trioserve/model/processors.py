@@ -19,10 +19,11 @@ from torch import Tensor
 from ..errors import InvalidConfig
 from ..logits import LogitsProcessor, LogitsRow
 from ..steps import SlotStart
+from .tensors import send_ids
 
 
-class SampledIds(Protocol):
-    """What a step has sampled, which may not have reached the host."""
+class LateIds(Protocol):
+    """What a step has sampled, which may not have reached the host: SampledIds."""
 
     def read(self) -> list[int]:
         """Wait for the ids, one for each row that sampled."""
@@ -51,7 +52,7 @@ class _Unread:
         slot, which may have another sequence by the time that they are read.
     """
 
-    tokens: SampledIds
+    tokens: LateIds
     lists: list[tuple[int, list[int]]]
 
 
@@ -138,7 +139,7 @@ class LogitsProcessors:
             if name in shares:
                 self._apply_one(processor, scores, shares[name])
 
-    def append(self, slots: list[int], tokens: SampledIds) -> None:
+    def append(self, slots: list[int], tokens: LateIds) -> None:
         """Remember that each slot has a new token, without a look at it."""
         if not self._members:
             return
@@ -194,7 +195,7 @@ class LogitsProcessors:
         if len(rows) == len(scores):
             processor.apply(scores, rows)
             return
-        index = torch.tensor(list(share)).to(self._device, non_blocking=True)
+        index = send_ids(list(share), self._device)
         part = scores.index_select(0, index)  # (num_rows, vocab_size)
         processor.apply(part, rows)
         scores.index_copy_(0, index, part)

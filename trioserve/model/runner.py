@@ -1,8 +1,14 @@
-"""Run one step: plan in, tokens out."""
+"""Run one step: plan in, tokens out.
+
+A step is launched and finished. To launch it is to give the device all its work; its
+tokens stay there for the next step to go on with, and are on their way to the host, where
+`finish` waits for them. So the next step is launched before this one is finished.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +17,11 @@ from ..config import CacheConfig
 from ..logits import LogitsProcessor
 from ..steps import (
     BlockId,
-    SampledToken,
     SamplingParams,
     SlotStart,
     StepPlan,
     StepResult,
     StepRow,
-    TokenLogprobs,
 )
 from .attention import AttentionCall
 from .grid import GridPositions
@@ -31,10 +35,12 @@ from .kv_cache import (
 )
 from .layout import LayoutRules, StepInputs, lay_out
 from .loading import LoadedModel
-from .logprobs import report_logprobs
+from .logprobs import LogprobReports
 from .probe import LayerSpec
+from .sampled import Sampled
 from .sampler import Sampler
 from .slots import SlotTables
+from .tensors import send_ids
 
 # Gathered keys and values should still lie in a core's cache when they are read: of 0.6
 # to 10 MiB, 2.5 was the fastest on a CPU with 1 MiB of L2 a core. A GPU wants few large
@@ -69,6 +75,36 @@ def count_blocks(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step that the device has, or has done.
+
+    Args:
+      slots: those of the rows that sample, in batch order.
+      sampled: what was chosen for them; None if there are none.
+      prompt_reports: slot -> log probabilities of its prompt, in parts.
+    """
+
+    step_id: int
+    slots: tuple[int, ...] = ()
+    sampled: Sampled | None = None
+    prompt_reports: dict[int, list[LogprobReports]]
+
+    def finish(self) -> StepResult:
+        """Wait for what the step gives; any thread may."""
+        sampled = self.sampled
+        reports = {} if sampled is None else sampled.read_reports()
+        return StepResult(
+            step_id=self.step_id,
+            sampled=() if sampled is None else tuple(zip(sampled.ids.read())),
+            logprobs={self.slots[row]: (report,) for row, report in reports.items()},
+            prompt_logprobs={
+                slot: tuple(report for part in parts for report in part.read())
+                for slot, parts in self.prompt_reports.items()
+            },
+        )
+
+
 class ModelRunner:
     """A model with its KV cache and what its slots hold.
 
@@ -99,6 +135,7 @@ class ModelRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=block_size,
+            device=model.device,
         )
         self._sampler = Sampler(
             vocab_size=model.info.vocab_size,
@@ -120,20 +157,26 @@ class ModelRunner:
         )
         self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan; blocks until its tokens are known.
+        """Compute a plan; blocks until its tokens are known."""
+        return self.launch(plan).finish()
 
-        Call it from one thread at a time.
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Give the device a plan's work; a CPU has done it when this returns.
+
+        Call it from one thread at a time, in the order of the plans. Steps before it need
+        not be finished.
         """
         self._embedded.drop(plan.ends)
         for start in plan.starts:
             self._start(start)
         if not plan.rows:
-            return StepResult(step_id=plan.step_id, sampled=())
+            return LaunchedStep(step_id=plan.step_id, prompt_reports={})
         for row in plan.rows:
             self._tables.append_blocks(row.slot, row.new_block_ids)
         inputs = lay_out(plan, self._tables, self._rules)
+        self._put_in_sampled(inputs)
         last_tokens = [
             token for row, token in zip(plan.rows, inputs.last_tokens) if row.sample
         ]
@@ -141,10 +184,11 @@ class ModelRunner:
         prompt_tokens = [token for span in prompt_spans.values() for token in span]
         logits = self._forward(plan, inputs, last_tokens + prompt_tokens)
         num_sampled = len(last_tokens)
-        return StepResult(
+        return LaunchedStep(
             step_id=plan.step_id,
-            sampled=tuple(self._sample(plan, logits[:num_sampled])),
-            prompt_logprobs=self._report_prompts(prompt_spans, logits[num_sampled:]),
+            slots=tuple(row.slot for row in plan.rows if row.sample),
+            sampled=self._sample(plan, logits[:num_sampled]) if num_sampled else None,
+            prompt_reports=self._report_prompts(prompt_spans, logits[num_sampled:]),
         )
 
     def warm_up(self) -> None:
@@ -184,6 +228,11 @@ class ModelRunner:
         if start.sampling.prompt_logprobs is not None:
             self._num_prompt_top[start.slot] = start.sampling.prompt_logprobs
 
+    def _put_in_sampled(self, inputs: StepInputs) -> None:
+        """Complete the input with tokens that the host may not have read yet."""
+        sampled = self._tables.last_token_ids.index_select(0, inputs.sampled_slots)
+        inputs.input_ids[0].index_copy_(0, inputs.sampled_tokens, sampled)
+
     def _forward(self, plan: StepPlan, inputs: StepInputs, wanted: list[int]) -> Tensor:
         """Return the logits of some of the step's tokens.
 
@@ -193,7 +242,7 @@ class ModelRunner:
         Returns:
           (len(wanted), vocab_size)
         """
-        index = torch.tensor(wanted, dtype=torch.int64, device=self._rules.device)
+        index = send_ids(wanted, self._rules.device)
         takes_index = self._model.takes_logits_to_keep
         # Images are encoded here, before the model's own attention is sent anywhere.
         read = self._read(plan, inputs)
@@ -219,13 +268,14 @@ class ModelRunner:
             return {"input_ids": inputs.input_ids, "position_ids": positions}
         return {"inputs_embeds": embeds, "position_ids": positions}
 
-    def _sample(self, plan: StepPlan, logits: Tensor) -> list[SampledToken]:
-        slots = [row.slot for row in plan.rows if row.sample]
-        if not slots:
-            return []
-        num_outputs = [self._tables.num_output_tokens(slot) for slot in slots]
+    def _sample(self, plan: StepPlan, logits: Tensor) -> Sampled:
+        rows = [row for row in plan.rows if row.sample]
+        slots = [row.slot for row in rows]
+        num_outputs = [self._tables.count_outputs(row) for row in rows]
         sampled = self._sampler.sample(slots, num_outputs, logits)
-        self._tables.append_tokens(slots, [token.token_id for token in sampled])
+        self._tables.keep_sampled(
+            send_ids(slots, self._rules.device), sampled.ids.on_device
+        )
         return sampled
 
     def _find_prompt_spans(
@@ -243,7 +293,7 @@ class ModelRunner:
 
     def _report_prompts(
         self, spans: dict[StepRow, range], logits: Tensor
-    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+    ) -> dict[int, list[LogprobReports]]:
         reports, begin = {}, 0
         for row, span in spans.items():
             rows = logits[begin : begin + len(span)]
@@ -251,18 +301,15 @@ class ModelRunner:
             # The token at a position is predicted by the one before.
             targets = self._tables.read_tokens(
                 row.slot, row.start + 1, row.start + 1 + len(span)
-            )
-            reports[row.slot] = tuple(
-                report
+            ).to(rows.device, non_blocking=True)
+            reports[row.slot] = [
+                LogprobReports(
+                    part, part_targets, [self._num_prompt_top[row.slot]] * len(part)
+                )
                 for part, part_targets in zip(
                     rows.split(_LOGPROB_ROWS), targets.split(_LOGPROB_ROWS)
                 )
-                for report in report_logprobs(
-                    part,
-                    part_targets.to(part.device),
-                    [self._num_prompt_top[row.slot]] * len(part),
-                )
-            )
+            ]
         return reports
 
 

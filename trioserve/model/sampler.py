@@ -1,7 +1,12 @@
 """Choose the next token of every row that samples, in one batched pass.
 
-The order is vLLM's: log probabilities are those of the raw logits; then bias; plug-ins;
-min_tokens and bad words; penalties; temperature; min_p; top_k and top_p.
+The order is vLLM's: log probabilities are those of the raw logits; then bias, plug-ins,
+min_tokens and bad words; penalties; temperature; min_p; top_k and top_p. Where a model's
+budget of reasoning is used up, a token takes the place of the one that was chosen so.
+
+Nothing here waits for the device, whose last tokens the host may not know: what depends
+on them is kept on the device, counted there by the token that was sampled there. A
+plug-in that asks for them is what waits.
 
 Where these leave a row no token at all, one comes nevertheless: greedily the first of
 the vocabulary, as in transformers' generate, and any of them where it is drawn.
@@ -16,12 +21,15 @@ import torch
 from torch import Tensor
 
 from ..logits import LogitsProcessor
-from ..steps import SampledToken, SamplingParams, SlotStart, TokenLogprobs
+from ..steps import SamplingParams, SlotStart
 from .bad_words import BadWords
 from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
-from .logprobs import report_logprobs
+from .logprobs import LogprobReports
 from .penalties import PenaltyCounts, has_penalties
 from .processors import LogitsProcessors
+from .sampled import Sampled, SampledIds
+from .tensors import send_floats, send_ids
+from .thinking import ThinkingBudgets
 
 # Below, dividing by it overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
@@ -67,16 +75,6 @@ class _Choice:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KnownIds:
-    """The SampledIds of a step that has ended."""
-
-    token_ids: list[int]
-
-    def read(self) -> list[int]:
-        return self.token_ids
-
-
 class Sampler:
     """Samples from logits by what each slot asked for."""
 
@@ -92,6 +90,7 @@ class Sampler:
         self._choices: dict[int, _Choice] = {}
         self._penalties = PenaltyCounts(vocab_size, device)
         self._bad_words = BadWords(vocab_size, device)
+        self._thinking = ThinkingBudgets(device)
         self._processors = LogitsProcessors(
             logits_processors, vocab_size=vocab_size, device=device
         )
@@ -118,11 +117,12 @@ class Sampler:
         )
         self._penalties.start(start)
         self._bad_words.start(start)
+        self._thinking.start(start)
         self._processors.start(start)
 
     def sample(
         self, slots: list[int], num_outputs: list[int], logits: Tensor
-    ) -> list[SampledToken]:
+    ) -> Sampled:
         """Sample one token for each slot.
 
         Args:
@@ -131,31 +131,44 @@ class Sampler:
           logits: (num_slots, vocab_size); left as they are
         """
         choices = [self._choices[slot] for slot in slots]
-        may_ban = self._bad_words.has_any(slots)
-        reports: dict[int, TokenLogprobs] = {}
-        if (
-            not may_ban
-            and not self._processors.has_any(slots)
-            and all(c.is_argmax(n) for c, n in zip(choices, num_outputs))
-        ):
+        if self._takes_best(slots, choices, num_outputs):
             chosen = _find_best(logits)
         else:
             scores = logits.to(torch.float32, copy=True)
-            self._shift(scores, choices)
-            self._processors.apply(scores, slots, num_outputs)
-            self._hold_back(scores, choices, num_outputs)
-            self._bad_words.ban(scores, slots)
-            self._penalize(scores, slots, choices)
+            self._change(scores, slots, choices, num_outputs)
             chosen = self._choose(scores, choices, num_outputs)
-            self._penalties.count(slots, chosen)
-            reports = self._report(logits, chosen, choices)
-        self._bad_words.append(slots, chosen)
-        token_ids = chosen.tolist()
-        self._processors.append(slots, _KnownIds(token_ids=token_ids))
-        return [
-            SampledToken(token_id=token_id, logprobs=reports.get(row))
-            for row, token_id in enumerate(token_ids)
-        ]
+        self._thinking.force(slots, chosen)
+        sampled = self._report(logits, chosen, choices)
+        self._remember(slots, sampled.ids)
+        return sampled
+
+    def _takes_best(
+        self, slots: list[int], choices: list[_Choice], num_outputs: list[int]
+    ) -> bool:
+        """Whether the likeliest token of every row is the one that it gets."""
+        return all(
+            choice.is_argmax(count) for choice, count in zip(choices, num_outputs)
+        ) and not (self._bad_words.has_any(slots) or self._processors.has_any(slots))
+
+    def _change(
+        self,
+        scores: Tensor,
+        slots: list[int],
+        choices: list[_Choice],
+        num_outputs: list[int],
+    ) -> None:
+        """Do to scores, in place, what is wished before temperature comes."""
+        self._shift(scores, choices)
+        self._processors.apply(scores, slots, num_outputs)
+        self._hold_back(scores, choices, num_outputs)
+        self._bad_words.ban(scores, slots)
+        self._penalize(scores, slots, choices)
+
+    def _remember(self, slots: list[int], ids: SampledIds) -> None:
+        self._penalties.count(slots, ids.on_device)
+        self._bad_words.append(slots, ids.on_device)
+        self._thinking.append(slots, ids.on_device)
+        self._processors.append(slots, ids)
 
     def _shift(self, scores: Tensor, choices: list[_Choice]) -> None:
         for row, choice in enumerate(choices):
@@ -214,8 +227,7 @@ class Sampler:
         noise = torch.tensor(
             [make_noise(c.seed, n) for c, n in zip(choices, num_outputs)],
             dtype=torch.float64,
-            device=self._device,
-        )
+        ).to(self._device, non_blocking=True)
         scores /= self._make_floats([s.temperature for s in samplings])[:, None]
         if any(s.min_p > 0.0 for s in samplings):
             scores = drop_unlikely(
@@ -232,25 +244,28 @@ class Sampler:
 
     def _report(
         self, logits: Tensor, token_ids: Tensor, choices: list[_Choice]
-    ) -> dict[int, TokenLogprobs]:
+    ) -> Sampled:
         num_top = {
             row: choice.sampling.logprobs
             for row, choice in enumerate(choices)
             if choice.sampling.logprobs is not None
         }
         if not num_top:
-            return {}
+            return Sampled(ids=SampledIds(token_ids))
         index = self._make_ids(list(num_top))
-        reports = report_logprobs(
-            logits[index], token_ids[index], list(num_top.values())
+        return Sampled(
+            ids=SampledIds(token_ids),
+            reported=tuple(num_top),
+            reports=LogprobReports(
+                logits[index], token_ids[index], list(num_top.values())
+            ),
         )
-        return dict(zip(num_top, reports))
 
     def _make_ids(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return send_ids(values, self._device)
 
     def _make_floats(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+        return send_floats(values, self._device)
 
 
 def _find_best(logits: Tensor) -> Tensor:

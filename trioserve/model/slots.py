@@ -1,7 +1,9 @@
 """What the runner remembers of each slot between steps.
 
-A slot is a row of the tables. Tokens are appended, never copied: what a step costs on
-the host does not depend on how long an output already is.
+A slot is a row of the tables. What a sequence brought along stands on the host, where a
+step's layout is worked out. What has been sampled since does not: the next step needs a
+sequence's last token and no other, and finds it on the device, where the host may not have
+read it yet. So a step costs the same however long an output is.
 """
 
 from __future__ import annotations
@@ -9,31 +11,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..steps import BlockId, SlotStart
+from ..steps import BlockId, SlotStart, StepRow
 
 
 class SlotTables:
     """Token ids and KV blocks of the sequences that hold slots.
 
     Attributes:
-      token_ids: (max_num_seqs, max_model_len) int32, prompt then output; 0 where a
-        vector stands that has no token
+      token_ids: (max_num_seqs, max_model_len) int32, what each slot started with; 0
+        where a vector stands that has no token
       block_ids: (max_num_seqs, max_blocks) int32, in the order of positions
+      last_token_ids: (max_num_seqs,) int64, on the device: what each slot sampled last
       num_prompt_tokens: tokens of each slot's prompt.
-      num_tokens: tokens of each slot's prompt and output together.
-
-    Both tables are kept on the host: a step's layout is worked out there and goes to
-    the device in a few flat tensors.
+      num_tokens: tokens that each slot started with: those of its prompt, and those that
+        it had written before.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
         # Not filled: rows are read below num_tokens and _num_blocks only, and memory
         # that is not touched is not taken.
         self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
         self.block_ids = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32)
+        self.last_token_ids = torch.zeros(
+            max_num_seqs, dtype=torch.int64, device=device
+        )
         self.num_prompt_tokens = [0] * max_num_seqs
         self.num_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
@@ -57,18 +66,18 @@ class SlotTables:
             self.block_ids[slot, begin:end] = torch.tensor(block_ids, dtype=torch.int32)
             self._num_blocks[slot] = end
 
-    def append_tokens(self, slots: list[int], token_ids: list[int]) -> None:
-        """Append one sampled token to each of the slots."""
-        columns = [self.num_tokens[slot] for slot in slots]
-        self.token_ids[torch.tensor(slots), torch.tensor(columns)] = torch.tensor(
-            token_ids, dtype=torch.int32
-        )
-        for slot in slots:
-            self.num_tokens[slot] += 1
+    def keep_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
+        """Remember what slots have just sampled, (num_slots,) int64 both, on the device."""
+        self.last_token_ids.index_copy_(0, slots, token_ids)
 
-    def num_output_tokens(self, slot: int) -> int:
-        return self.num_tokens[slot] - self.num_prompt_tokens[slot]
+    def has_sampled(self, row: StepRow) -> bool:
+        """Whether the last token of a row has been sampled since its slot started."""
+        return row.end > self.num_tokens[row.slot]
+
+    def count_outputs(self, row: StepRow) -> int:
+        """Tokens that a sequence has written up to the end of a row."""
+        return row.end - self.num_prompt_tokens[row.slot]
 
     def read_tokens(self, slot: int, begin: int, end: int) -> Tensor:
-        """Token ids at positions [begin, end)."""
+        """Token ids at positions [begin, end) of the prompt."""
         return self.token_ids[slot, begin:end].to(torch.int64)

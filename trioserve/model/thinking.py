@@ -69,31 +69,26 @@ class ThinkingBudgets:
         self._left[row].fill_(left)
         self._write(row, automaton)
 
-    def has_any(self, slots: list[int]) -> bool:
-        """Whether `force` could change anything."""
-        return bool(self._find_due(slots))
+    def force(self, slots: list[int], token_ids: Tensor) -> None:
+        """Replace, in place, what was chosen where a sequence's budget is used up.
 
-    def force(self, scores: Tensor, slots: list[int]) -> None:
-        """Leave one token to each sequence whose budget is used up, in place.
-
-        To be called when all else has been done to the scores: the token comes whatever
-        its score was.
+        The token comes whatever its score was. To be called before anything takes note
+        of the step's tokens.
 
         Args:
-          scores: (num_slots, vocab_size) float32
           slots: each at most once.
+          token_ids: (num_slots,) int64
         """
-        places = self._find_due(slots)
+        places = [
+            place for place in self._find(slots) if self._waits[slots[place]] <= 0
+        ]
         if not places:
             return
         positions, rows = self._rows.locate(slots, places)
-        token_ids = self._forced[rows, self._states[rows]]
-        is_forced = (token_ids != _NONE) & (self._left[rows] <= 0)
-        is_ruled = torch.zeros(len(slots), dtype=torch.bool, device=self._device)
-        is_ruled.index_copy_(0, positions, is_forced)
-        scores.masked_fill_(is_ruled[:, None], -torch.inf)
-        cells = positions, token_ids.clamp(min=0)
-        scores.index_put_(cells, scores[cells].masked_fill(is_forced, 0.0))
+        forced = self._forced[rows, self._states[rows]]
+        is_forced = (forced != _NONE) & (self._left[rows] <= 0)
+        chosen = torch.where(is_forced, forced, token_ids[positions])
+        token_ids.index_copy_(0, positions, chosen)
 
     def append(self, slots: list[int], token_ids: Tensor) -> None:
         """Take note of one new token of each of the slots.
@@ -118,9 +113,6 @@ class ThinkingBudgets:
         if not self._waits:
             return []
         return [place for place, slot in enumerate(slots) if slot in self._waits]
-
-    def _find_due(self, slots: list[int]) -> list[int]:
-        return [place for place in self._find(slots) if self._waits[slots[place]] <= 0]
 
     def _make_room(self, automaton: _Automaton) -> None:
         num_rows = self._rows.num_rows

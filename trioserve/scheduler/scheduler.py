@@ -13,13 +13,21 @@ who has the lower (priority, arrival):
 3. Who needs a block when none is free preempts the last running sequence (that may be
    itself), which gives everything back and waits again at its old place.
 
-Invariant: a preempted sequence has no row in the plan being made. Victims are taken
-from the end of the running order and rows are made from its front.
+Steps may be in flight while the next one is planned. A sequence whose next token is still
+on the device is planned as if it were there: it counts a placeholder (sequence.py). So a
+sequence may end while a step has a row for it; nobody wants what that row gives.
 
-Invariant: a row's full blocks are registered in the prefix cache when the row is
-planned, not when it has been computed. Plans are executed in order, and within a step
-every layer writes all keys and values before it reads any, so whoever finds
-the block reads it after it was written.
+Invariant: plans are executed in the order in which they were made, and within a step
+every layer writes all keys and values before it reads any. So
+
+* blocks and slots are free as soon as their sequence has ended or is preempted, steps in
+  flight or not: whoever gets them is written by a later step;
+* a row's full blocks of known tokens are registered in the prefix cache when the row is
+  planned, not when it has been computed: whoever finds one reads it after it was written.
+
+Invariant: a preempted sequence has no row in the plan being made. Victims are taken
+from the end of the running order and rows are made from its front. It is admitted again
+once its placeholders are filled, because the runner is told of every token then.
 """
 
 from __future__ import annotations
@@ -31,7 +39,6 @@ from dataclasses import dataclass
 from ..steps import (
     BlockId,
     FinishReason,
-    SampledToken,
     SequenceId,
     SequenceOutput,
     SlotStart,
@@ -149,23 +156,14 @@ class Scheduler:
             raise ValueError("the prompt leaves no room for a token of output")
         if sequence.sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence.sequence_id} is there already")
+        sequence.max_num_tokens = min(sequence.max_num_tokens, self._max_model_len)
         self._sequences[sequence.sequence_id] = sequence
         self._waiting.push(sequence)
 
     def abort(self, sequence_id: SequenceId) -> None:
-        """End a sequence; no output follows. One that is unknown has ended already.
-
-        Its blocks are free at once, unless a step is in flight that writes them:
-        then that step's `update` frees them.
-        """
-        sequence = self._sequences.pop(sequence_id, None)
-        if sequence is None:
-            return
-        sequence.is_aborted = True
-        if sequence.slot is None:
-            self._waiting.remove(sequence)
-        elif sequence.num_in_flight == 0:
-            self._retire(sequence)
+        """End a sequence; no output follows. One that is unknown has ended already."""
+        if (sequence := self._sequences.get(sequence_id)) is not None:
+            self._end(sequence)
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step, or return None if nothing can be computed now."""
@@ -193,10 +191,11 @@ class Scheduler:
         sampled = iter(result.sampled)
         outputs = []
         for row, sequence in zip(plan.rows, sequences, strict=True):
-            token = next(sampled) if row.sample else None
-            output = self._update_sequence(sequence, row, token, result)
-            if output is not None:
-                outputs.append(output)
+            token_ids = next(sampled) if row.sample else ()
+            if not sequence.is_ended:
+                output = self._update_sequence(sequence, row, token_ids, result)
+                if output is not None:
+                    outputs.append(output)
         return outputs
 
     def statistics(self) -> SchedulerStatistics:
@@ -230,6 +229,9 @@ class Scheduler:
         for sequence in self._running:
             needed = self._count_blocks(sequence.num_computed)
             assert len(sequence.block_ids) >= needed, "computed tokens have blocks"
+        for sequence in self._sequences.values():
+            assert sequence.num_placeholders >= 0, "placeholders follow known tokens"
+            assert sequence.num_uncomputed >= 0, "only planned tokens are computed"
 
     # Planning.
 
@@ -249,25 +251,13 @@ class Scheduler:
         num_blocks = self._count_blocks(sequence.num_computed + num_tokens)
         num_missing = max(0, num_blocks - len(sequence.block_ids))
         while self._pool.num_free < num_missing:
-            victim = self._find_victim(sequence)
-            if victim is None:
-                return False
-            if victim is sequence:
-                self._preempt(victim)
-                return False
-            draft.num_reserved -= victim.is_decoding
+            victim = self._running[-1]
+            draft.num_reserved -= victim is not sequence and victim.is_decoding
             self._preempt(victim)
+            if victim is sequence:
+                return False
         sequence.block_ids += self._pool.allocate(num_missing)
         return True
-
-    def _find_victim(self, sequence: Sequence) -> Sequence | None:
-        for victim in reversed(self._running):
-            # The device still writes the blocks of a sequence in flight.
-            if victim.num_in_flight == 0:
-                return victim
-            if victim is sequence:
-                break
-        return None
 
     def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
@@ -288,6 +278,8 @@ class Scheduler:
             self._plan_row(sequence, num_tokens, draft)
 
     def _admit(self, sequence: Sequence) -> bool:
+        if sequence.num_placeholders:
+            return False
         cached = self._match_prefix(sequence)
         num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
         num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
@@ -299,6 +291,7 @@ class Scheduler:
         self._waiting.remove(sequence)
         sequence.block_ids = cached + self._pool.allocate(num_missing)
         sequence.num_computed = len(cached) * self._block_size
+        sequence.num_registered_blocks = len(cached)
         sequence.slot = self._free_slots.pop()
         insort(self._running, sequence, key=_order)
         self._count_admission(sequence)
@@ -330,18 +323,23 @@ class Scheduler:
     def _plan_row(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
         start = sequence.num_computed
         sequence.num_computed += num_tokens
-        sequence.num_in_flight += 1
-        sequence.is_sample_in_flight = sequence.num_uncomputed == 0
+        samples = sequence.num_uncomputed == 0
+        draft.add(sequence, start, samples)
+        if samples:
+            sequence.reserve_token()
         self._num_computed_tokens += num_tokens
-        draft.add(sequence, start)
-        if self._prefix_caching:
-            self._register_full_blocks(sequence, start)
+        self._register_full_blocks(sequence)
 
-    def _register_full_blocks(self, sequence: Sequence, start: int) -> None:
-        first = start // self._block_size
-        for index in range(first, sequence.num_computed // self._block_size):
+    def _register_full_blocks(self, sequence: Sequence) -> None:
+        """Let others find the blocks whose tokens are all known, and computed."""
+        if not self._prefix_caching:
+            return
+        num_tokens = min(sequence.num_computed, sequence.num_tokens)
+        num_blocks = num_tokens // self._block_size
+        for index in range(sequence.num_registered_blocks, num_blocks):
             block_hash = sequence.block_hash(index, self._block_size)
             self._pool.register(sequence.block_ids[index], block_hash)
+        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_blocks)
 
     # Taking in results.
 
@@ -349,57 +347,71 @@ class Scheduler:
         self,
         sequence: Sequence,
         row: StepRow,
-        token: SampledToken | None,
+        token_ids: tuple[int, ...],
         result: StepResult,
     ) -> SequenceOutput | None:
-        sequence.num_in_flight -= 1
-        if token is not None:
-            sequence.is_sample_in_flight = False
-        if sequence.is_aborted:
-            if sequence.num_in_flight == 0:
-                self._retire(sequence)
+        prompt_logprobs = sequence.list_new_logprobs(
+            row.start, result.prompt_logprobs.get(row.slot, ())
+        )
+        first = max(0, sequence.num_tokens - row.end)
+        new = sequence.list_new(row.end, token_ids)
+        if row.sample and sequence.num_tokens + len(new) == row.end:
+            self._start_over(sequence)
+        if not new and not prompt_logprobs:
             return None
-        prompt_logprobs = result.prompt_logprobs.get(row.slot, ())
-        if token is None and not prompt_logprobs:
-            return None
-        reason, stop_token_id = self._append(sequence, token)
+        num_taken, reason, stop_token_id = self._append(sequence, new)
         if reason is not None:
-            del self._sequences[sequence.sequence_id]
-            self._retire(sequence)
+            self._end(sequence)
+        elif sequence.slot is not None:
+            self._register_full_blocks(sequence)
         return SequenceOutput(
             sequence_id=sequence.sequence_id,
-            token_ids=(token.token_id,) if token else (),
-            logprobs=(token.logprobs,) if token and token.logprobs else (),
+            token_ids=new[:num_taken],
+            logprobs=result.logprobs.get(row.slot, ())[first : first + num_taken],
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=sequence.num_cached_tokens,
             finish_reason=reason,
             stop_token_id=stop_token_id,
         )
 
-    def _append(
-        self, sequence: Sequence, token: SampledToken | None
-    ) -> tuple[FinishReason | None, int | None]:
-        """Append a sampled token; returns why it is the last one, if it is."""
-        if token is None:
-            return None, None
-        sequence.output_token_ids.append(token.token_id)
-        self._num_sampled_tokens += 1
-        sampling = sequence.sampling
-        num_output = len(sequence.output_token_ids)
-        if num_output >= sampling.min_tokens:
-            if token.token_id in sequence.eos_token_ids:
-                return "stop", None
-            if token.token_id in sampling.stop_token_ids:
-                return "stop", token.token_id
-        is_long = sampling.max_tokens is not None and num_output >= sampling.max_tokens
-        if is_long or sequence.num_tokens >= self._max_model_len:
-            return "length", None
-        return None, None
+    def _start_over(self, sequence: Sequence) -> None:
+        """Begin again with the known tokens: the device gave up a row.
 
-    def _retire(self, sequence: Sequence) -> None:
-        """Take back everything from a sequence that has ended."""
-        assert sequence.num_in_flight == 0, "the device writes none of its blocks"
-        self._leave(sequence)
+        What it has of the sequence now, nobody knows.
+        """
+        sequence.give_up_placeholders()
+        if sequence.slot is not None:
+            self._preempt(sequence)
+
+    def _append(
+        self, sequence: Sequence, token_ids: tuple[int, ...]
+    ) -> tuple[int, FinishReason | None, int | None]:
+        """Append sampled tokens up to the one that ends the sequence.
+
+        Returns:
+          how many were appended; why the last of them is the last one, if it is; and
+          the token that was asked to be it
+        """
+        for num_taken, token_id in enumerate(token_ids, 1):
+            sequence.append(token_id)
+            self._num_sampled_tokens += 1
+            if len(sequence.output_token_ids) >= sequence.sampling.min_tokens:
+                if token_id in sequence.eos_token_ids:
+                    return num_taken, "stop", None
+                if token_id in sequence.sampling.stop_token_ids:
+                    return num_taken, "stop", token_id
+            if sequence.num_tokens >= sequence.max_num_tokens:
+                return num_taken, "length", None
+        return len(token_ids), None, None
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take back everything; what steps in flight give is not looked at."""
+        sequence.is_ended = True
+        del self._sequences[sequence.sequence_id]
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None, "only a running sequence holds anything"
@@ -431,7 +443,7 @@ class _Draft:
     def num_available(self) -> int:
         return self._budget - self.num_reserved
 
-    def add(self, sequence: Sequence, start: int) -> None:
+    def add(self, sequence: Sequence, start: int, samples: bool) -> None:
         assert sequence.slot is not None, "only a running sequence is planned"
         num_tokens = sequence.num_computed - start
         self._budget -= num_tokens
@@ -442,7 +454,7 @@ class _Draft:
                 start=start,
                 num_tokens=num_tokens,
                 new_block_ids=sequence.take_new_block_ids(),
-                sample=sequence.is_sample_in_flight,
+                sample=samples,
             )
         )
 

@@ -8,11 +8,13 @@ from hashlib import blake2b
 
 from ..steps import (
     KEY_BYTES,
+    NOT_SAMPLED,
     BlockId,
     EmbeddedInput,
     SamplingParams,
     SequenceId,
     SlotStart,
+    TokenLogprobs,
 )
 
 # Of a token id, in what is hashed.
@@ -22,9 +24,13 @@ _ID_BYTES = array("q").itemsize
 class Sequence:
     """One prompt and the tokens that follow it.
 
-        [0, num_computed)            keys and values are written, or will be by a step
-                                     that is in flight
-        [num_computed, num_tokens)   known tokens that no step has taken yet
+        prompt_token_ids | output_token_ids | placeholders
+                                            ^ num_tokens
+
+    A placeholder is a token that a step in flight samples. It has a position and no id;
+    it is counted and stands in no list, so that to fill it is to append a token, however
+    long the output is, and placeholders are a suffix because there is no other place.
+    Keys and values of [0, num_computed) are written, or will be by a step in flight.
 
     Args:
       sequence_id: unique among all sequences of a scheduler.
@@ -36,6 +42,10 @@ class Sequence:
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
       embedded: see steps.Prompt.
+
+    Attributes:
+      max_num_tokens: with so many tokens it ends. The scheduler lowers it to the model's
+        length.
     """
 
     __slots__ = (
@@ -43,11 +53,11 @@ class Sequence:
         "block_ids",
         "embedded",
         "eos_token_ids",
-        "is_aborted",
-        "is_sample_in_flight",
+        "is_ended",
+        "max_num_tokens",
         "num_cached_tokens",
         "num_computed",
-        "num_in_flight",
+        "num_registered_blocks",
         "output_token_ids",
         "priority",
         "prompt_token_ids",
@@ -56,7 +66,9 @@ class Sequence:
         "sequence_id",
         "slot",
         "_block_hashes",
+        "_num_planned",
         "_num_planned_blocks",
+        "_num_reported",
         "_prompt_bytes",
         "_root_hash",
     )
@@ -85,11 +97,16 @@ class Sequence:
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.slot: int | None = None
         self.block_ids: list[BlockId] = []
+        assert sampling.max_tokens is not None, "the engine works it out"
+        self.max_num_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.num_computed = 0
         self.num_cached_tokens = 0
-        self.num_in_flight = 0
-        self.is_sample_in_flight = False
-        self.is_aborted = False
+        self.num_registered_blocks = 0
+        self.is_ended = False
+        # Tokens of the sequence once all steps in flight have given theirs.
+        self._num_planned = len(prompt_token_ids)
+        # Prompt tokens whose log probabilities have been given.
+        self._num_reported = 0
         self._block_hashes: list[bytes] = []
         self._num_planned_blocks = 0
         self._prompt_bytes = b""
@@ -102,16 +119,22 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens whose ids are known."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_placeholders(self) -> int:
+        return self._num_planned - self.num_tokens
+
+    @property
     def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
+        """Tokens, placeholders included, that no step has taken yet."""
+        return self._num_planned - self.num_computed
 
     @property
     def can_be_planned(self) -> bool:
-        # A token that is still on the device is not known: its sequence waits.
-        return not (self.is_aborted or self.is_sample_in_flight)
+        """Whether a token is wanted beyond those that are on their way."""
+        return self._num_planned < self.max_num_tokens
 
     @property
     def has_unread_vectors(self) -> bool:
@@ -125,9 +148,53 @@ class Sequence:
         """One token is left to compute and the next one depends on it."""
         return self.can_be_planned and self.num_uncomputed == 1
 
+    def reserve_token(self) -> None:
+        """Count a placeholder: a step that samples was planned."""
+        self._num_planned += 1
+
+    def list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of a step's tokens that are the sequence's next ones.
+
+        Args:
+          position: where the first of them stands.
+          token_ids: as in StepResult.sampled.
+        """
+        if NOT_SAMPLED in token_ids:
+            token_ids = token_ids[: token_ids.index(NOT_SAMPLED)]
+        num_known = self.num_tokens - position
+        # Behind a gap: the step was planned with a token that never came.
+        if num_known < 0:
+            return ()
+        # A step before this one may have told more than it was planned for.
+        return token_ids[num_known:]
+
+    def append(self, token_id: int) -> None:
+        """Fill the first placeholder, or go on where there is none."""
+        self.output_token_ids.append(token_id)
+        self._num_planned = max(self._num_planned, self.num_tokens)
+
+    def give_up_placeholders(self) -> None:
+        """Expect nothing of the steps in flight: what they give stands behind a gap."""
+        self._num_planned = self.num_tokens
+
+    def list_new_logprobs(
+        self, position: int, logprobs: tuple[TokenLogprobs, ...]
+    ) -> tuple[TokenLogprobs, ...]:
+        """Return those of a step's prompt_logprobs that were not given before.
+
+        A sequence that was preempted computes its prompt once more.
+
+        Args:
+          position: of the token before the first one that is reported.
+        """
+        new = logprobs[max(0, self._num_reported - position) :]
+        self._num_reported += len(new)
+        return new
+
     def start(self) -> SlotStart:
         """Return what the runner must know once the sequence has a slot."""
         assert self.slot is not None, "only an admitted sequence starts"
+        assert self.num_placeholders == 0, "the runner is told of every token"
         return SlotStart(
             slot=self.slot,
             prompt_token_ids=self.prompt_token_ids,
@@ -149,6 +216,7 @@ class Sequence:
         block_ids, self.block_ids = self.block_ids, []
         self.slot = None
         self.num_computed = 0
+        self.num_registered_blocks = 0
         self._num_planned_blocks = 0
         return block_ids
 

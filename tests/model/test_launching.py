@@ -1,0 +1,239 @@
+"""Steps that are launched before the ones before them are finished."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.logits import LogitsProcessor, LogitsRow
+from trioserve.model import ModelRunner
+from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.steps import (
+    SamplingParams,
+    SequenceId,
+    ThinkingBudget,
+    TokenLogprobs,
+)
+
+BLOCK_SIZE = 4
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+class NoRepeat(LogitsProcessor):
+    """Forbids pairs of tokens that the output has already: it needs all of them."""
+
+    name = "no_repeat"
+    needs_output_token_ids = True
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
+        for scores, row in zip(logits, rows):
+            outputs = row.output_token_ids
+            assert outputs is not None
+            assert len(outputs) == row.num_output_tokens
+            assert min(outputs, default=0) >= 0, "a placeholder is no token"
+            for before, after in zip(outputs, outputs[1:]):
+                if before == outputs[-1]:
+                    scores[after] = -torch.inf
+
+
+class Counting(LogitsProcessor):
+    """Wants nothing but a number: favours the token of its count."""
+
+    name = "counting"
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
+        for scores, row in zip(logits, rows):
+            assert row.output_token_ids is None
+            scores[row.num_output_tokens % 3] += 3.0
+
+
+def wish(**changes: Any) -> SamplingParams:
+    return dataclasses.replace(GREEDY, **changes)
+
+
+WISHES: dict[str, list[SamplingParams]] = {
+    "greedy": [wish(), wish(max_tokens=1), wish(max_tokens=2), wish()],
+    "seeded": [
+        wish(temperature=1.0),
+        wish(temperature=0.8, top_p=0.9),
+        wish(temperature=1.3, top_k=5, min_p=0.05),
+        wish(),
+    ],
+    "penalties": [
+        wish(repetition_penalty=1.7),
+        wish(presence_penalty=1.5, frequency_penalty=0.7),
+        wish(temperature=1.0, frequency_penalty=2.0),
+        wish(),
+    ],
+    "stops": [
+        wish(temperature=1.0, stop_token_ids=tuple(range(3, 20))),
+        wish(temperature=1.0, stop_token_ids=tuple(range(3, 60)), min_tokens=7),
+        wish(temperature=1.0, stop_token_ids=tuple(range(97)), min_tokens=23),
+        wish(max_tokens=11),
+    ],
+    "bad words": [
+        wish(bad_words=tuple((a, b) for a in range(97) for b in (7, 8))[:256]),
+        wish(bad_words=((5,), (6, 7, 8), (9, 10))),
+        wish(temperature=1.0, bad_words=tuple((a, a) for a in range(97))),
+        wish(),
+    ],
+    "reports": [
+        wish(logprobs=3),
+        wish(temperature=1.0, logprobs=0, logit_bias=((9, 4.0),)),
+        wish(prompt_logprobs=1),
+        wish(),
+    ],
+    "thinking": [
+        wish(thinking=ThinkingBudget(
+            num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
+        )),
+        wish(temperature=1.0, thinking=ThinkingBudget(
+            num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
+        )),
+        wish(temperature=1.0, logit_bias=((90, 8.0),), thinking=ThinkingBudget(
+            num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
+        )),
+        wish(),
+    ],
+    "plug-ins": [
+        wish(logits_processors=(("no_repeat", {}),)),
+        wish(logits_processors=(("counting", {}), ("no_repeat", {}))),
+        wish(temperature=1.0, logits_processors=(("counting", {}),)),
+        wish(),
+    ],
+}  # fmt: skip
+WISHES["everything"] = [each for wishes in WISHES.values() for each in wishes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    finish_reason: str | None
+
+
+def answer_all(
+    model: Any,
+    wishes: Sequence[SamplingParams],
+    *,
+    depth: int,
+    num_blocks: int,
+    budget: int = 16,
+    runner_type: type[ModelRunner] = ModelRunner,
+) -> tuple[dict[int, Answer], int]:
+    """Run a scheduler and a runner as the engine does; returns preemptions, too."""
+    scheduler = Scheduler(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=6,
+        max_num_batched_tokens=budget,
+        max_model_len=48,
+    )
+    runner = runner_type(
+        model.loaded,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=6,
+        max_model_len=48,
+        logits_processors=(NoRepeat, Counting),
+    )
+    rng = random.Random(5)
+    for number, sampling in enumerate((*wishes, *wishes)):
+        prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
+        stops = frozenset(sampling.stop_token_ids)
+        scheduler.add(
+            Scheduled(
+                sequence_id=SequenceId(number),
+                prompt_token_ids=tuple(prompt),
+                sampling=dataclasses.replace(sampling, stop_token_ids=tuple(stops)),
+                seed=number,
+                arrival=number,
+            )
+        )
+    answers = {n: Answer([], [], [], None) for n in range(2 * len(wishes))}
+    in_flight: deque[Any] = deque()
+    while True:
+        while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
+            in_flight.append((plan, runner.launch(plan)))
+        if not in_flight:
+            return answers, scheduler.counters().num_preemptions
+        plan, launched = in_flight.popleft()
+        for output in scheduler.update(plan, launched.finish()):
+            answer = answers[output.sequence_id]
+            answer.token_ids.extend(output.token_ids)
+            answer.logprobs.extend(output.logprobs)
+            answer.prompt_logprobs.extend(output.prompt_logprobs)
+            if output.finish_reason is not None:
+                answers[output.sequence_id] = dataclasses.replace(
+                    answer, finish_reason=output.finish_reason
+                )
+        scheduler.check()
+
+
+def assert_alike(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
+    """Equal but for the rounding of batches of another size."""
+    assert [report.token_id for report in ours] == [r.token_id for r in theirs]
+    expected = pytest.approx([report.logprob for report in theirs], abs=1e-4)
+    assert [report.logprob for report in ours] == expected
+
+
+@pytest.mark.parametrize("num_blocks", [96, 12], ids=["room", "shortage"])
+@pytest.mark.parametrize("mix", WISHES)
+def test_what_is_launched_ahead_is_what_is_computed_step_by_step(
+    tiny: Callable[..., Any], mix: str, num_blocks: int
+) -> None:
+    model = tiny("llama")
+    expected, _ = answer_all(model, WISHES[mix], depth=1, num_blocks=num_blocks)
+    for depth in (2, 3):
+        answers, num_preemptions = answer_all(
+            model, WISHES[mix], depth=depth, num_blocks=num_blocks
+        )
+        assert (num_preemptions > 0) == (num_blocks == 12)
+        for number, answer in expected.items():
+            assert answers[number].token_ids == answer.token_ids
+            assert answers[number].finish_reason == answer.finish_reason is not None
+            assert_alike(answers[number].logprobs, answer.logprobs)
+            assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
+
+
+def test_it_is_what_generate_says(tiny: Callable[..., Any]) -> None:
+    model = tiny("llama")
+    answers, _ = answer_all(model, [GREEDY] * 5, depth=2, num_blocks=96)
+    rng = random.Random(5)
+    for answer in answers.values():
+        prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
+        assert answer.token_ids == model.generate(prompt, 24)
+
+
+@pytest.mark.parametrize("mix", WISHES)
+def test_nothing_on_a_steps_way_waits_for_the_device(
+    tiny: Callable[..., Any], no_sync: Callable[..., Any], mix: str
+) -> None:
+    """A GPU would stop for it, with the next step not launched."""
+    wishes = [
+        # It asks for what has been sampled, and says so.
+        (
+            dataclasses.replace(each, logits_processors=(("counting", {}),))
+            if each.logits_processors
+            else each
+        )
+        for each in WISHES[mix]
+    ]
+    launch = ModelRunner.launch
+
+    class Watched(ModelRunner):
+        def launch(self, plan: Any) -> Any:
+            with no_sync("layout.py"):
+                return launch(self, plan)
+
+    answers, _ = answer_all(
+        tiny("llama"), wishes, depth=2, num_blocks=12, runner_type=Watched
+    )
+    assert all(answer.token_ids for answer in answers.values())

@@ -1,0 +1,455 @@
+"""Steps in flight: placeholders are counted, filled, and given up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+import sys
+import tracemalloc
+
+from hypothesis import given, settings, strategies as st
+import pytest
+
+from trioserve.scheduler import Scheduler, Sequence
+from trioserve.steps import (
+    SamplingParams,
+    SequenceId,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from trioserve.testing import FakeDevice, count_up
+
+BLOCK_SIZE = 4
+
+Written = dict[int, list[int]]
+
+
+def make_scheduler(**changes: int) -> Scheduler:
+    options = {
+        "num_blocks": 64,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+    }
+    return Scheduler(**(options | changes))
+
+
+def make_sequence(
+    number: int = 1, prompt_len: int = 4, priority: int = 0, **sampling: object
+) -> Sequence:
+    return Sequence(
+        sequence_id=SequenceId(number),
+        arrival=number,
+        seed=number,
+        priority=priority,
+        prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
+        sampling=SamplingParams(**{"max_tokens": 8} | sampling),  # type: ignore[arg-type]
+    )
+
+
+def make_device(token: Callable[[int, int], int] = count_up) -> FakeDevice:
+    return FakeDevice(token, block_size=BLOCK_SIZE, reads_blocks=True)
+
+
+class Loop:
+    """What the engine loop does, without a clock: `depth` steps are in flight."""
+
+    def __init__(self, scheduler: Scheduler, device: FakeDevice, depth: int) -> None:
+        self.scheduler = scheduler
+        self.device = device
+        self.in_flight: deque[StepPlan] = deque()
+        self.written: Written = {}
+        self.ended: dict[int, tuple[str, int | None]] = {}
+        self._depth = depth
+
+    def fill(self) -> None:
+        while len(self.in_flight) < self._depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return
+            self.in_flight.append(plan)
+
+    def drain_one(self) -> list[SequenceOutput]:
+        plan = self.in_flight.popleft()
+        outputs = self.scheduler.update(plan, self.device.step(plan))
+        self.scheduler.check()
+        for output in outputs:
+            self.written.setdefault(output.sequence_id, []).extend(output.token_ids)
+            if output.finish_reason is not None:
+                end = output.finish_reason, output.stop_token_id
+                self.ended[output.sequence_id] = end
+        return outputs
+
+    def run(self, limit: int = 2000) -> Written:
+        for _ in range(limit):
+            self.fill()
+            if not self.in_flight:
+                return self.written
+            self.drain_one()
+        raise AssertionError("the sequences never end")
+
+
+class Scripted(FakeDevice):
+    """Gives what it is told for every row that samples."""
+
+    def __init__(self, *rows: tuple[int, ...]) -> None:
+        super().__init__()
+        self._rows = iter(rows)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=tuple(next(self._rows) for row in plan.rows if row.sample),
+        )
+
+
+def test_a_token_that_is_still_on_the_device_is_planned_as_if_it_were_known() -> None:
+    scheduler, device = make_scheduler(), make_device()
+    sequence = make_sequence()
+    scheduler.add(sequence)
+    plans = [scheduler.schedule() for _ in range(3)]
+    rows = [plan.rows[0] for plan in plans if plan is not None]
+    assert [(row.start, row.end, row.sample) for row in rows] == [
+        (0, 4, True),
+        (4, 5, True),
+        (5, 6, True),
+    ]
+    assert (sequence.num_tokens, sequence.num_placeholders) == (4, 3)
+    for left, plan in enumerate(plans):
+        assert plan is not None
+        scheduler.update(plan, device.step(plan))
+        assert sequence.num_placeholders == 2 - left
+        assert sequence.num_tokens == 5 + left
+        scheduler.check()
+
+
+def test_chunks_follow_each_other_and_hold_no_placeholder() -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence(prompt_len=40)
+    scheduler.add(sequence)
+    plans = [scheduler.schedule() for _ in range(2)]
+    assert [plan.rows[0].end for plan in plans if plan] == [16, 32]
+    assert sequence.num_placeholders == 0
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_nothing_is_planned_beyond_the_last_token_that_is_wanted(depth: int) -> None:
+    device = make_device()
+    loop = Loop(make_scheduler(), device, depth)
+    loop.scheduler.add(make_sequence(1, max_tokens=3))
+    # This one ends by the model's length.
+    loop.scheduler.add(make_sequence(2, prompt_len=60, max_tokens=50))
+    assert {k: len(tokens) for k, tokens in loop.run().items()} == {1: 3, 2: 4}
+    num_tokens = sum(plan.num_tokens for plan in device.plans)
+    assert num_tokens == (4 + 2) + (60 + 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "written", "num_preemptions"),
+    [
+        pytest.param([(5,), (6,), (7,), (8,)], [5, 6, 7, 8], 0, id="as many"),
+        pytest.param([(5, -1), (6, -1, -1), (7,), (8,)], [5, 6, 7, 8], 0, id="padded"),
+        # What the second step gives was computed with a token that never came.
+        pytest.param([(), (9,), (5,), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="none"),
+        pytest.param(
+            [(5,), (-1, -1), (9,), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="all padded"
+        ),
+        pytest.param(
+            [(5,), (), (), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="two discarded"
+        ),
+        # The second step, in flight meanwhile, tells what is known already.
+        pytest.param([(5, 6, 7), (6,), (8,)], [5, 6, 7, 8], 0, id="more"),
+        pytest.param(
+            [(5, 6), (6, 7, 8), (7,)], [5, 6, 7, 8], 0, id="more, overlapping"
+        ),
+        pytest.param([(5, 6, 7, 8, 9), (6,)], [5, 6, 7, 8], 0, id="beyond max_tokens"),
+    ],
+)
+def test_as_many_tokens_as_come_take_the_place_of_placeholders(
+    rows: list[tuple[int, ...]], written: list[int], num_preemptions: int
+) -> None:
+    loop = Loop(make_scheduler(), Scripted(*rows), depth=2)
+    sequence = make_sequence(max_tokens=4)
+    loop.scheduler.add(sequence)
+    assert loop.run() == {1: written}
+    assert sequence.output_token_ids == written
+    assert sequence.num_placeholders == 0
+    assert loop.scheduler.counters().num_preemptions == num_preemptions
+    assert loop.scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_a_row_that_was_given_up_leaves_its_neighbours_alone() -> None:
+    loop = Loop(make_scheduler(), Scripted((5,), (15,), (), (16,), (9,), (17,)), 2)
+    for number in (1, 2):
+        loop.scheduler.add(make_sequence(number, max_tokens=3))
+    loop.fill()
+    loop.drain_one()
+    loop.fill()
+    loop.drain_one()
+    assert loop.written == {1: [5], 2: [15, 16]}
+    loop.drain_one()
+    assert loop.written == {1: [5], 2: [15, 16, 17]}
+    plan = loop.scheduler.schedule()
+    assert plan is not None
+    assert plan.starts[0].output_token_ids == (5,)
+
+
+def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(logprobs=0))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None and second is not None
+
+    def answer(plan: StepPlan, *token_ids: int) -> list[SequenceOutput]:
+        reports = tuple(
+            TokenLogprobs(token_id=token_id, logprob=-1.0, rank=1)
+            for token_id in token_ids
+        )
+        return scheduler.update(
+            plan,
+            StepResult(
+                step_id=plan.step_id, sampled=(token_ids,), logprobs={0: reports}
+            ),
+        )
+
+    for plan, given_ids, new in ((first, (5, 6), [5, 6]), (second, (6, 7), [7])):
+        (output,) = answer(plan, *given_ids)
+        assert list(output.token_ids) == new
+        assert [report.token_id for report in output.logprobs] == new
+
+
+@pytest.mark.parametrize("stop", [{"stop_token_ids": (7,)}, {"max_tokens": 3}])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_comes_after_the_end_is_not_looked_at(
+    depth: int, stop: dict[str, object]
+) -> None:
+    device = make_device(lambda seed, index: 5 + index)
+    loop = Loop(make_scheduler(), device, depth)
+    loop.scheduler.add(make_sequence(**stop))  # type: ignore[arg-type]
+    assert loop.run() == {1: [5, 6, 7]}
+    assert len(loop.ended) == 1
+    assert loop.scheduler.counters().num_sampled_tokens == 3
+    assert loop.scheduler.statistics() == make_scheduler().statistics()
+
+
+def test_a_slot_is_taken_again_while_a_step_has_a_row_of_its_former_sequence() -> None:
+    device = make_device()
+    loop = Loop(make_scheduler(max_num_seqs=1), device, depth=2)
+    loop.scheduler.add(make_sequence(1, stop_token_ids=(count_up(1, 1),)))
+    loop.scheduler.add(make_sequence(2))
+    loop.fill()
+    loop.drain_one()
+    loop.fill()
+    loop.drain_one()
+    assert loop.ended == {1: ("stop", count_up(1, 1))}
+    loop.fill()
+    assert loop.in_flight[-1].starts[0].slot == loop.in_flight[0].rows[0].slot
+    assert loop.run()[2] == [count_up(2, i) for i in range(8)]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_an_abort_with_steps_in_flight_frees_at_once_and_says_nothing_more(
+    depth: int,
+) -> None:
+    loop = Loop(make_scheduler(), make_device(), depth)
+    loop.scheduler.add(make_sequence(1))
+    loop.fill()
+    assert len(loop.in_flight) == depth
+    loop.scheduler.abort(SequenceId(1))
+    held = loop.scheduler.statistics()
+    assert (held.num_used_blocks, held.num_running) == (0, 0)
+    assert loop.run() == {}
+    assert loop.scheduler.statistics() == make_scheduler().statistics()
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_who_is_preempted_with_steps_in_flight_keeps_what_they_give(depth: int) -> None:
+    """The sequence is told in full when it starts again: it waits for its tokens."""
+    scheduler = make_scheduler(num_blocks=8, max_model_len=32)
+    device = make_device()
+    loop = Loop(scheduler, device, depth)
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, prompt_len=11, max_tokens=16))
+    victim = None
+    while scheduler.counters().num_preemptions == 0:
+        loop.fill()
+        victim = scheduler._sequences[SequenceId(2)]  # noqa: SLF001
+        if scheduler.counters().num_preemptions == 0:
+            loop.drain_one()
+    assert victim is not None and victim.slot is None
+    num_written = len(victim.output_token_ids)
+    assert victim.num_placeholders > 0
+    loop.run()
+    restart = [
+        start
+        for plan in device.plans
+        for start in plan.starts
+        if start.output_token_ids
+    ]
+    assert len(restart) == scheduler.counters().num_preemptions
+    assert len(restart[0].output_token_ids) > num_written
+    expected = {n: [count_up(n, i) for i in range(16)] for n in (1, 2)}
+    assert loop.written == expected
+
+
+def test_a_prompts_logprobs_are_given_once_though_it_is_computed_twice() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    scheduler.add(make_sequence(2, prompt_len=7, prompt_logprobs=0))
+    scheduler.add(make_sequence(1, prompt_len=7, priority=-1))
+    given_out: list[int] = []
+    for _ in range(40):
+        plan = scheduler.schedule()
+        if plan is None:
+            break
+        reports = {
+            row.slot: tuple(
+                TokenLogprobs(token_id=position, logprob=-1.0, rank=1)
+                for position in range(row.start + 1, min(row.end + 1, 7))
+            )
+            for row, sequence in zip(plan.rows, scheduler._in_flight[plan.step_id])
+            if sequence.sequence_id == 2
+        }
+        sampled = tuple((3,) for row in plan.rows if row.sample)
+        result = StepResult(
+            step_id=plan.step_id, sampled=sampled, prompt_logprobs=reports
+        )
+        for output in scheduler.update(plan, result):
+            given_out += [report.token_id for report in output.prompt_logprobs]
+    assert scheduler.counters().num_preemptions > 0
+    assert given_out == [1, 2, 3, 4, 5, 6]
+
+
+# Each: prompt_len, family of prompts that begin alike, max_tokens, priority, a token
+# that ends it, after how many tokens its reader leaves.
+sequences = st.tuples(
+    st.integers(1, 30),
+    st.integers(0, 2),
+    st.integers(1, 20),
+    st.integers(-1, 1),
+    st.integers(0, 40),
+    st.integers(1, 40),
+)
+
+
+def play(
+    stories: Iterable[tuple[int, int, int, int, int, int]],
+    *,
+    depth: int,
+    num_blocks: int,
+    budget: int,
+) -> dict[int, tuple[list[int], object]]:
+    """Run all to their ends; returns what each wrote until its reader left, and why."""
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        max_model_len=num_blocks * BLOCK_SIZE,
+        max_num_batched_tokens=budget,
+    )
+    fresh = scheduler.statistics()
+    device = make_device(lambda s, i: (s * 7 + i) % 41)
+    loop = Loop(scheduler, device, depth)
+    leaves = {}
+    for number, (length, family, max_tokens, priority, stop, leave) in enumerate(
+        stories
+    ):
+        length = min(length, num_blocks * BLOCK_SIZE - 1)
+        leaves[number] = leave
+        scheduler.add(
+            Sequence(
+                sequence_id=SequenceId(number),
+                prompt_token_ids=tuple(100 * family + i for i in range(length)),
+                sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(stop,)),
+                seed=number,
+                arrival=number,
+                priority=priority,
+            )
+        )
+    for _ in range(3000):
+        loop.fill()
+        if not loop.in_flight:
+            break
+        for output in loop.drain_one():
+            number = output.sequence_id
+            if number not in loop.ended and len(loop.written[number]) >= leaves[number]:
+                scheduler.abort(number)
+                loop.ended[number] = "left", None
+    assert scheduler.statistics() == fresh
+    return {n: (tokens, loop.ended[n]) for n, tokens in loop.written.items()}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    stories=st.lists(sequences, min_size=1, max_size=7),
+    depth=st.integers(2, 4),
+    num_blocks=st.integers(4, 24),
+    budget=st.integers(4, 20),
+)
+def test_every_history_is_that_of_synchronous_scheduling(
+    stories: list[tuple[int, int, int, int, int, int]],
+    depth: int,
+    num_blocks: int,
+    budget: int,
+) -> None:
+    at_once = play(stories, depth=1, num_blocks=num_blocks, budget=budget)
+    ahead = play(stories, depth=depth, num_blocks=num_blocks, budget=budget)
+    assert ahead == at_once
+
+
+def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
+    """Return the calls of some steps after so many tokens, and the bytes they took."""
+    num_seqs, num_blocks = 4, 16_384
+    scheduler = Scheduler(
+        num_blocks=num_blocks,
+        block_size=16,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=2**20,
+        max_model_len=num_blocks * 4,
+    )
+    for number in range(num_seqs):
+        scheduler.add(make_sequence(number, prompt_len=3, max_tokens=65_000))
+    plan = scheduler.schedule()
+    assert plan is not None
+    # A device that tells all of these at once spares us the steps.
+    rows = tuple(tuple(range(num_output)) for _ in plan.rows)
+    scheduler.update(plan, StepResult(step_id=plan.step_id, sampled=rows))
+    in_flight: deque[StepPlan] = deque()
+
+    def step() -> None:
+        while len(in_flight) < depth:
+            plan = scheduler.schedule()
+            assert plan is not None
+            in_flight.append(plan)
+        plan = in_flight.popleft()
+        rows = tuple((7,) for row in plan.rows if row.sample)
+        scheduler.update(plan, StepResult(step_id=plan.step_id, sampled=rows))
+
+    for _ in range(32):
+        step()
+    num_calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    tracemalloc.start()
+    sys.setprofile(count)
+    # So many that every sequence begins one block.
+    for _ in range(16):
+        step()
+    sys.setprofile(None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return num_calls, peak
+
+
+@pytest.mark.slow
+def test_a_step_costs_the_same_after_100_and_after_60_000_tokens() -> None:
+    """Calls and bytes are counted, so that no copy or scan hides within one call."""
+    short_calls, short_bytes = measure_step(100)
+    long_calls, long_bytes = measure_step(60_000)
+    assert long_calls == short_calls
+    # A list of so many ids would take 480 kB.
+    assert long_bytes < short_bytes + 20_000
