@@ -17,8 +17,8 @@ How to read it
   forward     stands for the defect: a list with a placeholder at its end each, searched
               from the front by `list.index`, the fastest way that Python has.
   backward    how it was mended: searched from the end.
-  Medians in ms; the lines of the first two are to be flat. Kinds take turns at each
-  length, lengths are visited in random order.
+  Medians of the rounds' medians in ms; the lines of the first two are to be flat. In
+  each round all lengths are visited in another order, and all kinds at each.
 
     python bench/placeholders.py [--plot placeholders.png] [--json placeholders.json]
 """
@@ -167,21 +167,21 @@ KINDS: dict[str, Callable[[int], Step]] = {
 }
 
 
-def measure(num_output: int, rounds: int, steps: int) -> dict[str, float]:
+def measure(num_output: int, steps: int) -> dict[str, float]:
     """Return the median of each kind's milliseconds a step."""
-    opened = {kind: make(num_output) for kind, make in KINDS.items()}
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for step in opened.values():
-        # Of the first, tokens that nobody has computed yet are planned.
+    medians = {}
+    for kind, make in KINDS.items():
+        step = make(num_output)
+        # Of the first ones, tokens are planned that nobody has computed yet.
         for _ in range(4):
             step()
-    for _ in range(rounds):
-        for kind, step in opened.items():
-            for _ in range(steps):
-                begin = time.perf_counter()
-                step()
-                times[kind].append(1000 * (time.perf_counter() - begin))
-    return {kind: statistics.median(taken) for kind, taken in times.items()}
+        times = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            step()
+            times.append(1000 * (time.perf_counter() - begin))
+        medians[kind] = statistics.median(times)
+    return medians
 
 
 def draw(results: dict[int, dict[str, float]], path: Path) -> None:
@@ -200,7 +200,7 @@ def draw(results: dict[int, dict[str, float]], path: Path) -> None:
     axes.set_ylabel("ms of the host a step (median)")
     axes.set_title("What placeholders cost: counted, and searched")
     axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(KINDS))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -208,13 +208,22 @@ def draw(results: dict[int, dict[str, float]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    results: dict[int, dict[str, float]] = {}
-    for length in random.Random(0).sample(LENGTHS, len(LENGTHS)):
-        results[length] = measure(length, options.rounds, options.steps)
+    rounds: dict[int, list[dict[str, float]]] = {length: [] for length in LENGTHS}
+    chance = random.Random(0)
+    for _ in range(options.rounds):
+        for length in chance.sample(LENGTHS, len(LENGTHS)):
+            rounds[length].append(measure(length, options.steps))
+    results = {
+        length: {
+            kind: statistics.median(figures[kind] for figures in rounds[length])
+            for kind in KINDS
+        }
+        for length in LENGTHS
+    }
     print(f"{NUM_SEQUENCES} sequences, median ms of the host a step")
     print("| tokens written | " + " | ".join(KINDS) + " |")
     print("| --- |" + " --- |" * len(KINDS))

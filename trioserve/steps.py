@@ -3,14 +3,19 @@
 Values only: no I/O, no tensors, no clock. What a step costs must not depend on how
 long an output already is, so a plan names a sequence by its *slot* (a row of the
 tables that the runner keeps) and carries only what is new to that slot.
+
+What is made for every row of every step is a msgspec.Struct: a frozen dataclass takes
+twelve times as long to make, which was 0.3 of the 0.7 ms that a step of 128 cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 import math
 from typing import Literal, NewType
+
+import msgspec
 
 from .errors import InvalidParameter
 
@@ -294,8 +299,7 @@ class SlotStart:
     embedded: tuple[EmbeddedInput, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence's share of a step.
 
     The tokens at positions [start, start + num_tokens) of the slot are computed and
@@ -315,8 +319,7 @@ class StepRow:
         return self.start + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step computes: `ends`, then `starts`, then `rows` in batch order.
 
     Args:
@@ -334,8 +337,7 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log probabilities at one position, under the raw distribution of the model.
 
     Args:
@@ -356,8 +358,7 @@ class TokenLogprobs:
 NOT_SAMPLED = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the device gave back for a plan.
 
     Args:
@@ -371,12 +372,11 @@ class StepResult:
 
     step_id: int
     sampled: tuple[tuple[int, ...], ...]
-    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceOutput:
+class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one step added to a sequence: the scheduler's answer to a result."""
 
     sequence_id: SequenceId
@@ -388,8 +388,7 @@ class SequenceOutput:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an open stream yields: new tokens of one of its sequences.
 
     Args:

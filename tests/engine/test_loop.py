@@ -50,12 +50,15 @@ class Executor(FakeExecutor[StepPlan, StepResult]):
 
 
 def tell(depth: int) -> list[str]:
-    """What becomes of five steps."""
-    story = [f"submit {number}" for number in range(1, depth + 1)]
-    for number in range(1, 6):
+    """What becomes of nine steps."""
+    # One place is kept for who comes while the first step runs.
+    num_submitted = max(1, depth - 1)
+    story = [f"submit {number}" for number in range(1, num_submitted + 1)]
+    for number in range(1, 10):
         story.append(f"update {number}")
-        if number + depth <= 5:
-            story.append(f"submit {number + depth}")
+        while num_submitted < min(9, number + depth):
+            num_submitted += 1
+            story.append(f"submit {num_submitted}")
         story.append(f"deliver {number}")
     return story
 
@@ -66,29 +69,47 @@ async def test_the_device_has_its_next_step_before_readers_have_this_ones_tokens
 ) -> None:
     story: list[str] = []
     executor = Executor(story, depth=depth, step_seconds=1.0)
-    loop = StepLoop(executor, Planner(story, 5), story.append)
+    loop = StepLoop(executor, Planner(story, 9), story.append)
     await nursery.start(loop.run)
     await trio.sleep(10)
     assert story == tell(depth)
     assert executor.idle_seconds == 0
 
 
-async def test_what_comes_while_a_step_runs_is_submitted_at_once(
+async def test_what_comes_while_a_step_runs_is_planned_together(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
+    """With the first of them planned at once the others would wait for a step more."""
     story: list[str] = []
     planner = Planner(story, 1)
     executor = Executor(story, depth=2, step_seconds=1.0)
     loop = StepLoop(executor, planner, story.append)
     await nursery.start(loop.run)
-    await trio.sleep(0.5)
-    planner.num_left = 1
-    loop.wake()
+    for _ in range(3):
+        await trio.sleep(0.25)
+        planner.num_left = 1
+        loop.wake()
     await trio.testing.wait_all_tasks_blocked()
-    assert story == ["submit 1", "submit 2"]
-    assert trio.current_time() == 0.5
-    await trio.sleep(2)
-    assert executor.idle_seconds == 0
+    assert story == ["submit 1"]
+    await trio.sleep(0.5)
+    assert story == ["submit 1", "update 1", "submit 2", "deliver 1"]
+
+
+async def test_every_stage_of_a_pipeline_has_work_at_once(
+    nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Three stages are four steps deep: the last lies ready."""
+    story: list[str] = []
+    planner = Planner(story, 1)
+    executor = Executor(story, depth=4, step_seconds=1.0)
+    loop = StepLoop(executor, planner, story.append)
+    await nursery.start(loop.run)
+    for number in (2, 3, 4):
+        planner.num_left = 1
+        loop.wake()
+        await trio.testing.wait_all_tasks_blocked()
+        assert story[-1] == f"submit {min(number, 3)}"
+    assert trio.current_time() == 0.0
 
 
 async def test_a_device_that_is_always_done_lets_others_run(

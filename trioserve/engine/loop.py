@@ -136,22 +136,28 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
             request.fail(error)
 
     async def _step_forever(self) -> None:
+        depth = self._executor.depth
         in_flight: deque[tuple[PlanT, StepHandle[ResultT]]] = deque()
         while True:
-            self._fill(in_flight)
             if in_flight and in_flight[0][1].is_done:
                 plan, handle = in_flight.popleft()
                 outputs = self._planner.update(plan, handle.take())
-                self._fill(in_flight)
+                self._fill(in_flight, depth)
                 self._deliver(outputs)
                 # However fast the device is, others have their turn.
                 await trio.lowlevel.checkpoint()
-            else:
-                await self._work.wait()
-                self._work = trio.Event()
+                continue
+            # What has just come is planned at once if the device would wait otherwise. To
+            # plan the step after that already would keep out who comes a moment later:
+            # 16 prompts that came one by one took a step more, 77 ms of 769.
+            self._fill(in_flight, max(1, depth - 1))
+            await self._work.wait()
+            self._work = trio.Event()
 
-    def _fill(self, in_flight: deque[tuple[PlanT, StepHandle[ResultT]]]) -> None:
-        while len(in_flight) < self._executor.depth:
+    def _fill(
+        self, in_flight: deque[tuple[PlanT, StepHandle[ResultT]]], depth: int
+    ) -> None:
+        while len(in_flight) < depth:
             plan = self._planner.schedule()
             if plan is None:
                 return

@@ -249,7 +249,9 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
         """Give a sequence the blocks for its next tokens, preempting who comes last."""
         num_blocks = self._count_blocks(sequence.num_computed + num_tokens)
-        num_missing = max(0, num_blocks - len(sequence.block_ids))
+        num_missing = num_blocks - len(sequence.block_ids)
+        if num_missing <= 0:
+            return True
         while self._pool.num_free < num_missing:
             victim = self._running[-1]
             draft.num_reserved -= victim is not sequence and victim.is_decoding
@@ -332,14 +334,14 @@ class Scheduler:
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         """Let others find the blocks whose tokens are all known, and computed."""
-        if not self._prefix_caching:
-            return
         num_tokens = min(sequence.num_computed, sequence.num_tokens)
-        num_blocks = num_tokens // self._block_size
-        for index in range(sequence.num_registered_blocks, num_blocks):
+        first, end = sequence.num_registered_blocks, num_tokens // self._block_size
+        if first >= end or not self._prefix_caching:
+            return
+        for index in range(first, end):
             block_hash = sequence.block_hash(index, self._block_size)
             self._pool.register(sequence.block_ids[index], block_hash)
-        sequence.num_registered_blocks = max(sequence.num_registered_blocks, num_blocks)
+        sequence.num_registered_blocks = end
 
     # Taking in results.
 

@@ -44,6 +44,7 @@ class Sequence:
       embedded: see steps.Prompt.
 
     Attributes:
+      num_tokens: those whose ids are known.
       max_num_tokens: with so many tokens it ends. The scheduler lowers it to the model's
         length.
     """
@@ -58,6 +59,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_registered_blocks",
+        "num_tokens",
         "output_token_ids",
         "priority",
         "prompt_token_ids",
@@ -101,6 +103,7 @@ class Sequence:
         self.max_num_tokens = len(prompt_token_ids) + sampling.max_tokens
         self.num_computed = 0
         self.num_cached_tokens = 0
+        self.num_tokens = len(prompt_token_ids)
         self.num_registered_blocks = 0
         self.is_ended = False
         # Tokens of the sequence once all steps in flight have given theirs.
@@ -116,11 +119,6 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Who comes first: the lower one."""
         return self.priority, self.arrival
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose ids are known."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_placeholders(self) -> int:
@@ -171,7 +169,9 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Fill the first placeholder, or go on where there is none."""
         self.output_token_ids.append(token_id)
-        self._num_planned = max(self._num_planned, self.num_tokens)
+        self.num_tokens += 1
+        if self._num_planned < self.num_tokens:
+            self._num_planned = self.num_tokens
 
     def give_up_placeholders(self) -> None:
         """Expect nothing of the steps in flight: what they give stands behind a gap."""
