@@ -136,34 +136,36 @@ def open_history(num_output: int) -> Step:
     return step
 
 
-def open_scan(num_output: int, *, forward: bool) -> Step:
-    """Return a step that searches lists for the placeholders at their ends."""
-    outputs = [
-        [*(i % 49_000 for i in range(num_output)), PLACEHOLDER]
-        for _ in range(NUM_SEQUENCES)
-    ]
+class Scan:
+    """Lists that are searched for the placeholders at their ends."""
 
-    def find(output: list[int]) -> int:
-        if forward:
-            return output.index(PLACEHOLDER)
+    def __init__(self, num_output: int, *, forward: bool) -> None:
+        written = [i % 49_000 for i in range(num_output)]
+        self.outputs = [[*written, PLACEHOLDER] for _ in range(NUM_SEQUENCES)]
+        self._find = self._find_forward if forward else self._find_backward
+
+    def step(self) -> None:
+        for output in self.outputs:
+            output[self._find(output) :] = [7]
+            output.append(PLACEHOLDER)
+
+    @staticmethod
+    def _find_forward(output: list[int]) -> int:
+        return output.index(PLACEHOLDER)
+
+    @staticmethod
+    def _find_backward(output: list[int]) -> int:
         index = len(output)
         while output[index - 1] == PLACEHOLDER:
             index -= 1
         return index
 
-    def step() -> None:
-        for output in outputs:
-            output[find(output) :] = [7]
-            output.append(PLACEHOLDER)
-
-    return step
-
 
 KINDS: dict[str, Callable[[int], Step]] = {
     "scheduler": open_scheduler,
     "history": open_history,
-    "forward": lambda num_output: open_scan(num_output, forward=True),
-    "backward": lambda num_output: open_scan(num_output, forward=False),
+    "forward": lambda num_output: Scan(num_output, forward=True).step,
+    "backward": lambda num_output: Scan(num_output, forward=False).step,
 }
 
 

@@ -169,10 +169,11 @@ class _Loaded:
 
 
 def _load(config: EngineConfig, check_task: Callable[[Task, str], None]) -> _Loaded:
-    from .model.encoding import find_task
-
+    # Before anything is imported: a wrong name is told at once.
     weights = resolve_weights(config.model.model)
     sentence = read_sentence_folder(weights.folder)
+    from .model.encoding import find_task
+
     task = find_task(weights.folder, sentence, config.pooling)
     check_task(task, config.model.model)
     if task == "generate":
@@ -244,11 +245,10 @@ def _load_pooling_engine(
     from .model.pooling import PoolingRunner
     from .render import load_pooling_renderer
 
-    if config.model.logits_processor:
-        raise InvalidConfig(
-            "logits_processor",
-            f"{config.model.model} is served for {task}, where nothing is sampled",
-        )
+    _refuse_for_pooling("logits_processor", config.model.logits_processor, (), task)
+    _refuse_for_pooling(
+        "reasoning_parser", config.render.reasoning_parser, "none", task
+    )
     encoder = load_encoder(
         weights.folder,
         config.model,
@@ -285,6 +285,12 @@ def _load_pooling_engine(
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
     return _Loaded(served=served, loop=engine)
+
+
+def _refuse_for_pooling(name: str, value: object, neutral: object, task: Task) -> None:
+    """Refuse an option that would do nothing where nothing is written."""
+    if value != neutral:
+        raise InvalidConfig(name, f"the model is served for {task} and does not write")
 
 
 def _make_scheduler(

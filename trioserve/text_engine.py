@@ -13,6 +13,8 @@ from functools import partial
 import itertools
 from typing import TypeVar
 
+import msgspec
+
 from .engine import EngineClient, TokenStream
 from .errors import InvalidParameter
 from .logits import LogitsProcessor
@@ -72,8 +74,7 @@ class TextParams:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an open text yields: new text of one of its sequences.
 
     Args:
@@ -104,7 +105,7 @@ class TextDelta:
     @classmethod
     def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
         """Put the deltas of one sequence together; at least one."""
-        return replace(
+        return msgspec.structs.replace(
             deltas[-1],
             text="".join(delta.text for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),

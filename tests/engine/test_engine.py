@@ -237,6 +237,22 @@ async def test_a_slow_reader_gets_what_gathered_in_one_delta(
     assert lengths == [4, 1, 1, 1, 1, 1, 1]
 
 
+async def test_what_gathered_for_long_comes_in_pieces(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """To turn thousands of tokens into text at once would hold up the event loop."""
+    engine = make_engine(max_model_len=1024)
+    await nursery.start(engine.run)
+    params = SamplingParams(max_tokens=700, seed=0)
+    async with engine.open_stream([prompt_of(3)], params) as stream:
+        await trio.sleep(60)
+        deltas = [delta async for delta in stream]
+    assert [len(delta.token_ids) for delta in deltas] == [256, 256, 188]
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    assert token_ids == [count_up(0, i) for i in range(700)]
+    assert [delta.finish_reason for delta in deltas] == [None, None, "length"]
+
+
 async def test_stopping_one_sequence_leaves_its_siblings(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:

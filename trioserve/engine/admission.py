@@ -38,6 +38,11 @@ def check_request(
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
     _check_token_ids("logit_bias", biased, info.vocab_size)
+    if sampling.thinking is not None:
+        for tag in (sampling.thinking.start_token_ids, sampling.thinking.end_token_ids):
+            if not tag:
+                raise ValueError("a tag has at least one token")
+            _check_token_ids("thinking_token_budget", tag, info.vocab_size)
     for name, _ in sampling.logits_processors:
         _check_processor(name, info.logits_processors)
 

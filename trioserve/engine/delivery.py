@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
 from ..steps import FinishReason, SequenceOutput, TokenDelta, TokenLogprobs
+
+T = TypeVar("T")
+
+# What comes of a delta's tokens is made on the event loop, at 10 us a token where
+# reasoning is told apart: others have their turn after a few milliseconds.
+_MAX_DELTA_TOKENS = 256
 
 
 class TokenStream:
     """An async iterator over the deltas of one request's sequences.
 
     A reader that is slower than the device gets what has gathered since in one delta a
-    sequence. What gathers is bounded by the request's own max_tokens, so a reader that
+    sequence, or in several of them. What gathers is bounded by the request's own max_tokens, so a reader that
     never reads costs memory for its own answer and nothing else.
 
     It ends when all sequences have ended, and raises EngineDied if the engine has.
@@ -42,7 +49,10 @@ class TokenStream:
             await self._changed.wait()
             self._changed = trio.Event()
         index = next(iter(self._pending))
-        return self._pending.pop(index).freeze(index)
+        delta, is_all = self._pending[index].take(index)
+        if is_all:
+            del self._pending[index]
+        return delta
 
     def stop(self, index: int) -> None:
         """End one sequence early, as when its text contains a stop string.
@@ -93,13 +103,25 @@ class _Gathered:
         self.finish_reason = output.finish_reason
         self.stop_token_id = output.stop_token_id
 
-    def freeze(self, index: int) -> TokenDelta:
-        return TokenDelta(
+    def take(self, index: int) -> tuple[TokenDelta, bool]:
+        """Return the next delta, and whether it is all that was gathered."""
+        token_ids = _cut(self.token_ids)
+        is_all = not self.token_ids
+        delta = TokenDelta(
             index=index,
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
+            token_ids=token_ids,
+            logprobs=_cut(self.logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
             num_cached_tokens=self.num_cached_tokens,
-            finish_reason=self.finish_reason,
-            stop_token_id=self.stop_token_id,
+            finish_reason=self.finish_reason if is_all else None,
+            stop_token_id=self.stop_token_id if is_all else None,
         )
+        self.prompt_logprobs.clear()
+        return delta, is_all
+
+
+def _cut(items: list[T]) -> tuple[T, ...]:
+    """Take what one delta may have off the front of a list."""
+    taken = tuple(items[:_MAX_DELTA_TOKENS])
+    del items[:_MAX_DELTA_TOKENS]
+    return taken

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -176,7 +175,7 @@ class _CompletionEvents:
         if not delta.token_ids:
             return b""
         is_first = choices.begins(delta)
-        delta = replace(
+        delta = msgspec.structs.replace(
             delta, prompt_logprobs=self._prompt_logprobs.pop(delta.index, ())
         )
         text = choices.echo(delta.index) + delta.text if is_first else delta.text

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from .stop import StopScanner
 from .vocabulary import Vocabulary
@@ -20,8 +21,7 @@ from .vocabulary import Vocabulary
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What some token ids added to a text.
 
     Args:
@@ -45,7 +45,7 @@ class TextDelta:
     @classmethod
     def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
         """Put deltas in a row together; at least one."""
-        return replace(
+        return msgspec.structs.replace(
             deltas[-1],
             text="".join(delta.text for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),

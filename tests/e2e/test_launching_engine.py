@@ -1,0 +1,105 @@
+"""An engine whose steps are launched in one thread and finished in another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from operator import methodcaller
+from pathlib import Path
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+import trio
+
+from trioserve.config import ModelConfig
+from trioserve.engine import Engine
+from trioserve.executor import LocalExecutor
+from trioserve.model import ModelRunner, load_model
+from trioserve.scheduler import Scheduler
+from trioserve.steps import Prompt, SamplingParams, StepPlan, StepResult
+from trioserve.testing_models import save_tiny_model
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@asynccontextmanager
+async def open_engine(folder: Path) -> AsyncIterator[Engine]:
+    """As on a GPU: the CPU has done a step when it is launched, but nobody knows."""
+    model = load_model(folder, ModelConfig(), name="tiny")
+    runner = ModelRunner(
+        model, num_blocks=24, block_size=4, max_num_seqs=8, max_model_len=48
+    )
+    scheduler = Scheduler(
+        num_blocks=24,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        max_model_len=48,
+    )
+    executor = LocalExecutor[StepPlan, StepResult](
+        runner.launch, methodcaller("finish"), depth=2
+    )
+    engine = Engine(scheduler, executor, info=model.info, max_num_sequences=100)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        yield engine
+        nursery.cancel_scope.cancel()
+
+
+def make_prompt(number: int) -> tuple[int, ...]:
+    chance = random.Random(number)
+    return tuple(chance.choices(range(3, 97), k=chance.randint(1, 20)))
+
+
+def generate(folder: Path, prompt: tuple[int, ...]) -> list[int]:
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    output = reference.generate(
+        torch.tensor([prompt]),
+        do_sample=False,
+        max_new_tokens=NUM_TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+async def test_streams_are_what_generate_says_while_others_come_and_leave(
+    folder: Path,
+) -> None:
+    """In a pool that is too small for all of them."""
+    written: dict[int, list[int]] = {}
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+
+    async def read(engine: Engine, number: int) -> None:
+        tokens: list[int] = []
+        prompts = [Prompt(token_ids=make_prompt(number))]
+        async with engine.open_stream(prompts, params) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+                # Every third one has heard enough.
+                if number % 3 == 0 and len(tokens) > number % 7:
+                    return
+        written[number] = tokens
+
+    with trio.fail_after(60):
+        async with open_engine(folder) as engine:
+            fresh = engine.statistics()
+            async with trio.open_nursery() as readers:
+                for number in range(24):
+                    readers.start_soon(read, engine, number)
+            while engine.statistics() != fresh:
+                await trio.sleep(0.01)
+            assert engine.counters().num_preemptions > 0
+    assert len(written) == 16
+    for number, tokens in written.items():
+        assert tokens == generate(folder, make_prompt(number))
