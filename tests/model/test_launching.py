@@ -245,7 +245,7 @@ def test_nothing_on_a_steps_way_waits_for_the_device(
 
     class Watched(ModelRunner):
         def launch(self, plan: Any) -> Any:
-            with no_sync("layout.py"):
+            with no_sync():
                 return launch(self, plan)
 
     answers, _ = answer_all(

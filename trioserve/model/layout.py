@@ -7,12 +7,16 @@ Rows that compute one token are read in *buckets*: slices of rows of about the s
 length, whose blocks are gathered together and padded to the longest. Rows that
 compute more are *chunks*, each attended to by itself. Layers with a sliding window
 read fewer blocks, so each window has buckets and chunks of its own.
+
+What grows with a sequence, its blocks and the masks of its keys, is put together on the
+device: the host sends a few numbers for each row and each new token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -120,27 +124,32 @@ def lay_out(plan: StepPlan, tables: SlotTables, rules: LayoutRules) -> StepInput
     """
     order = sorted(range(len(plan.rows)), key=lambda i: _reading_order(plan.rows[i]))
     rows = [plan.rows[i] for i in order]
-    slots = torch.tensor([row.slot for row in rows])
-    starts = torch.tensor([row.start for row in rows])
+    ends = list(accumulate(row.num_tokens for row in rows))
     counts = torch.tensor([row.num_tokens for row in rows])
-    ends = counts.cumsum(0)
-    positions = torch.arange(plan.num_tokens) + (
-        starts + counts - ends
-    ).repeat_interleave(counts)
-    row_of_token = slots.repeat_interleave(counts)
-    blocks = tables.block_ids[row_of_token, positions // rules.block_size]
-    slot_mapping = blocks * rules.block_size + positions % rules.block_size
+    # How far a row's positions are ahead of its places among the flat tokens.
+    leads = torch.tensor([row.end - end for row, end in zip(rows, ends)])
+    positions = torch.arange(plan.num_tokens) + leads.repeat_interleave(
+        counts, output_size=plan.num_tokens
+    )
+    slots = torch.tensor([row.slot for row in rows]).repeat_interleave(
+        counts, output_size=plan.num_tokens
+    )
     first_tokens, last_tokens = [0] * len(rows), [0] * len(rows)
-    for i, end, row in zip(order, ends.tolist(), rows):
+    for i, end, row in zip(order, ends, rows):
         first_tokens[i], last_tokens[i] = end - row.num_tokens, end - 1
     sampled = [i for i, row in enumerate(plan.rows) if tables.has_sampled(row)]
     num_decodes = sum(row.num_tokens == 1 for row in rows)
+    input_ids = tables.token_ids[slots, positions].to(torch.int64)
+    positions, slots = (
+        each.to(rules.device, non_blocking=True) for each in (positions, slots)
+    )
+    blocks = tables.block_ids[slots, positions // rules.block_size]
     return StepInputs(
-        input_ids=_send(tables.token_ids[row_of_token, positions][None], rules),
+        input_ids=input_ids.to(rules.device, non_blocking=True)[None],
         sampled_tokens=send_ids([last_tokens[i] for i in sampled], rules.device),
         sampled_slots=send_ids([plan.rows[i].slot for i in sampled], rules.device),
-        position_ids=_send(positions[None], rules),
-        slot_mapping=_send(slot_mapping, rules),
+        position_ids=positions[None],
+        slot_mapping=blocks * rules.block_size + positions % rules.block_size,
         by_window={
             window: AttentionLayout(
                 buckets=tuple(
@@ -148,7 +157,7 @@ def lay_out(plan: StepPlan, tables: SlotTables, rules: LayoutRules) -> StepInput
                 ),
                 chunks=tuple(
                     _lay_out_chunk(row, end, tables, window, rules)
-                    for row, end in zip(rows[num_decodes:], ends[num_decodes:].tolist())
+                    for row, end in zip(rows[num_decodes:], ends[num_decodes:])
                 ),
             )
             for window in rules.windows
@@ -172,17 +181,22 @@ def _lay_out_buckets(
     ]
     for begin, end in _cut_buckets(num_blocks, rules.gather_limit // size):
         width = max(num_blocks[begin:end])
-        slots = torch.tensor([row.slot for row in rows[begin:end]])[:, None]
-        starts = torch.tensor([row.start for row in rows[begin:end]])[:, None]
-        firsts = torch.tensor(first_blocks[begin:end])[:, None]
+        slots, starts, firsts = send_ids(
+            [
+                *(row.slot for row in rows[begin:end]),
+                *(row.start for row in rows[begin:end]),
+                *first_blocks[begin:end],
+            ],
+            rules.device,
+        ).view(3, end - begin, 1)
         # Columns behind a row's end read its last block again, whose keys are masked.
-        columns = (firsts + torch.arange(width)).minimum(starts // size)
-        keys = firsts * size + torch.arange(width * size)
+        columns = (firsts + _count_up(0, width, rules)).minimum(starts // size)
+        keys = firsts * size + _count_up(0, width * size, rules)
         visible = _is_visible(starts, keys, window)  # (num_rows, width * size)
         yield DecodeBucket(
             begin=begin,
             end=end,
-            block_ids=_send(tables.block_ids[slots, columns].flatten(), rules),
+            block_ids=tables.block_ids[slots, columns].flatten(),
             mask=_to_mask(visible, rules)[:, None, None, :],
         )
 
@@ -212,7 +226,7 @@ def _lay_out_chunk(
     row: StepRow, end: int, tables: SlotTables, window: int | None, rules: LayoutRules
 ) -> Chunk:
     size = rules.block_size
-    num_tokens = row.start + row.num_tokens
+    num_tokens = row.end
     first_block = 0 if row.start == 0 else _first_key(row.start, window) // size
     first_key = first_block * size
     needs_mask = (
@@ -220,13 +234,13 @@ def _lay_out_chunk(
         or row.start > 0
         or (window is not None and window < num_tokens)
     )
-    queries = torch.arange(row.start, num_tokens)[:, None]
-    keys = torch.arange(first_key, num_tokens)
+    queries = _count_up(row.start, num_tokens, rules)[:, None]
+    keys = _count_up(first_key, num_tokens, rules)
     block_ids = tables.block_ids[row.slot, first_block : -(-num_tokens // size)]
     return Chunk(
         begin=end - row.num_tokens,
         end=end,
-        block_ids=_send(block_ids, rules) if row.start else None,
+        block_ids=block_ids if row.start else None,
         num_keys=num_tokens - first_key,
         mask=(
             _to_mask(_is_visible(queries, keys, window), rules) if needs_mask else None
@@ -247,10 +261,9 @@ def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
 
 
 def _to_mask(visible: Tensor, rules: LayoutRules) -> Tensor:
-    mask = torch.zeros(visible.shape, dtype=rules.dtype)
-    mask.masked_fill_(~visible, -torch.inf)
-    return mask.to(rules.device, non_blocking=True)
+    mask = torch.zeros(visible.shape, dtype=rules.dtype, device=rules.device)
+    return mask.masked_fill_(~visible, -torch.inf)
 
 
-def _send(indices: Tensor, rules: LayoutRules) -> Tensor:
-    return indices.to(torch.int64).to(rules.device, non_blocking=True)
+def _count_up(begin: int, end: int, rules: LayoutRules) -> Tensor:
+    return torch.arange(begin, end, device=rules.device)

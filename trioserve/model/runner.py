@@ -173,8 +173,7 @@ class ModelRunner:
             self._start(start)
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id, prompt_reports={})
-        for row in plan.rows:
-            self._tables.append_blocks(row.slot, row.new_block_ids)
+        self._tables.append_blocks(plan.rows)
         inputs = lay_out(plan, self._tables, self._rules)
         self._put_in_sampled(inputs)
         last_tokens = [

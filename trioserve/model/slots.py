@@ -1,17 +1,21 @@
 """What the runner remembers of each slot between steps.
 
-A slot is a row of the tables. What a sequence brought along stands on the host, where a
-step's layout is worked out. What has been sampled since does not: the next step needs a
-sequence's last token and no other, and finds it on the device, where the host may not have
-read it yet. So a step costs the same however long an output is.
+A slot is a row of the tables. What a sequence brought along stands on the host. What has
+been sampled since does not: the next step needs a sequence's last token and no other, and
+finds it on the device, where the host may not have read it yet. So do blocks, of which a
+step only tells the new ones. What a step costs the host is the same however long an output
+is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..steps import BlockId, SlotStart, StepRow
+from .tensors import send_ids
 
 
 class SlotTables:
@@ -20,7 +24,7 @@ class SlotTables:
     Attributes:
       token_ids: (max_num_seqs, max_model_len) int32, what each slot started with; 0
         where a vector stands that has no token
-      block_ids: (max_num_seqs, max_blocks) int32, in the order of positions
+      block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
       last_token_ids: (max_num_seqs,) int64, on the device: what each slot sampled last
       num_prompt_tokens: tokens of each slot's prompt.
       num_tokens: tokens that each slot started with: those of its prompt, and those that
@@ -36,10 +40,12 @@ class SlotTables:
         device: torch.device,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
-        # Not filled: rows are read below num_tokens and _num_blocks only, and memory
-        # that is not touched is not taken.
+        # Not filled: what is read beyond num_tokens is replaced, and memory that is not
+        # touched is not taken.
         self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
-        self.block_ids = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32)
+        self.block_ids = torch.zeros(
+            (max_num_seqs, max_blocks), dtype=torch.int64, device=device
+        )
         self.last_token_ids = torch.zeros(
             max_num_seqs, dtype=torch.int64, device=device
         )
@@ -59,12 +65,21 @@ class SlotTables:
         self.num_tokens[start.slot] = len(token_ids)
         self._num_blocks[start.slot] = 0
 
-    def append_blocks(self, slot: int, block_ids: tuple[BlockId, ...]) -> None:
-        if block_ids:
-            begin = self._num_blocks[slot]
-            end = begin + len(block_ids)
-            self.block_ids[slot, begin:end] = torch.tensor(block_ids, dtype=torch.int32)
-            self._num_blocks[slot] = end
+    def append_blocks(self, rows: Iterable[StepRow]) -> None:
+        """Put the blocks that rows bring behind those that their slots have."""
+        places: list[int] = []
+        block_ids: list[BlockId] = []
+        for row in rows:
+            if row.new_block_ids:
+                begin = row.slot * self.block_ids.shape[1] + self._num_blocks[row.slot]
+                places += range(begin, begin + len(row.new_block_ids))
+                block_ids += row.new_block_ids
+                self._num_blocks[row.slot] += len(row.new_block_ids)
+        if places:
+            device = self.block_ids.device
+            self.block_ids.view(-1).index_copy_(
+                0, send_ids(places, device), send_ids(block_ids, device)
+            )
 
     def keep_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
         """Remember what slots have just sampled, (num_slots,) int64 both, on the device."""

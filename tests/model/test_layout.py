@@ -1,0 +1,106 @@
+"""What a step's layout asks of the host does not grow with its sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trioserve.model.layout import LayoutRules, lay_out
+from trioserve.model.slots import SlotTables
+from trioserve.steps import BlockId, SamplingParams, SlotStart, StepPlan, StepRow
+
+BLOCK_SIZE = 16
+
+
+class HostOperations(TorchDispatchMode):
+    """Lists what torch does to tensors of the host, and how large they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[object, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        shapes = [
+            tuple(leaf.shape)
+            for leaf in tree_leaves((args, kwargs, result))
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+        ]
+        if shapes:
+            self.seen.append((str(func), *shapes))
+        return result
+
+
+def lay_out_decodes(
+    num_tokens: int, *, num_rows: int = 4, window: int | None = None
+) -> list[tuple[object, ...]]:
+    """Lay out a step of sequences that have so many tokens; returns the host's share.
+
+    The device is torch's "meta": it has shapes and no numbers, so that nothing can be
+    asked of it.
+    """
+    device = torch.device("meta")
+    tables = SlotTables(
+        max_num_seqs=num_rows,
+        max_model_len=65_536,
+        block_size=BLOCK_SIZE,
+        device=device,
+    )
+    rules = LayoutRules(
+        block_size=BLOCK_SIZE,
+        windows=(window,),
+        gather_limit=2**30,
+        explicit_masks=True,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    for slot in range(num_rows):
+        tables.start(
+            SlotStart(
+                slot=slot,
+                prompt_token_ids=(1, 2, 3),
+                output_token_ids=(5,) * (num_tokens - 3),
+                sampling=SamplingParams(),
+                seed=0,
+            )
+        )
+    rows = tuple(
+        StepRow(
+            slot=slot,
+            start=num_tokens,
+            num_tokens=1,
+            new_block_ids=(BlockId(slot),),
+            sample=True,
+        )
+        for slot in range(num_rows)
+    )
+    with HostOperations() as host:
+        tables.append_blocks(rows)
+        inputs = lay_out(StepPlan(step_id=1, starts=(), rows=rows), tables, rules)
+    (bucket,) = inputs.by_window[window].buckets
+    num_keys = num_tokens + 1 if window is None else window
+    assert bucket.mask.shape[-1] >= num_keys
+    return host.seen
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_the_host_does_the_same_after_100_and_after_60_000_tokens(
+    window: int | None,
+) -> None:
+    short = lay_out_decodes(100, window=window)
+    long = lay_out_decodes(60_000, window=window)
+    assert short == long != []
+    # Nor are they large: what is looked up in the table of tokens aside.
+    sizes = [
+        torch.Size(shape).numel()
+        for _, *shapes in long
+        for shape in shapes
+        if shape != (4, 65_536)
+    ]
+    assert max(sizes) <= 16
