@@ -25,7 +25,8 @@ class HostCopy:
             self._copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._copy.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            # Of the tensor's device: the thread's own may be another one.
+            self._event.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> Tensor:
         """Wait until it is there; others may run meanwhile, and read it, too."""
