@@ -168,11 +168,7 @@ async def open_fake_pooling_server(
     device = FakePoolingDevice(num_outputs)
     engine = PoolingLoop(
         PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
-        FakeExecutor(
-            device.step,
-            step_seconds=step_seconds,
-            fail_at_step=fail_at_step,
-        ),
+        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
         info=info,
         pooling=pooling,
         max_num_inputs=32 + max_num_waiting,

@@ -21,8 +21,9 @@ class TokenStream:
     """An async iterator over the deltas of one request's sequences.
 
     A reader that is slower than the device gets what has gathered since in one delta a
-    sequence, or in several of them. What gathers is bounded by the request's own max_tokens, so a reader that
-    never reads costs memory for its own answer and nothing else.
+    sequence, or in several of them. What gathers is bounded by the request's own
+    max_tokens, so a reader that never reads costs memory for its own answer and nothing
+    else.
 
     It ends when all sequences have ended, and raises EngineDied if the engine has.
     """

@@ -61,7 +61,7 @@ class BadWords:
 
     def has_any(self, slots: list[int]) -> bool:
         """Whether `ban` could change anything."""
-        return bool(self._sizes) and not self._sizes.keys().isdisjoint(slots)
+        return self._rows.has_any(slots)
 
     def ban(self, scores: Tensor, slots: list[int]) -> None:
         """Set the scores of tokens that must not come next to -inf, in place.
@@ -70,7 +70,7 @@ class BadWords:
           scores: (num_slots, vocab_size) float32, contiguous
           slots: each at most once.
         """
-        places = self._find(slots)
+        places = self._rows.find_places(slots)
         if not places:
             return
         positions, rows = self._rows.locate(slots, places)
@@ -92,18 +92,13 @@ class BadWords:
         Args:
           token_ids: (num_slots,) int64
         """
-        places = self._find(slots)
+        places = self._rows.find_places(slots)
         if not places:
             return
         positions, rows = self._rows.locate(slots, places)
         newest = token_ids[positions, None].to(torch.int32)
         tails = torch.cat((newest, self._tails[rows, :-1]), dim=1)
         self._tails.index_copy_(0, rows, tails)
-
-    def _find(self, slots: list[int]) -> list[int]:
-        if not self._sizes:
-            return []
-        return [place for place, slot in enumerate(slots) if slot in self._sizes]
 
     def _can_end(self, word: tuple[int, ...]) -> bool:
         # Ids that the model does not have never come, and neither do such words.

@@ -54,7 +54,7 @@ class GridPositions:
         for row, first in zip(plan.rows, inputs.first_tokens):
             if (slot := self._slots.get(row.slot)) is not None:
                 indices.append(torch.arange(first, first + row.num_tokens))
-                shifts.append(slot.read(row.start, row.start + row.num_tokens))
+                shifts.append(slot.read(row.start, row.end))
         if not shifts:
             return inputs.position_ids
         device = inputs.position_ids.device

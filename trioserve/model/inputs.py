@@ -134,7 +134,7 @@ class EmbeddedInputs:
         sources = self._slots.get(row.slot)
         if sources is None:
             return
-        end = row.start + row.num_tokens
+        end = row.end
         for source in sources:
             if source.begin >= end:
                 break

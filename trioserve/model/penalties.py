@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..steps import NO_TOKEN, SamplingParams, SlotStart
+from .rows import SlotRows, grow
 from .tensors import send_floats, send_ids
 
 
@@ -31,19 +32,20 @@ class PenaltyCounts:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._row_of_slot: dict[int, int] = {}
-        self._free_rows: list[int] = []
-        self._counts = self._make_rows(0, torch.int32)
-        self._seen = self._make_rows(0, torch.bool)
+        self._rows = SlotRows(device)
+        empty = 0, vocab_size
+        self._counts = torch.empty(empty, dtype=torch.int32, device=device)
+        self._seen = torch.empty(empty, dtype=torch.bool, device=device)
 
     def start(self, start: SlotStart) -> None:
         """Count what a sequence brings to the slot; the former one is forgotten."""
-        if start.slot in self._row_of_slot:
-            self._free_rows.append(self._row_of_slot.pop(start.slot))
+        self._rows.release(start.slot)
         if not has_penalties(start.sampling):
             return
-        row = self._take_row()
-        self._row_of_slot[start.slot] = row
+        row = self._rows.take(start.slot)
+        shape = self._rows.num_rows, self._vocab_size
+        self._counts = grow(self._counts, shape, 0)
+        self._seen = grow(self._seen, shape, 0)
         outputs = send_ids(start.output_token_ids, self._device)
         prompt: Sequence[int] = start.prompt_token_ids
         if start.embedded:
@@ -55,10 +57,10 @@ class PenaltyCounts:
 
     def count(self, slots: list[int], token_ids: Tensor) -> None:
         """Count one new token of each slot; slots without penalties are left out."""
-        counted = [i for i, slot in enumerate(slots) if slot in self._row_of_slot]
-        if counted:
-            rows = self._find_rows([slots[i] for i in counted])
-            tokens = token_ids[send_ids(counted, self._device)]
+        places = self._rows.find_places(slots)
+        if places:
+            positions, rows = self._rows.locate(slots, places)
+            tokens = token_ids[positions]
             # Invariant: a slot is sampled once a step, so no pair stands here twice.
             self._counts[rows, tokens] += 1
             self._seen[rows, tokens] = True
@@ -76,7 +78,7 @@ class PenaltyCounts:
         Source: Keskar et al. 2019 (CTRL), section 4.1 for the repetition penalty;
         OpenAI's API reference for the other two.
         """
-        rows = self._find_rows(slots)
+        _, rows = self._rows.locate(slots, list(range(len(slots))))
         counts, seen = self._counts[rows], self._seen[rows]
         repetition = self._make_column([s.repetition_penalty for s in samplings])
         frequency = self._make_column([s.frequency_penalty for s in samplings])
@@ -84,26 +86,6 @@ class PenaltyCounts:
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         logits = torch.where(seen, repeated, logits)
         return logits - frequency * counts - presence * (counts > 0)
-
-    def _find_rows(self, slots: list[int]) -> Tensor:
-        return send_ids([self._row_of_slot[slot] for slot in slots], self._device)
-
-    def _take_row(self) -> int:
-        if not self._free_rows:
-            # Doubling keeps the copies below what the rows themselves cost.
-            begin = len(self._counts)
-            added = max(1, begin)
-            self._free_rows = list(range(begin, begin + added))
-            self._counts = torch.cat(
-                (self._counts, self._make_rows(added, torch.int32))
-            )
-            self._seen = torch.cat((self._seen, self._make_rows(added, torch.bool)))
-        return self._free_rows.pop()
-
-    def _make_rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(
-            (num_rows, self._vocab_size), dtype=dtype, device=self._device
-        )
 
     def _make_column(self, values: list[float]) -> Tensor:
         return send_floats(values, self._device)[:, None]

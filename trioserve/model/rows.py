@@ -37,6 +37,17 @@ class SlotRows:
         if slot in self._row_of_slot:
             self._free_rows.append(self._row_of_slot.pop(slot))
 
+    def has_any(self, slots: list[int]) -> bool:
+        """Whether one of these slots has a row."""
+        return not self._row_of_slot.keys().isdisjoint(slots)
+
+    def find_places(self, slots: list[int]) -> list[int]:
+        """Return where among a step's slots those stand that have rows."""
+        # Most steps have none of them.
+        if not self._row_of_slot:
+            return []
+        return [i for i, slot in enumerate(slots) if slot in self._row_of_slot]
+
     def locate(self, slots: list[int], places: list[int]) -> tuple[Tensor, Tensor]:
         """Send where some slots of a step stand.
 

@@ -285,7 +285,7 @@ class ModelRunner:
         for row, first in zip(plan.rows, inputs.first_tokens):
             if row.slot in self._num_prompt_top:
                 last_target = self._tables.num_prompt_tokens[row.slot] - 1
-                end = min(row.start + row.num_tokens, last_target)
+                end = min(row.end, last_target)
                 if row.start < end:
                     spans[row] = range(first, first + end - row.start)
         return spans

@@ -80,7 +80,9 @@ class ThinkingBudgets:
           token_ids: (num_slots,) int64
         """
         places = [
-            place for place in self._find(slots) if self._waits[slots[place]] <= 0
+            place
+            for place in self._rows.find_places(slots)
+            if self._waits[slots[place]] <= 0
         ]
         if not places:
             return
@@ -96,7 +98,7 @@ class ThinkingBudgets:
         Args:
           token_ids: (num_slots,) int64
         """
-        places = self._find(slots)
+        places = self._rows.find_places(slots)
         if not places:
             return
         for place in places:
@@ -108,11 +110,6 @@ class ThinkingBudgets:
         states = self._states[rows]
         self._left.index_add_(0, rows, self._changes[rows, states, letters])
         self._states.index_copy_(0, rows, self._moves[rows, states, letters])
-
-    def _find(self, slots: list[int]) -> list[int]:
-        if not self._waits:
-            return []
-        return [place for place, slot in enumerate(slots) if slot in self._waits]
 
     def _make_room(self, automaton: _Automaton) -> None:
         num_rows = self._rows.num_rows
