@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "trioserve"
 
 VOCABULARY = {
     *("errors", "steps", "pooling", "sentence", "config", "observe"),
-    "logits",
+    *("logits", "exchanges"),
 }
 
 # Room -> what it may import besides itself.
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "steps": {"errors"},
+    "exchanges": {"steps"},
     "pooling": {"steps"},
     "sentence": set(),
     "logits": set(),

@@ -336,6 +336,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
 
+    @property
+    def num_sampled(self) -> int:
+        """Rows that sample."""
+        return sum(row.sample for row in self.rows)
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log probabilities at one position, under the raw distribution of the model.
