@@ -38,7 +38,7 @@ import trio
 
 import trioserve
 from trioserve.config import MediaConfig, RenderConfig
-from trioserve.engine import Engine
+from trioserve.engine import Engine, LocalCore
 from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
 from trioserve.steps import Prompt, SamplingParams, StepPlan, StepResult
@@ -92,7 +92,7 @@ async def step_device(
     info = make_info(num_tokens + PROMPT_TOKENS + 8)
     device = Device()
     executor = FakeExecutor(device.step, step_seconds=step_seconds, depth=depth)
-    engine = Engine(
+    core = LocalCore(
         Scheduler(
             num_blocks=NUM_STREAMS * (info.max_model_len // 16 + 1),
             block_size=16,
@@ -102,8 +102,8 @@ async def step_device(
         ),
         executor,
         info=info,
-        max_num_sequences=NUM_STREAMS,
     )
+    engine = Engine(core, info=info, max_num_sequences=NUM_STREAMS)
     renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())
     text_engine = TextEngine(engine, renderer)
     sampling = SamplingParams(max_tokens=num_tokens, seed=0)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.engine import PoolingLoop
+from trioserve.engine import LocalPoolingCore, PoolingLoop
 from trioserve.errors import (
     ContextLengthExceeded,
     InvalidParameter,
@@ -51,9 +51,12 @@ class Bench:
         info = make_info(MAX_MODEL_LEN)
         pooling = make_pooling_info(task, num_outputs=num_outputs, labels=labels)
         self.device = FakePoolingDevice(num_outputs)
-        self.loop = PoolingLoop(
+        core = LocalPoolingCore(
             PoolingScheduler(max_num_seqs=8, max_num_batched_tokens=64),
             FakeExecutor(self.device.step, step_seconds=step_seconds),
+        )
+        self.loop = PoolingLoop(
+            core,
             info=info,
             pooling=pooling,
             max_num_inputs=1000,

@@ -29,7 +29,7 @@ from .config import (
     SchedulerConfig,
     build_config,
 )
-from .engine import Engine, PoolingLoop
+from .engine import Engine, LocalCore, LocalPoolingCore, PoolingLoop
 from .errors import InvalidConfig
 from .executor import LocalExecutor
 from .plugins import load_logits_processors
@@ -225,9 +225,9 @@ def _load_text_engine(config: EngineConfig, weights: Weights) -> _Loaded:
         config.cache.block_size,
         info.max_model_len,
     )
+    executor = _make_executor(runner, config.scheduler, model.device.type)
     engine = Engine(
-        scheduler,
-        _make_executor(runner, config.scheduler, model.device.type),
+        LocalCore(scheduler, executor, info=info),
         info=info,
         max_num_sequences=_count_sequences(config.scheduler),
     )
@@ -276,9 +276,12 @@ def _load_pooling_engine(
         runner.info.num_outputs,
         info.max_model_len,
     )
-    engine = PoolingLoop(
+    core = LocalPoolingCore(
         _make_pooling_scheduler(config.scheduler, encoder.device.type),
         LocalExecutor(runner.step),
+    )
+    engine = PoolingLoop(
+        core,
         info=info,
         pooling=runner.info,
         max_num_inputs=_count_sequences(config.scheduler),

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 import trio
 
 from .config import HttpConfig, MediaConfig, RenderConfig
-from .engine import Engine, PoolingLoop
+from .engine import Engine, LocalCore, LocalPoolingCore, PoolingLoop
 from .http import ServerState, create_http_app, install_guard, make_config
 from .logits import LogitsProcessor
 from .pooling import LongText, PoolingTask
@@ -88,7 +88,7 @@ async def open_fake_server(
         ),
         logits_processors=tuple(each.name for each in logits_processors),
     )
-    engine = Engine(
+    core = LocalCore(
         Scheduler(
             num_blocks=max(1024, max_model_len // 8),
             block_size=16,
@@ -103,8 +103,8 @@ async def open_fake_server(
             depth=2,
         ),
         info=info,
-        max_num_sequences=32 + max_num_waiting,
     )
+    engine = Engine(core, info=info, max_num_sequences=32 + max_num_waiting)
     renderer = load_renderer(
         tokenizer_folder,
         render or RenderConfig(),
@@ -166,9 +166,12 @@ async def open_fake_pooling_server(
         task, num_outputs=num_outputs, labels=labels, matryoshka=matryoshka
     )
     device = FakePoolingDevice(num_outputs)
-    engine = PoolingLoop(
+    core = LocalPoolingCore(
         PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
         FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
+    )
+    engine = PoolingLoop(
+        core,
         info=info,
         pooling=pooling,
         max_num_inputs=32 + max_num_waiting,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import trio
 
 from trioserve.config import ModelConfig
-from trioserve.engine import Engine
+from trioserve.engine import Engine, LocalCore
 from trioserve.executor import LocalExecutor
 from trioserve.model import ModelRunner, load_model
 from trioserve.scheduler import Scheduler
@@ -48,7 +48,8 @@ async def open_engine(folder: Path) -> AsyncIterator[Engine]:
     executor = LocalExecutor[StepPlan, StepResult](
         runner.launch, methodcaller("finish"), depth=2
     )
-    engine = Engine(scheduler, executor, info=model.info, max_num_sequences=100)
+    core = LocalCore(scheduler, executor, info=model.info)
+    engine = Engine(core, info=model.info, max_num_sequences=100)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine

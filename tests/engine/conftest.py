@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trioserve.engine import Engine
+from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
 from trioserve.steps import ModelInfo
 from trioserve.testing import FakeDevice, FakeExecutor
@@ -33,7 +33,15 @@ def make_engine(depth: int) -> Callable[..., Engine]:
         device: FakeDevice | None = None,
         **executor: object,
     ) -> Engine:
-        return Engine(
+        info = ModelInfo(
+            name="fake",
+            architecture="Fake",
+            vocab_size=2000,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(),
+            hidden_size=8,
+        )
+        core = LocalCore(
             Scheduler(
                 num_blocks=num_blocks,
                 block_size=4,
@@ -46,15 +54,8 @@ def make_engine(depth: int) -> Callable[..., Engine]:
                 depth=depth,
                 **executor,  # type: ignore[arg-type]
             ),
-            info=ModelInfo(
-                name="fake",
-                architecture="Fake",
-                vocab_size=2000,
-                max_model_len=max_model_len,
-                eos_token_ids=frozenset(),
-                hidden_size=8,
-            ),
-            max_num_sequences=max_num_seqs + max_num_waiting,
+            info=info,
         )
+        return Engine(core, info=info, max_num_sequences=max_num_seqs + max_num_waiting)
 
     return make

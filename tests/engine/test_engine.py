@@ -446,7 +446,7 @@ async def test_what_is_far_too_many_is_refused_before_it_is_made(
     def make(*args: object) -> None:
         raise AssertionError("a million sequences would take seconds")
 
-    monkeypatch.setattr(engine, "_make_sequences", make)
+    monkeypatch.setattr(engine, "_make_group", make)
     prompts = [Prompt(token_ids=(1,))] * 1024
     with pytest.raises(InvalidParameter):
         async with engine.open_stream(prompts, SamplingParams(n=128)):

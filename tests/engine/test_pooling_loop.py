@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import PoolingLoop
+from trioserve.engine import LocalPoolingCore, PoolingLoop
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -47,7 +47,7 @@ class Bench:
         fail_at_step: int | None = None,
     ) -> None:
         self.device = FakePoolingDevice()
-        self.loop = PoolingLoop(
+        core = LocalPoolingCore(
             PoolingScheduler(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -55,6 +55,9 @@ class Bench:
             FakeExecutor(
                 self.device.step, token_seconds=0.001, fail_at_step=fail_at_step
             ),
+        )
+        self.loop = PoolingLoop(
+            core,
             info=make_info(64, vocab_size=1000),
             pooling=make_pooling_info(task, matryoshka=matryoshka),
             max_num_inputs=max_num_inputs,

@@ -7,15 +7,19 @@ abort a request, and always enough.
 """
 
 from .client import EngineClient
+from .core import LocalCore
 from .delivery import TokenStream
 from .engine import Engine, EngineStatistics
 from .pooling import PoolingEngineStatistics, PoolingLoop, PoolingRequest
 from .pooling_admission import check_params
+from .pooling_core import LocalPoolingCore
 
 __all__ = [
     "Engine",
     "EngineClient",
     "EngineStatistics",
+    "LocalCore",
+    "LocalPoolingCore",
     "PoolingEngineStatistics",
     "PoolingLoop",
     "PoolingRequest",

@@ -38,3 +38,6 @@ class EngineClient(Protocol):
 
     def counters(self) -> SchedulerCounters:
         """Return what has happened since the start."""
+
+    def stalled_seconds(self) -> float:
+        """Return for how long the running step has given nothing; 0 where none runs."""

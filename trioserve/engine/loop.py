@@ -1,4 +1,4 @@
-"""The loop that steps a device, and what becomes of open requests when it ends.
+"""The loop that steps a device.
 
     schedule --> plan --> executor --> result --> update --> outputs --> deliver
 
@@ -14,20 +14,12 @@ the next step has been submitted, for the device may be waiting.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-import logging
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import trio
 
-from ..errors import EngineDied, ShuttingDown
 from ..executor import Executor, StepHandle
-
-logger = logging.getLogger(__name__)
-
-# How long a dead engine waits for open requests to tell their clients so.
-FAREWELL_SECONDS = 1.0
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -44,13 +36,6 @@ class Planner(Protocol[PlanT, TakenT, GivenT]):
 
     def update(self, plan: PlanT, result: TakenT) -> GivenT:
         """Take in a plan's result; called in the order of the plans."""
-
-
-class OpenRequest(Protocol):
-    """Somebody who waits for what steps give."""
-
-    def fail(self, error: Exception) -> None:
-        """Raise `error` where results are waited for."""
 
 
 class StepLoop(Generic[PlanT, ResultT, OutputsT]):
@@ -71,69 +56,28 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         self._planner = planner
         self._deliver = deliver
         self._work = trio.Event()
-        self._requests: set[OpenRequest] = set()
-        self._all_closed = trio.Event()
-        self._end: Exception | None = None
+        # Since when the oldest step in flight has been the device's; None where it idles.
+        self._step_began: float | None = None
 
     @property
-    def is_alive(self) -> bool:
-        return self._end is None
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._requests)
-
-    def check_alive(self) -> None:
-        """Raise what ended the loop, if it has ended."""
-        if self._end is not None:
-            raise self._end
+    def step_age_seconds(self) -> float:
+        """How long the device has been at its step; 0 where it has none."""
+        if self._step_began is None:
+            return 0.0
+        return trio.current_time() - self._step_began
 
     def wake(self) -> None:
         """Tell that there may be something to do, or that a step is done."""
         self._work.set()
 
-    @contextmanager
-    def hold(self, request: OpenRequest) -> Iterator[None]:
-        """Count a request as open in the block; it hears of the loop's end."""
-        self._requests.add(request)
-        try:
-            yield
-        finally:
-            self._requests.remove(request)
-            if not self._requests:
-                self._all_closed.set()
-
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Step until cancelled.
-
-        If a step fails, every open request raises EngineDied, their owners have
-        FAREWELL_SECONDS to say so to their clients, and the failure is raised here.
-        """
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self._executor.run)
-                task_status.started()
-                await self._step_forever()
-        except Exception:
-            logger.error("the engine failed", exc_info=True)
-            self.close(EngineDied())
-            # Shielded, or a cancellation meanwhile would hide the failure.
-            with trio.move_on_after(FAREWELL_SECONDS, shield=True):
-                await self._wait_no_requests()
-            raise
-        finally:
-            self.close(ShuttingDown())
-
-    def close(self, error: Exception) -> None:
-        """Raise `error` in every open request and in whoever would open one.
-
-        Only the first call counts.
-        """
-        if self._end is not None:
-            return
-        self._end = error
-        for request in self._requests:
-            request.fail(error)
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Step until cancelled; raises what a step raises."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._executor.run)
+            task_status.started()
+            await self._step_forever()
 
     async def _step_forever(self) -> None:
         depth = self._executor.depth
@@ -141,6 +85,7 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         while True:
             if in_flight and in_flight[0][1].is_done:
                 plan, handle = in_flight.popleft()
+                self._step_began = trio.current_time() if in_flight else None
                 outputs = self._planner.update(plan, handle.take())
                 self._fill(in_flight, depth)
                 self._deliver(outputs)
@@ -161,9 +106,6 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
             plan = self._planner.schedule()
             if plan is None:
                 return
+            if not in_flight:
+                self._step_began = trio.current_time()
             in_flight.append((plan, self._executor.submit(plan, self.wake)))
-
-    async def _wait_no_requests(self) -> None:
-        while self._requests:
-            self._all_closed = trio.Event()
-            await self._all_closed.wait()

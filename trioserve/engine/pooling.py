@@ -1,41 +1,26 @@
-"""The engine that pools: inputs on one side, the loop of steps on the other.
+"""The engine that pools: requests on one side, a core that steps on the other.
 
-    open_request --> pool --> scheduler --> plan --> executor --> result --> pool
-
-The loop itself is loop.py.
+open_request --> pool --> core --> outputs --> pool
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 import itertools
 
 import trio
 
 from ..errors import InvalidParameter, QueueFull
-from ..executor import Executor
-from ..pooling import (
-    KeptKey,
-    PoolingInfo,
-    PoolingInput,
-    PoolingParams,
-    PoolingPlan,
-    PoolingResult,
-    PoolingRow,
-)
-from ..scheduler import (
-    PoolingCounters,
-    PoolingFlow,
-    PoolingJob,
-    PoolingScheduler,
-    PoolingStatistics,
-)
+from ..pooling import KeptKey, PoolingInfo, PoolingInput, PoolingParams, PoolingRow
+from ..scheduler import PoolingCounters, PoolingStatistics
 from ..steps import ModelInfo, TensorBytes
-from .loop import StepLoop
 from .pooling_admission import check_input, check_params
+from .pooling_core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
+from .requests import OpenRequests
 
 # Requests that are answered in one turn of the event loop. A step may have read the texts
 # of a hundred, and to write an answer and read the next question takes a millisecond: what
@@ -61,15 +46,14 @@ class PoolingLoop:
     """Runs in a nursery, serves any number of requests.
 
     Args:
-      scheduler, executor: what plans steps and what runs them.
+      core: what computes, here or in another process.
       info, pooling: bounds every input is checked against.
       max_num_inputs: those of all open requests together; more are refused.
     """
 
     def __init__(
         self,
-        scheduler: PoolingScheduler,
-        executor: Executor[PoolingPlan, PoolingResult],
+        core: PoolingCore,
         *,
         info: ModelInfo,
         pooling: PoolingInfo,
@@ -77,41 +61,49 @@ class PoolingLoop:
     ) -> None:
         self.info = info
         self.pooling = pooling
-        self._scheduler = scheduler
+        self._core = core
         self._max_num_inputs = max_num_inputs
         self._num_reserved = 0
         self._keys = itertools.count()
-        self._owners: dict[PoolingJob, tuple[_Results, int]] = {}
+        self._flows = itertools.count()
+        self._next_job = 0
+        self._owners: dict[JobId, tuple[_Results, int]] = {}
         # What is complete and was not handed out yet.
         self._whole: deque[_Results] = deque()
         self._has_whole = trio.Event()
-        self._loop = StepLoop(executor, scheduler, self._deliver)
+        self._requests = OpenRequests()
 
     @property
     def is_alive(self) -> bool:
-        return self._loop.is_alive
+        return self._requests.is_alive
 
     def statistics(self) -> PoolingEngineStatistics:
         return PoolingEngineStatistics(
-            num_requests=self._loop.num_requests,
+            num_requests=len(self._requests),
             num_reserved=self._num_reserved,
-            scheduler=self._scheduler.statistics(),
+            scheduler=self._core.statistics(),
         )
 
     def counters(self) -> PoolingCounters:
-        return self._scheduler.counters()
+        return self._core.counters()
+
+    def stalled_seconds(self) -> float:
+        """Return for how long the running step has given nothing; 0 where none runs."""
+        return self._core.stalled_seconds()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Step until cancelled; see StepLoop."""
+        """Step until cancelled; see OpenRequests.serve."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hand_out)
-            await self._loop.run(task_status)
+            await self._requests.serve(
+                partial(self._core.run, self._deliver, task_status=task_status)
+            )
 
     def close_requests(self, error: Exception) -> None:
         """Raise `error` in every open request and in whoever would open one."""
-        self._loop.close(error)
+        self._requests.close(error)
 
     @contextmanager
     def open_request(
@@ -135,15 +127,15 @@ class PoolingLoop:
         Raises:
           QueueFull: other requests have too many.
           InvalidParameter, TaskNotServed: the model does not do what is asked for.
-          EngineDied, ShuttingDown: there is no loop any more.
+          EngineDied, ShuttingDown: there is no engine any more.
         """
-        self._loop.check_alive()
+        self._requests.check_alive()
         check_params(params, self.info, self.pooling)
         self._check_room(num_inputs, param)
-        request = PoolingRequest(self, params, PoolingFlow(priority))
+        request = PoolingRequest(self, params, FlowId(next(self._flows)), priority)
         self._num_reserved += num_inputs
         try:
-            with self._loop.hold(request):
+            with self._requests.hold(request):
                 yield request
         finally:
             self._num_reserved -= num_inputs
@@ -160,39 +152,45 @@ class PoolingLoop:
 
     def _forget(self, request: PoolingRequest) -> None:
         self.abort(request.kept.values())
-        for key in request.kept:
-            self._scheduler.release(key)
-        if request.kept:
-            # An idle device has to be told, too.
-            self._loop.wake()
+        self._core.close(request.flow, tuple(request.kept))
 
     # What PoolingRequest does with us.
 
     def add(
-        self, rows: Sequence[PoolingRow], flow: PoolingFlow, results: _Results
-    ) -> list[PoolingJob]:
+        self,
+        rows: Sequence[PoolingRow],
+        request: PoolingRequest,
+        results: _Results,
+    ) -> list[JobId]:
         # A request may come to its documents after the loop has ended.
-        self._loop.check_alive()
-        jobs = []
-        for index, row in enumerate(rows):
-            job = self._scheduler.add(row, flow)
+        self._requests.check_alive()
+        first = self._next_job
+        self._next_job += len(rows)
+        jobs = [JobId(number) for number in range(first, self._next_job)]
+        for index, job in enumerate(jobs):
             self._owners[job] = results, index
-            jobs.append(job)
-        self._loop.wake()
+        self._core.add(
+            PoolingBatch(
+                flow=request.flow,
+                first_job=JobId(first),
+                rows=tuple(rows),
+                priority=request.priority,
+            )
+        )
         return jobs
 
-    def abort(self, jobs: Collection[PoolingJob]) -> None:
-        self._scheduler.abort(jobs)
-        for job in jobs:
-            self._owners.pop(job, None)
+    def abort(self, jobs: Collection[JobId]) -> None:
+        living = [job for job in jobs if self._owners.pop(job, None)]
+        if living:
+            self._core.abort(living)
 
     def next_key(self) -> KeptKey:
         return KeptKey(next(self._keys))
 
-    def _deliver(self, outputs: Iterable[tuple[PoolingJob, TensorBytes]]) -> None:
+    def _deliver(self, outputs: PoolingOutputs) -> None:
         for job, tensor in outputs:
             owner = self._owners.pop(job, None)
-            # Nobody waits for what was given up while the step ran.
+            # Of what was given up here, another process may not have heard yet.
             if owner is not None:
                 results, index = owner
                 if results.set(index, tensor):
@@ -214,15 +212,17 @@ class PoolingRequest:
 
     Attributes:
       kept: what the device keeps for it, or will.
+      flow, priority: by which its inputs take turns with those of others.
     """
 
     def __init__(
-        self, loop: PoolingLoop, params: PoolingParams, flow: PoolingFlow
+        self, loop: PoolingLoop, params: PoolingParams, flow: FlowId, priority: int
     ) -> None:
-        self.kept: dict[KeptKey, PoolingJob] = {}
+        self.kept: dict[KeptKey, JobId] = {}
+        self.flow = flow
+        self.priority = priority
         self._loop = loop
         self._params = params
-        self._flow = flow
         self._open: set[_Results] = set()
 
     async def pool(
@@ -251,7 +251,7 @@ class PoolingRequest:
         for each in inputs:
             check_input(each, self._loop.info)
         results = _Results(len(rows))
-        jobs = self._loop.add(rows, self._flow, results)
+        jobs = self._loop.add(rows, self, results)
         self._open.add(results)
         try:
             return await results.wait()
@@ -268,7 +268,7 @@ class PoolingRequest:
         check_input(each, self._loop.info)
         key = self._loop.next_key()
         row = PoolingRow(input=each, params=self._params, keep_as=key)
-        [self.kept[key]] = self._loop.add([row], self._flow, _Results(1))
+        [self.kept[key]] = self._loop.add([row], self, _Results(1))
         return key
 
     def fail(self, error: Exception) -> None:

@@ -1,0 +1,90 @@
+"""Who waits for an engine, and what they are told when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+import logging
+from typing import Protocol
+
+import trio
+
+from ..errors import EngineDied, ShuttingDown
+
+logger = logging.getLogger(__name__)
+
+# How long a dead engine waits for open requests to tell their clients so.
+FAREWELL_SECONDS = 1.0
+
+
+class OpenRequest(Protocol):
+    """Somebody who waits for what steps give."""
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` where results are waited for."""
+
+
+class OpenRequests:
+    """The open requests of an engine."""
+
+    def __init__(self) -> None:
+        self._requests: set[OpenRequest] = set()
+        self._all_closed = trio.Event()
+        self._end: Exception | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._end is None
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def check_alive(self) -> None:
+        """Raise what ended the engine, if it has ended."""
+        if self._end is not None:
+            raise self._end
+
+    @contextmanager
+    def hold(self, request: OpenRequest) -> Iterator[None]:
+        """Count a request as open in the block; it hears of the engine's end."""
+        self._requests.add(request)
+        try:
+            yield
+        finally:
+            self._requests.remove(request)
+            if not self._requests:
+                self._all_closed.set()
+
+    def close(self, error: Exception) -> None:
+        """Raise `error` in every open request and in whoever would open one.
+
+        Only the first call counts.
+        """
+        if self._end is not None:
+            return
+        self._end = error
+        for request in self._requests:
+            request.fail(error)
+
+    async def serve(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run an engine, and tell requests of its end.
+
+        If it fails, every open request raises EngineDied, their owners have
+        FAREWELL_SECONDS to say so to their clients, and the failure is raised here.
+        """
+        try:
+            await run()
+        except Exception:
+            logger.error("the engine failed", exc_info=True)
+            self.close(EngineDied())
+            # Shielded, or a cancellation meanwhile would hide the failure.
+            with trio.move_on_after(FAREWELL_SECONDS, shield=True):
+                await self._wait_all_closed()
+            raise
+        finally:
+            self.close(ShuttingDown())
+
+    async def _wait_all_closed(self) -> None:
+        while self._requests:
+            self._all_closed = trio.Event()
+            await self._all_closed.wait()
