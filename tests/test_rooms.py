@@ -33,13 +33,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": VOCABULARY,
     "weights": VOCABULARY,
     "executor": VOCABULARY | {"model"},
-    "engine": VOCABULARY | {"scheduler", "executor"},
+    "own_thread": set(),
+    "processes": {"steps"},
+    "engine": VOCABULARY | {"scheduler", "executor", "processes"},
     "text_engine": VOCABULARY | {"engine", "render"},
     "pooling_engine": VOCABULARY | {"engine", "render"},
     "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
+    "cores": VOCABULARY
+    | {"engine", "executor", "model", "plugins", "scheduler", "weights"},
+    "engine_process": VOCABULARY | {"cores", "engine", "own_thread", "processes"},
     "launch": VOCABULARY
-    | {"engine", "executor", "model", "plugins", "pooling_engine", "render"}
-    | {"scheduler", "text_engine", "weights"},
+    | {"cores", "engine", "own_thread", "plugins", "pooling_engine", "processes"}
+    | {"render", "text_engine"},
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
     "__main__": VOCABULARY | {"server"},
@@ -48,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing_server": VOCABULARY
     | {"engine", "http", "pooling_engine", "render", "scheduler", "testing"}
     | {"text_engine"},
+    "testing_processes": {"engine", "processes"},
     "testing_encoders": set(),
     "testing_models": {"testing_processors"},
     "testing_processors": {"testing_tokenizer"},

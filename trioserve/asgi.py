@@ -25,6 +25,7 @@ from .config import (
     DEFAULT_MODEL,
     EngineConfig,
     HttpConfig,
+    ProcessConfig,
     build_config,
 )
 from .http import ServerState, ServingApp, create_http_app, install_guard
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AppConfig:
     engine: EngineConfig
+    process: ProcessConfig
     http: HttpConfig
 
 
@@ -60,7 +62,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
         # As in server.py.
         sys.setswitchinterval(0.0005)
         trio.lowlevel.add_instrument(app.state.loop_stall)
-        await app.nursery.start(_run_engine, app.state, config.engine)
+        await app.nursery.start(_run_engine, app.state, config)
         app.nursery.start_soon(_drain_on_signal, app.state)
 
     app.before_serving(start)
@@ -69,13 +71,15 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
 
 async def _run_engine(
     state: ServerState,
-    config: EngineConfig,
+    config: _AppConfig,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     is_serving = False
     try:
-        async with open_served_engine(config) as state.engine:
+        async with open_served_engine(
+            config.engine, process=config.process.engine_process
+        ) as state.engine:
             is_serving = True
             # As in server.py.
             gc.freeze()

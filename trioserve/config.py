@@ -246,12 +246,15 @@ class HttpConfig:
       enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
         are cancelled.
+      progress_timeout: Seconds after which /progressz answers 503 if a step has not ended,
+        or the engine process has not been heard of.
     """
 
     max_body_size: str = "64MiB"
     max_bodies_memory: str = "1GiB"
     enable_h2c: bool = False
     drain_timeout: float = 30.0
+    progress_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         longest = parse_bytes("max_body_size", self.max_body_size)
@@ -261,6 +264,20 @@ class HttpConfig:
             )
         if not 0 <= self.drain_timeout < float("inf"):
             raise InvalidConfig("drain_timeout", "must be 0 or more")
+        if not 0 < self.progress_timeout < float("inf"):
+            raise InvalidConfig("progress_timeout", "must be greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Which processes a server is made of.
+
+    Args:
+      engine_process: Run the engine in a process of its own, so that neither the event
+        loop nor the device waits for the other's turn in Python.
+    """
+
+    engine_process: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +316,7 @@ class ServeConfig:
     """All that `trioserve serve` needs."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     bind: BindConfig = field(default_factory=BindConfig)
 

@@ -16,6 +16,7 @@
       - ShuttingDown                503
     * InternalError                 500; a defect of ours ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
+    * EngineStalled                 503; only /progressz answers it
     * StartupError                  never reaches a client: the command line ends with 2
       - WeightsNotFound
       - WeightsBroken
@@ -47,6 +48,7 @@ __all__ = [
     "ShuttingDown",
     "InternalError",
     "EngineDied",
+    "EngineStalled",
     "StartupError",
     "WeightsNotFound",
     "WeightsBroken",
@@ -54,6 +56,7 @@ __all__ = [
     "InvalidConfig",
     "PluginBroken",
     "find_first",
+    "restore_startup_error",
 ]
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
@@ -239,6 +242,15 @@ class EngineDied(TrioserveError):
         super().__init__("The engine failed; the server is stopping.")
 
 
+class EngineStalled(TrioserveError):
+    """Raised where somebody asks whether the engine gets on, and it does not."""
+
+    status = 503
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The engine has told nothing for {seconds:.1f} seconds.")
+
+
 class StartupError(TrioserveError):
     """Raised before serving; the command line prints it and exits with 2."""
 
@@ -283,3 +295,10 @@ class PluginBroken(StartupError):
 
     def __init__(self, distribution: str, entry_point: str, reason: str) -> None:
         super().__init__(f"{entry_point} of {distribution} {reason}")
+
+
+def restore_startup_error(kind: str, message: str) -> StartupError:
+    """Make once more what another process raised, by the name of its class."""
+    [found] = [each for each in StartupError.__subclasses__() if each.__name__ == kind]
+    # Constructors take facts, which have become a message already.
+    return found.__new__(found, message)

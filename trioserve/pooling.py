@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import TYPE_CHECKING, Literal, NewType
 
 from .steps import TensorBytes
 
@@ -24,6 +24,12 @@ Task = Literal["generate"] | PoolingTask
 # Names vectors that stay on the device for later inputs to be compared with. Never used
 # twice, so that whoever releases one cannot release another's.
 KeptKey = NewType("KeptKey", int)
+
+if TYPE_CHECKING:
+    TokenArray = array[int]
+else:
+    # Messages are decoded by annotations, and this type takes no parameter.
+    TokenArray = array
 
 # What is done with a text that is longer than the model.
 LongText = Literal["refuse", "truncate", "chunk"]
@@ -43,7 +49,7 @@ class PoolingInput:
         instruction that is not pooled, punctuation in late interaction.
     """
 
-    token_ids: array[int]
+    token_ids: TokenArray
     second_begin: int = 0
     num_unseen: int = 0
     left_out: tuple[int, ...] = ()

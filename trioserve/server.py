@@ -59,9 +59,10 @@ class Server:
             self._log_stalls()
         except* StartupError as errors:
             raise find_first(errors) from None
-        except* Exception:
+        except* Exception as errors:
             # The engine has logged the cause; told here once more, last and short.
-            logger.critical("the engine failed, so the server ends")
+            cause = find_first(errors)
+            logger.critical("the engine failed, so the server ends: %r", cause)
             self._exit_code = 3
         return self._exit_code
 
@@ -72,7 +73,9 @@ class Server:
         # Waiting for the GIL is waiting: with the default of 5 ms a thread in pure
         # Python delays the loop seven times as long.
         sys.setswitchinterval(0.0005)
-        async with open_served_engine(self._config.engine) as state.engine:
+        async with open_served_engine(
+            self._config.engine, process=self._config.process.engine_process
+        ) as state.engine:
             # A collection of torch's and transformers' objects, which live as long as
             # the process, would stall the loop for half a second, and so would the one
             # that the interpreter makes at its end.

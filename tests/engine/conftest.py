@@ -10,6 +10,7 @@ from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
 from trioserve.steps import ModelInfo
 from trioserve.testing import FakeDevice, FakeExecutor
+from trioserve.testing_processes import HostedCore
 
 
 @pytest.fixture(params=[1, 2], ids=["plain", "ahead"])
@@ -19,8 +20,14 @@ def depth(request: pytest.FixtureRequest) -> int:
     return number
 
 
+@pytest.fixture(params=["here", "in_a_process"])
+def is_remote(request: pytest.FixtureRequest) -> bool:
+    """Where the engine is: what it promises does not depend on it either."""
+    return bool(request.param == "in_a_process")
+
+
 @pytest.fixture
-def make_engine(depth: int) -> Callable[..., Engine]:
+def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
     """Return a function that builds an engine; nothing runs until somebody runs it."""
 
     def make(
@@ -56,6 +63,10 @@ def make_engine(depth: int) -> Callable[..., Engine]:
             ),
             info=info,
         )
-        return Engine(core, info=info, max_num_sequences=max_num_seqs + max_num_waiting)
+        return Engine(
+            HostedCore(core) if is_remote else core,
+            info=info,
+            max_num_sequences=max_num_seqs + max_num_waiting,
+        )
 
     return make

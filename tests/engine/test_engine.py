@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import Engine
+from trioserve.engine import Engine, EngineProcessDied
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -181,6 +181,7 @@ async def test_leaving_the_block_frees_the_blocks_at_once(
     await nursery.start(engine.run)
     with trio.move_on_after(2.5):
         await collect(engine, prompt_of(8), max_tokens=50)
+    await trio.testing.wait_all_tasks_blocked()
     # Step 3 is on the device and writes them, but before anybody else does.
     held = engine.statistics().scheduler
     assert (held.num_used_blocks, held.num_running) == (0, 0)
@@ -269,19 +270,22 @@ async def test_stopping_one_sequence_leaves_its_siblings(
 
 
 async def test_a_failing_step_ends_every_stream_and_the_loop(
-    make_engine: MakeEngine, autojump_clock: trio.abc.Clock
+    make_engine: MakeEngine, autojump_clock: trio.abc.Clock, is_remote: bool
 ) -> None:
     engine = make_engine(fail_at_step=3)
     died = []
+    # What was wrong in another process, its own log tells.
+    cause = pytest.RaisesExc(
+        EngineProcessDied if is_remote else RuntimeError,
+        match="gone" if is_remote else "broken",
+    )
 
     async def read(first: int) -> None:
         with pytest.raises(EngineDied):
             await collect(engine, prompt_of(3, first), max_tokens=50)
         died.append(first)
 
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(RuntimeError, match="broken"), flatten_subgroups=True
-    ):
+    with pytest.RaisesGroup(cause, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             nursery.start_soon(read, 0)
@@ -401,9 +405,13 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
                 raise AssertionError("there is no loop")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask)
-        await trio.lowlevel.checkpoint()
-        engine.close_requests(ShuttingDown())
+        await nursery.start(engine.run)
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask)
+            while not engine.statistics().num_streams:
+                await trio.lowlevel.checkpoint()
+            engine.close_requests(ShuttingDown())
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_idle_device_is_told_to_forget_vectors(

@@ -7,22 +7,31 @@ abort a request, and always enough.
 """
 
 from .client import EngineClient
-from .core import LocalCore
+from .core import GenerationCore, LocalCore
 from .delivery import TokenStream
 from .engine import Engine, EngineStatistics
+from .hosting import host_core, host_pooling_core
 from .pooling import PoolingEngineStatistics, PoolingLoop, PoolingRequest
 from .pooling_admission import check_params
-from .pooling_core import LocalPoolingCore
+from .pooling_core import LocalPoolingCore, PoolingCore
+from .remote import EngineProcessDied, RemoteCore, RemotePoolingCore
 
 __all__ = [
     "Engine",
     "EngineClient",
     "EngineStatistics",
+    "EngineProcessDied",
+    "GenerationCore",
     "LocalCore",
     "LocalPoolingCore",
+    "PoolingCore",
     "PoolingEngineStatistics",
     "PoolingLoop",
     "PoolingRequest",
+    "RemoteCore",
+    "RemotePoolingCore",
     "TokenStream",
     "check_params",
+    "host_core",
+    "host_pooling_core",
 ]

@@ -32,7 +32,7 @@ from .loop import StepLoop
 
 # Tokens of a request from which on its prompts are hashed in a thread: on the loop they
 # would take a third of a millisecond.
-_LONG_PROMPT = 4096
+LONG_PROMPT = 4096
 
 OutputsT = TypeVar("OutputsT", covariant=True)
 StatisticsT = TypeVar("StatisticsT", covariant=True)
@@ -138,7 +138,7 @@ class LocalCore:
 
     async def add(self, group: SequenceGroup) -> None:
         sequences = self._make_sequences(group)
-        if group.num_prompt_tokens > _LONG_PROMPT:
+        if group.num_prompt_tokens > LONG_PROMPT:
             await trio.to_thread.run_sync(
                 self._scheduler.prepare,
                 sequences,

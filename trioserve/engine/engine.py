@@ -108,6 +108,8 @@ class Engine:
                 self._owners[sequence_id] = stream, index
             try:
                 await self._core.add(group)
+                # It may have ended while a long prompt was on its way.
+                self._requests.check_alive()
                 yield stream
             finally:
                 self._abort(ids)

@@ -26,6 +26,7 @@ from .operations import (
     answer_metrics,
     answer_models,
     answer_openapi,
+    answer_progress,
     answer_version,
 )
 from .pooling.cohere import answer_embed, answer_embed_v1
@@ -60,6 +61,7 @@ _ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/detokenize"): answer_detokenize,
     ("GET", "/v1/models"): answer_models,
     ("GET", "/health"): answer_health,
+    ("GET", "/progressz"): answer_progress,
     ("GET", "/version"): answer_version,
     ("GET", "/metrics"): answer_metrics,
     ("GET", "/openapi.json"): answer_openapi,

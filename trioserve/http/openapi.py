@@ -109,6 +109,7 @@ def _describe_paths() -> _Json:
         "/detokenize": {"post": detokenize},
         "/v1/models": {"get": _get("List the models", _json(responses.ModelList))},
         "/health": {"get": _get_health()},
+        "/progressz": {"get": _get_progress()},
         "/version": {"get": _get("Tell the version", _json(responses.Version))},
         "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": _TEXT})},
         "/openapi.json": {
@@ -208,6 +209,16 @@ def _get_health() -> _Json:
         "responses": {
             "200": {"description": "They can."},
             "503": {"description": "The engine failed or the server is stopping."},
+        },
+    }
+
+
+def _get_progress() -> _Json:
+    return {
+        "summary": "Tell whether the engine gets on with its work",
+        "responses": {
+            "200": {"description": "It does, or there is no work."},
+            "503": {"description": "A step has not ended for too long, or it failed."},
         },
     }
 

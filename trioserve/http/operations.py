@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
 from .. import __version__
-from ..errors import EngineDied, ShuttingDown
+from ..errors import EngineDied, EngineStalled, ShuttingDown
 from .body import respond_json
 from .openapi import openapi_document
 from .responses import ErrorBody, Version, list_models
@@ -31,6 +31,16 @@ async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
     has_died = engine is not None and not state.lifecycle.is_draining
     error = EngineDied() if has_died else ShuttingDown()
     return respond_json(ErrorBody.of(error), 503)
+
+
+async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:
+    """200 while the engine gets on with its work, 503 otherwise.
+
+    A restart mends what makes this red; what makes /health red, a drain, it would cut.
+    """
+    if state.makes_progress:
+        return Response(b"", 200)
+    return respond_json(ErrorBody.of(EngineStalled(state.stalled_seconds)), 503)
 
 
 async def answer_version(state: ServerState, request: ScopedRequest) -> Response:

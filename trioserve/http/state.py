@@ -46,6 +46,19 @@ class ServerState:
             and not self.lifecycle.is_draining
         )
 
+    @property
+    def stalled_seconds(self) -> float:
+        """For how long nothing has been heard of a step that runs."""
+        return 0.0 if self.engine is None else self.engine.engine.stalled_seconds()
+
+    @property
+    def makes_progress(self) -> bool:
+        return (
+            self.engine is not None
+            and self.engine.engine.is_alive
+            and self.stalled_seconds < self.config.progress_timeout
+        )
+
     async def finish_drain(self) -> None:
         """Wait until draining has begun and is over, one way or the other.
 
@@ -98,6 +111,7 @@ class ServerState:
         gauges: dict[str, float] = {
             "http_requests_active": self.lifecycle.num_active,
             "http_bodies_bytes": self.bodies.num_bytes,
+            "engine_stalled_seconds": self.stalled_seconds,
         }
         if self.engine is None:
             return gauges

@@ -1,0 +1,268 @@
+"""From a configuration to a core: what loads a model, in whichever process.
+
+Everything here takes seconds and blocks. What it needs is imported where it is needed and
+not above: importing torch takes seconds, too, which --help need not wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+import logging
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from . import __version__
+from .config import (
+    DEFAULT_MODEL,
+    DEFAULT_MODEL_SAMPLING,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from .engine import LocalCore, LocalPoolingCore
+from .errors import InvalidConfig
+from .executor import LocalExecutor
+from .plugins import load_logits_processors
+from .pooling import PoolingInfo, PoolingTask, Task
+from .scheduler import PoolingScheduler, Scheduler
+from .sentence import SentenceFolder
+from .steps import ModelInfo, StepPlan, StepResult
+from .weights import Weights, read_sentence_folder, resolve_weights
+
+if TYPE_CHECKING:
+    from .model import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a model comes from and what it is used for.
+
+    Args:
+      sentence: what sentence-transformers' files say, if there are any.
+    """
+
+    weights: Weights
+    task: Task
+    sentence: SentenceFolder | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCore:
+    """A core whose model is loaded; `pooling` where it pools."""
+
+    core: LocalCore | LocalPoolingCore
+    info: ModelInfo
+    pooling: PoolingInfo | None = None
+
+
+# What is asked for: a model that writes, one that pools, or any.
+Accepts = Literal["generate", "pooling", "all"]
+
+
+def find_source(config: EngineConfig, accepts: Accepts) -> Source:
+    """Find a model, downloading it if need be.
+
+    Raises:
+      StartupError
+    """
+    # Before anything is imported: a wrong name is told at once.
+    weights = resolve_weights(config.model.model)
+    sentence = read_sentence_folder(weights.folder)
+    from .model.encoding import find_task
+
+    task = find_task(weights.folder, sentence, config.pooling)
+    _check_task(task, config.model.model, accepts)
+    return Source(weights=weights, task=task, sentence=sentence)
+
+
+def load_core(config: EngineConfig, source: Source) -> LoadedCore:
+    """Load a model.
+
+    Raises:
+      StartupError
+    """
+    if source.task == "generate":
+        return _load_core(config, source.weights)
+    return _load_pooling_core(config, source.weights, source.task, source.sentence)
+
+
+def count_sequences(config: SchedulerConfig) -> int:
+    """Return how many may run and wait together."""
+    return config.max_num_seqs + config.max_num_waiting
+
+
+def _check_task(task: Task, model: str, accepts: Accepts) -> None:
+    if accepts == "generate" and task != "generate":
+        raise InvalidConfig(
+            "model", f"{model} is served for {task}: open it by open_pooling_engine"
+        )
+    if accepts == "pooling" and task == "generate":
+        raise InvalidConfig(
+            "model", f"{model} generates: open it by open_engine, or name a task"
+        )
+
+
+def _load_core(config: EngineConfig, weights: Weights) -> LoadedCore:
+    from .model import ModelRunner, count_blocks, load_model
+
+    # First: a mistake in an option is told before gigabytes are read.
+    processors = load_logits_processors(config.model.logits_processor)
+    name = config.model.served_model_name or weights.name
+    model = load_model(weights.folder, config.model, name=name)
+    num_blocks = count_blocks(
+        model,
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.info.max_model_len,
+    )
+    info = replace(
+        _resolve_length(model.info, config, num_blocks),
+        default_sampling=_resolve_sampling(model.info, config.model),
+        fingerprint=_fingerprint(weights.folder, str(model.dtype)),
+        logits_processors=tuple(processor.name for processor in processors),
+    )
+    scheduler = _make_scheduler(config, info, num_blocks, model.device.type)
+    runner = ModelRunner(
+        model,
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=info.max_model_len,
+        logits_processors=processors,
+    )
+    runner.warm_up()
+    logger.info(
+        "loaded %s: %d KV blocks of %d tokens, %d tokens at most in a sequence",
+        name,
+        num_blocks,
+        config.cache.block_size,
+        info.max_model_len,
+    )
+    executor = _make_executor(runner, config.scheduler, model.device.type)
+    return LoadedCore(core=LocalCore(scheduler, executor, info=info), info=info)
+
+
+def _load_pooling_core(
+    config: EngineConfig,
+    weights: Weights,
+    task: PoolingTask,
+    sentence: SentenceFolder | None,
+) -> LoadedCore:
+    from .model.encoding import load_encoder
+    from .model.pooling import PoolingRunner
+
+    _refuse_for_pooling("logits_processor", config.model.logits_processor, (), task)
+    _refuse_for_pooling(
+        "reasoning_parser", config.render.reasoning_parser, "none", task
+    )
+    encoder = load_encoder(
+        weights.folder,
+        config.model,
+        name=config.model.served_model_name or weights.name,
+        task=task,
+        sentence=sentence,
+    )
+    info = replace(
+        encoder.info, fingerprint=_fingerprint(weights.folder, str(encoder.dtype))
+    )
+    runner = PoolingRunner(encoder, weights.folder, sentence, config.pooling)
+    runner.warm_up()
+    logger.info(
+        "loaded %s: it will %s, %d numbers each, %d tokens at most in an input",
+        info.name,
+        task,
+        runner.info.num_outputs,
+        info.max_model_len,
+    )
+    core = LocalPoolingCore(
+        _make_pooling_scheduler(config.scheduler, encoder.device.type),
+        LocalExecutor(runner.step),
+    )
+    return LoadedCore(core=core, info=info, pooling=runner.info)
+
+
+def _refuse_for_pooling(name: str, value: object, neutral: object, task: Task) -> None:
+    """Refuse an option that would do nothing where nothing is written."""
+    if value != neutral:
+        raise InvalidConfig(name, f"the model is served for {task} and does not write")
+
+
+def _make_scheduler(
+    config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
+) -> Scheduler:
+    budget = _resolve_budget(config.scheduler, device_type, cpu=512, gpu=2048)
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        # Every running sequence must be able to decode in every step.
+        max_num_batched_tokens=max(budget, config.scheduler.max_num_seqs),
+        max_model_len=info.max_model_len,
+        prefix_caching=config.cache.prefix_caching,
+    )
+
+
+def _make_executor(
+    runner: ModelRunner, config: SchedulerConfig, device_type: str
+) -> LocalExecutor[StepPlan, StepResult]:
+    depth = 2 if config.async_scheduling else 1
+    if device_type == "cpu" or depth == 1:
+        return LocalExecutor(runner.step, depth=depth)
+    # The thread that launches the next step must not be the one that waits for this.
+    return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
+
+
+def _make_pooling_scheduler(
+    config: SchedulerConfig, device_type: str
+) -> PoolingScheduler:
+    return PoolingScheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_resolve_budget(
+            config, device_type, cpu=2048, gpu=16384
+        ),
+    )
+
+
+def _resolve_length(
+    info: ModelInfo, config: EngineConfig, num_blocks: int
+) -> ModelInfo:
+    """One sequence alone must fit the pool, or it would wait for itself for ever."""
+    room = num_blocks * config.cache.block_size
+    if config.model.max_model_len is not None and config.model.max_model_len > room:
+        raise InvalidConfig(
+            "max_model_len",
+            f"the KV cache holds {room} tokens; give it more by --kv-cache-memory",
+        )
+    return replace(info, max_model_len=min(info.max_model_len, room))
+
+
+def _resolve_sampling(
+    info: ModelInfo, config: ModelConfig
+) -> tuple[tuple[str, float], ...]:
+    if config.model == DEFAULT_MODEL and config.generation_config == "auto":
+        return info.default_sampling or DEFAULT_MODEL_SAMPLING
+    return info.default_sampling
+
+
+def _fingerprint(folder: Path, dtype: str) -> str:
+    """Name what an answer depends on besides its request: code, model and numbers."""
+    parts = blake2b(digest_size=6)
+    for path in sorted(folder.iterdir()):
+        # Size, not content: weights are gigabytes, and nobody forges their own.
+        if path.is_file():
+            parts.update(f"{path.name}:{path.stat().st_size};".encode())
+    parts.update(f"{__version__};{dtype}".encode())
+    return f"fp_{parts.hexdigest()}"
+
+
+def _resolve_budget(
+    config: SchedulerConfig, device_type: str, *, cpu: int, gpu: int
+) -> int:
+    """Return the tokens of a step: those asked for, or the device's default."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return cpu if device_type == "cpu" else gpu

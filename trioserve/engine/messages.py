@@ -1,0 +1,95 @@
+"""What a server and its engine process tell each other.
+
+Begin -->                    the configuration, first of all
+     <-- Loaded | NotLoaded  after seconds or minutes
+Add, Abort, ... -->          as they come, answered by nothing
+     <-- Report              of each step, and each second
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..config import EngineConfig
+from ..pooling import KeptKey, PoolingInfo
+from ..scheduler import (
+    PoolingCounters,
+    PoolingStatistics,
+    SchedulerCounters,
+    SchedulerStatistics,
+)
+from ..steps import ModelInfo, SequenceId, SequenceOutput, TensorBytes
+from .core import SequenceGroup
+from .pooling_core import FlowId, JobId, PoolingBatch
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Load a model.
+
+    Args:
+      accepts: as cores.Accepts.
+      log_level: as in logging.
+    """
+
+    config: EngineConfig
+    accepts: Literal["generate", "pooling", "all"]
+    log_level: int
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is there; `pooling` where it pools."""
+
+    info: ModelInfo
+    pooling: PoolingInfo | None
+
+
+class NotLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A StartupError, by the name of its class and its message."""
+
+    kind: str
+    reason: str
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    group: SequenceGroup
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    sequence_ids: tuple[SequenceId, ...]
+
+
+class AddInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    batch: PoolingBatch
+
+
+class AbortInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    jobs: tuple[JobId, ...]
+
+
+class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    flow: FlowId
+    kept: tuple[KeptKey, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a step gave, and how the engine is; see Core."""
+
+    outputs: tuple[SequenceOutput, ...] = ()
+    statistics: SchedulerStatistics
+    counters: SchedulerCounters
+    stalled_seconds: float
+
+
+class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The same of an engine that pools."""
+
+    outputs: tuple[tuple[JobId, TensorBytes], ...] = ()
+    statistics: PoolingStatistics
+    counters: PoolingCounters
+    stalled_seconds: float
+
+
+ToEngine = Begin | Add | Abort | AddInputs | AbortInputs | CloseFlow
+FromEngine = Loaded | NotLoaded | Report | PoolingReport

@@ -1,0 +1,117 @@
+"""Start a process and end it, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import trio
+
+from .messages import MessageStream
+
+# How long a process may take to end after it has closed its connection.
+_HANG_UP_SECONDS = 1.0
+
+# How long the system may take to end a process, which has gigabytes to give back.
+_KILL_SECONDS = 30.0
+
+
+class Child:
+    """A process of ours.
+
+    Attributes:
+      stream: to it; PeerGone is raised there when it has died.
+      name: for people.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stream: MessageStream[Any], name: str
+    ) -> None:
+        self.stream = stream
+        self.name = name
+        self._process = process
+        self._reaping = trio.CapacityLimiter(1)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for its end; returns what subprocess calls its return code."""
+        return await trio.to_thread.run_sync(
+            self._process.wait, limiter=self._reaping, abandon_on_cancel=True
+        )
+
+    async def describe_end(self) -> str:
+        """Tell of its end, in a sentence without its point; it has hung up."""
+        code = None
+        with trio.move_on_after(_HANG_UP_SECONDS):
+            code = await self.wait()
+        if code is None:
+            await self.kill()
+            return f"{self.name} closed its connection and went on"
+        if code < 0:
+            return f"{self.name} was ended by {signal.Signals(-code).name}"
+        return f"{self.name} ended with the exit code {code}"
+
+    async def kill(self) -> None:
+        """End it now; there is nothing that it would have to put in order."""
+        self._process.kill()
+        await self.wait()
+
+
+@asynccontextmanager
+async def open_child(
+    module: str, *arguments: str, receives: Any, name: str
+) -> AsyncIterator[Child]:
+    """Run `python -m MODULE DESCRIPTOR ARGUMENTS...` until the block is left.
+
+    The module calls run_as_child. It imports from where this process does.
+
+    Args:
+      receives: type of the messages that come from it.
+      name: for people, as "the engine process".
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = _start(module, theirs.fileno(), arguments)
+        theirs.close()
+        ours.setblocking(False)
+        stream = MessageStream[Any](
+            trio.socket.from_stdlib_socket(ours), receives=receives
+        )
+        child = Child(process, stream, name)
+        try:
+            yield child
+        finally:
+            stream.close()
+            with trio.move_on_after(_KILL_SECONDS, shield=True):
+                await child.kill()
+
+
+def _start(
+    module: str, descriptor: int, arguments: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    """Start a process here, and not in a thread as trio does.
+
+    It is to die with who starts it: for the system that is the thread, and trio's threads
+    end when they have idled for a while.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(descriptor), *arguments],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": _list_paths()},
+        # Ctrl-C is for us alone, who may let requests end first.
+        process_group=0,
+    )
+
+
+def _list_paths() -> str:
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)

@@ -1,0 +1,277 @@
+"""Messages between two processes: msgspec structs over a socket.
+
+    | length, 4 bytes | descriptors, 1 byte | MessagePack |
+                        0, or 1: memory with the message's tensors comes along
+
+Tensors of some size go through anonymous shared memory (memfd_create), whose descriptor
+is sent along. It has no name, so nobody has to remove it: it is gone when the last of
+both processes has let go of it, also where they were killed, also on its way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+import mmap
+import os
+import socket
+import struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import trio
+
+from ..steps import TensorBytes
+
+MessageT = TypeVar("MessageT")
+
+_HEADER = struct.Struct("<IB")
+
+# Shorter tensors are sent with the message: to map memory costs as much as to copy this.
+_SHARED_BYTES = 64 * 1024
+
+# Vectors of the widest units that processors load.
+_ALIGNMENT = 64
+
+# What is read at once: a step's outputs, many times over.
+_READ_BYTES = 256 * 1024
+
+# Room for the descriptors of all messages that one read may bring.
+_MAX_DESCRIPTORS = 64
+
+
+class PeerGone(Exception):
+    """Raised when the other process has closed its end, or has died."""
+
+    def __init__(self) -> None:
+        super().__init__("the other process has ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mail:
+    """A message as it is sent.
+
+    Args:
+      data: with its header.
+      memory: the descriptor of what is shared, which whoever has sent the mail to all its
+        receivers closes; None where nothing is.
+    """
+
+    data: bytes
+    memory: int | None = None
+
+    def close(self) -> None:
+        if self.memory is not None:
+            os.close(self.memory)
+
+
+def pack(message: object, *, shares_memory: bool = True) -> Mail:
+    """Encode a message; any thread may, and should where tensors are large.
+
+    Args:
+      shares_memory: the receiver is on this machine.
+    """
+    shared: list[memoryview] = []
+    size = 0
+
+    def encode(value: object) -> object:
+        nonlocal size
+        if isinstance(value, array):
+            return value.tobytes()
+        assert isinstance(value, TensorBytes), f"{type(value)} is not sent"
+        data = memoryview(value.data).cast("B")
+        if not shares_memory or len(data) < _SHARED_BYTES:
+            return value.dtype, value.shape, data
+        begin = -(-size // _ALIGNMENT) * _ALIGNMENT
+        shared.append(data)
+        size = begin + len(data)
+        return value.dtype, value.shape, (begin, size)
+
+    body = msgspec.msgpack.encode(message, enc_hook=encode)
+    header = _HEADER.pack(len(body), bool(shared))
+    return Mail(data=header + body, memory=_share(shared) if shared else None)
+
+
+def _share(tensors: Sequence[memoryview]) -> int:
+    memory = os.memfd_create("trioserve", os.MFD_CLOEXEC)
+    try:
+        begin = 0
+        for data in tensors:
+            os.lseek(memory, -(-begin // _ALIGNMENT) * _ALIGNMENT, os.SEEK_SET)
+            begin = os.lseek(memory, 0, os.SEEK_CUR) + len(data)
+            # The system takes two gigabytes at a time, at most.
+            while data:
+                data = data[os.write(memory, data) :]
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+class MessageStream(Generic[MessageT]):
+    """One end of a connection.
+
+    Messages are queued and sent in their order by `run`. The queue is bounded by what
+    puts something in: requests, of which there are so many, and their outputs.
+
+    Args:
+      sock: connected; a local one, or TCP, over which tensors go with the messages.
+      receives: the type of what comes, a union of tagged structs.
+    """
+
+    def __init__(self, sock: trio.socket.SocketType, receives: Any) -> None:
+        self.shares_memory = sock.family == socket.AF_UNIX
+        self._sock = sock
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
+            receives, dec_hook=self._decode
+        )
+        self._outgoing: deque[Mail] = deque()
+        self._has_mail = trio.Event()
+        self._is_closed = False
+        self._incoming = bytearray()
+        self._descriptors: deque[int] = deque()
+        # Shared memory of the message that is being decoded.
+        self._memory: memoryview | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Send what is queued until cancelled.
+
+        Where the other process has gone, the rest is dropped: who receives, hears of it.
+        """
+        task_status.started()
+        try:
+            while True:
+                while self._outgoing:
+                    mail = self._take_mail()
+                    try:
+                        await self._send(mail)
+                    finally:
+                        mail.close()
+                self._has_mail = trio.Event()
+                await self._has_mail.wait()
+        except (BrokenPipeError, ConnectionResetError):
+            self._drop()
+            await trio.sleep_forever()
+        finally:
+            self._drop()
+
+    async def send(self, message: object) -> None:
+        """Send a message now, where nobody runs the stream yet."""
+        mail = pack(message, shares_memory=self.shares_memory)
+        try:
+            await self._send(mail)
+        except (BrokenPipeError, ConnectionResetError):
+            raise PeerGone() from None
+        finally:
+            mail.close()
+
+    def send_nowait(self, message: object) -> None:
+        """Queue a message."""
+        self.post_nowait(pack(message, shares_memory=self.shares_memory))
+
+    def post_nowait(self, mail: Mail) -> None:
+        """Queue what was packed; its memory is closed when it has been sent."""
+        if self._is_closed:
+            mail.close()
+            return
+        self._outgoing.append(mail)
+        self._has_mail.set()
+
+    async def receive(self) -> MessageT:
+        """Wait for the next message.
+
+        Raises:
+          PeerGone
+        """
+        await self._fill(_HEADER.size)
+        length, has_memory = _HEADER.unpack_from(self._incoming)
+        end = _HEADER.size + length
+        await self._fill(end)
+        with memoryview(self._incoming) as view:
+            message = self._open(view[_HEADER.size : end], has_memory)
+        del self._incoming[:end]
+        return message
+
+    def close(self) -> None:
+        self._sock.close()
+        self._drop()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _take_mail(self) -> Mail:
+        """Take what is sent at once: what was queued together arrives together."""
+        first = self._outgoing.popleft()
+        parts = [first.data]
+        size = len(first.data)
+        while self._outgoing and size < _READ_BYTES:
+            # A descriptor goes with the first byte of its message.
+            if self._outgoing[0].memory is not None:
+                break
+            parts.append(self._outgoing.popleft().data)
+            size += len(parts[-1])
+        return Mail(data=b"".join(parts), memory=first.memory)
+
+    def _drop(self) -> None:
+        self._is_closed = True
+        while self._outgoing:
+            self._outgoing.popleft().close()
+
+    def _open(self, body: memoryview, has_memory: bool) -> MessageT:
+        if not has_memory:
+            with body:
+                return self._decoder.decode(body)
+        descriptor = self._descriptors.popleft()
+        try:
+            # Private, because what comes to this process is its own to change.
+            memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)
+        finally:
+            os.close(descriptor)
+        self._memory = memoryview(memory)
+        try:
+            with body:
+                return self._decoder.decode(body)
+        finally:
+            self._memory = None
+
+    def _decode(self, type_: Any, value: Any) -> object:
+        if type_ is not TensorBytes:
+            numbers: array[int] = array("i")
+            numbers.frombytes(value)
+            return numbers
+        dtype, shape, data = value
+        if isinstance(data, list):
+            assert self._memory is not None, "what is shared came along"
+            data = self._memory[data[0] : data[1]]
+        return TensorBytes(data=data, dtype=dtype, shape=tuple(shape))
+
+    async def _send(self, mail: Mail) -> None:
+        data = memoryview(mail.data)
+        if mail.memory is not None:
+            rights = array("i", [mail.memory]).tobytes()
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            data = data[await self._sock.sendmsg([data], ancillary) :]
+        while data:
+            data = data[await self._sock.send(data) :]
+
+    async def _fill(self, num_bytes: int) -> None:
+        while len(self._incoming) < num_bytes:
+            try:
+                data = await self._receive()
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise PeerGone()
+            self._incoming += data
+
+    async def _receive(self) -> bytes:
+        if not self.shares_memory:
+            return await self._sock.recv(_READ_BYTES)
+        size = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
+        data, ancillary, _, _ = await self._sock.recvmsg(_READ_BYTES, size)
+        for _, _, rights in ancillary:
+            self._descriptors.extend(array("i", rights))
+        return data
