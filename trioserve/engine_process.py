@@ -1,4 +1,4 @@
-"""The engine process: `python -m trioserve.engine_process DESCRIPTOR`.
+"""The engine process: `python -m trioserve.engine_process DESCRIPTOR PARENT`.
 
 Started by launch.py, whose requests it serves: it loads the model and steps the device.
 What it is told and what it tells, engine/messages.py says.

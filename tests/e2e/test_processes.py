@@ -24,6 +24,10 @@ Start = Callable[..., Any]
 
 SERVE = (sys.executable, "-m", "trioserve", "serve")
 
+# Where the engine is does not matter to these promises, and a second process takes seconds
+# to import torch; test_engine_process.py has those that need it.
+INSIDE = "--no-engine-process"
+
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
 start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
     "start_process"
@@ -81,7 +85,7 @@ async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -
 def test_an_idle_server_ends_with_0(
     start_server: Start, model_folder: Path, signum: int
 ) -> None:
-    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    server = start_server(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB")
     with socket.create_connection(("127.0.0.1", server.port)):
         assert server.stop(signum) == 0
     assert "Traceback" not in "".join(server.log)
@@ -91,7 +95,8 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
     start_server: Start, model_folder: Path
 ) -> None:
     server = start_server(
-        str(model_folder), "--kv-cache-memory", "16MiB", "--drain-timeout", "0.5"
+        *(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB"),
+        *("--drain-timeout", "0.5"),
     )
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -104,7 +109,7 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
 
 
 def test_a_drain_lets_a_stream_end(start_server: Start, model_folder: Path) -> None:
-    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    server = start_server(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB")
     with httpx.stream(
         "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
     ) as response:
@@ -121,7 +126,8 @@ def test_a_second_signal_cuts_the_drain(
     start_server: Start, model_folder: Path
 ) -> None:
     server = start_server(
-        str(model_folder), "--kv-cache-memory", "64MiB", "--max-num-seqs", "2"
+        *(str(model_folder), INSIDE, "--kv-cache-memory", "64MiB"),
+        *("--max-num-seqs", "2"),
     )
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(request_of(LONG | {"n": 100}))
@@ -136,7 +142,7 @@ def test_a_second_signal_cuts_the_drain(
 def test_sigusr1_asks_for_the_loops_stalls_and_stops_nothing(
     model_folder: Path,
 ) -> None:
-    command = [sys.executable, "-m", "trioserve", "serve", str(model_folder)]
+    command = [*SERVE, str(model_folder), INSIDE]
     with ExitStack() as stack:
         server = start_process(
             stack, [*command, "--port", "0", "--kv-cache-memory", "16MiB"]
@@ -207,7 +213,7 @@ def test_wrong_models_are_one_sentence_and_exit_code_2(
     # Together, because most of their time is the import of torch.
     processes = [
         subprocess.Popen(
-            [*SERVE, *arguments, "--port", "0", "--log-level", "error"],
+            [*SERVE, *arguments, INSIDE, "--port", "0", "--log-level", "error"],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -235,7 +241,7 @@ HYPERCORN = [sys.executable, "-m", "hypercorn", "-k", "trio", "-b", "127.0.0.1:0
 def create_app_of(model_folder: Path) -> str:
     return (
         f"trioserve.asgi:create_app({str(model_folder)!r},"
-        " kv_cache_memory='16MiB', drain_timeout=5.0)"
+        " kv_cache_memory='16MiB', drain_timeout=5.0, engine_process=False)"
     )
 
 
@@ -337,7 +343,7 @@ def test_a_broken_device_tells_every_client_and_ends_with_3(
 ) -> None:
     if door == "serve":
         run = "from trioserve.__main__ import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["serve", str(model_folder), "--port", "0"]
+        arguments = ["serve", str(model_folder), INSIDE, "--port", "0"]
     else:
         run = "from hypercorn.__main__ import main; sys.exit(main(sys.argv[1:]))"
         arguments = [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)]

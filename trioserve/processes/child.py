@@ -70,7 +70,7 @@ class Child:
 async def open_child(
     module: str, *arguments: str, receives: Any, name: str
 ) -> AsyncIterator[Child]:
-    """Run `python -m MODULE DESCRIPTOR ARGUMENTS...` until the block is left.
+    """Run `python -m MODULE DESCRIPTOR OUR_PID ARGUMENTS...` until the block is left.
 
     The module calls run_as_child. It imports from where this process does.
 
@@ -104,7 +104,10 @@ def _start(
     end when they have idled for a while.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(descriptor), *arguments],
+        [
+            *(sys.executable, "-P", "-m", module),
+            *(str(descriptor), str(os.getpid()), *arguments),
+        ],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": _list_paths()},

@@ -38,7 +38,7 @@ def run_as_child(
     # Stops are the parent's business, who may get them at the same time.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(False)
     try:
@@ -51,9 +51,12 @@ def run_as_child(
         os._exit(FAILED)
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have ended before it was asked.
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 class _ParentStream(MessageStream[Any]):

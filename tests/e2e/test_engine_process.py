@@ -1,0 +1,167 @@
+"""The engine in a process of its own: each side is killed, stopped, and left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+import json
+import os
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+import trio
+
+import trioserve
+from trioserve.errors import WeightsNotFound
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Any]
+
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+# What the issue of ending promises.
+SECOND = 1.0
+
+# Of a process that is killed the system has gigabytes of mapped libraries to give back;
+# and machines that run tests have other things to do.
+LATE = 2.0
+
+
+def find_engine(process: subprocess.Popen[str]) -> psutil.Process:
+    [engine] = psutil.Process(process.pid).children(recursive=True)
+    return engine
+
+
+def wait_gone(process: psutil.Process, seconds: float = SECOND + LATE) -> None:
+    try:
+        process.wait(seconds)
+    except psutil.NoSuchProcess:
+        pass
+
+
+@contextmanager
+def open_stream(url: str) -> Iterator[Iterator[str]]:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=LONG, timeout=30
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def list_shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def test_a_killed_engine_is_told_to_every_client_and_ends_the_server(
+    start_server: Start, model_folder: Path
+) -> None:
+    before = list_shared_memory()
+    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    engine = find_engine(server.process)
+    with open_stream(server.url) as lines:
+        engine.kill()
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(SECOND + LATE) == 3
+    assert "the engine process was ended by SIGKILL" in "".join(server.log)
+    assert not engine.is_running()
+    assert list_shared_memory() == before
+
+
+def test_a_killed_server_leaves_no_engine(
+    start_server: Start, model_folder: Path
+) -> None:
+    before = list_shared_memory()
+    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    engine = find_engine(server.process)
+    with open_stream(server.url):
+        server.process.kill()
+        wait_gone(engine)
+    assert not engine.is_running()
+    assert list_shared_memory() == before
+
+
+def test_a_stopped_engine_makes_progress_red_until_it_goes_on(
+    start_server: Start, model_folder: Path
+) -> None:
+    """And an idle server with an engine process ends as one without."""
+    server = start_server(
+        *(str(model_folder), "--kv-cache-memory", "16MiB"),
+        *("--progress-timeout", "2"),
+    )
+
+    def read_progress() -> int:
+        status: int = httpx.get(f"{server.url}/progressz").status_code
+        return status
+
+    engine = find_engine(server.process)
+    assert read_progress() == 200
+    engine.send_signal(signal.SIGSTOP)
+    wait_until(lambda: read_progress() == 503)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    engine.send_signal(signal.SIGCONT)
+    wait_until(lambda: read_progress() == 200)
+    # As from a terminal, where both would get it.
+    engine.send_signal(signal.SIGINT)
+    assert server.stop(signal.SIGINT) == 0
+    assert not engine.is_running()
+    assert "Traceback" not in "".join(server.log)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+@pytest.mark.parametrize("killed", ["engine", "server"])
+def test_who_is_killed_at_load_takes_the_other_one_along(
+    model_folder: Path, killed: str
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trioserve", "serve", str(model_folder), "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        wait_until(lambda: bool(psutil.Process(process.pid).children()))
+        engine = find_engine(process)
+        (engine if killed == "engine" else psutil.Process(process.pid)).kill()
+        code = process.wait(SECOND + LATE)
+        wait_gone(engine)
+        assert process.stderr is not None
+        log = process.stderr.read()
+    assert code == (3 if killed == "engine" else -signal.SIGKILL)
+    assert ("was ended by SIGKILL" in log) == (killed == "engine")
+
+
+async def test_an_embedder_may_have_its_engine_in_a_process(model_folder: Path) -> None:
+    async with trioserve.open_engine(
+        str(model_folder), process=True, kv_cache_memory="16MiB"
+    ) as engine:
+        [child] = psutil.Process().children()
+        fresh = engine.engine.statistics()
+        async with engine.open_completion("Once", max_tokens=20, temperature=0) as one:
+            [text] = await one.collect()
+        assert len(text.token_ids) == 20
+        with trio.fail_after(10):
+            while engine.engine.statistics() != fresh:
+                await trio.sleep(0.01)
+    assert not child.is_running()
+
+
+async def test_what_is_wrong_with_a_model_is_told_as_it_is_without_a_process() -> None:
+    with pytest.raises(WeightsNotFound, match="/no/such/folder"):
+        async with trioserve.open_engine("/no/such/folder", process=True):
+            raise AssertionError("there is no model")
+    assert psutil.Process().children() == []
