@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"render", "text_engine"},
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
-    "__main__": VOCABULARY | {"server"},
+    "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
+    "__main__": VOCABULARY | {"server", "simulation"},
     "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
     "testing": {"executor", "pooling", "steps"},
     "testing_server": VOCABULARY
@@ -83,6 +84,7 @@ ONLY_IN: dict[str, set[str]] = {
     "hypercorn": {"http", "server", "testing_server"},
     "prometheus_client": {"observe", "http"},
     "tyro": {"__main__"},
+    "matplotlib": {"simulation"},
 }
 NOT_IN: dict[str, set[str]] = {
     "scheduler": {"trio", "logging", "time", "random"},

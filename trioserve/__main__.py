@@ -1,6 +1,7 @@
 """The command line.
 
     trioserve serve [MODEL] [--config FILE] [--port PORT] ...
+    trioserve simulate [--pipeline-parallel-size N] [--trace FILE] ...
 
 Exit codes: 0 after a stop that was asked for, 2 for what the user can mend (a wrong
 option, a model that cannot be found), 3 when the engine failed, 128 + N when a second
@@ -28,6 +29,8 @@ logger = logging.getLogger("trioserve")
 _USAGE = """\
 usage: trioserve serve [MODEL] [--config FILE] [options]
        trioserve serve --help
+       trioserve simulate [options]
+       trioserve simulate --help
        trioserve --version
 """
 
@@ -41,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         case ["serve", *rest]:
             return _serve(rest)
+        case ["simulate", *rest]:
+            return _simulate(rest)
         case ["--help" | "-h"]:
             sys.stdout.write(_USAGE)
             return 0
@@ -61,6 +66,28 @@ def _serve(arguments: list[str]) -> int:
     except StartupError as error:
         sys.stderr.write(f"trioserve: {error}\n")
         return 2
+
+
+def _simulate(arguments: list[str]) -> int:
+    import tyro
+
+    from .simulation import SimulateConfig, report_simulation
+
+    try:
+        config = tyro.cli(
+            SimulateConfig,
+            prog="trioserve simulate",
+            description=(
+                "Play a load on a pipeline of simulated stages, in virtual time: without "
+                "a model, with the real scheduler."
+            ),
+            args=arguments,
+        )
+        sys.stdout.write(report_simulation(config))
+    except StartupError as error:
+        sys.stderr.write(f"trioserve: {error}\n")
+        return 2
+    return 0
 
 
 def parse_serve(arguments: Sequence[str]) -> ServeConfig:

@@ -27,21 +27,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         max_num_seqs=st.integers(1, 5),
         spare_budget=st.integers(0, 12),
-        depth=st.integers(1, 3),
+        depth=st.integers(1, 5),
+        num_stages=st.integers(1, 4),
     )
     def start(
-        self, num_blocks: int, max_num_seqs: int, spare_budget: int, depth: int
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        spare_budget: int,
+        depth: int,
+        num_stages: int,
     ) -> None:
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         self.max_model_len = num_blocks * BLOCK_SIZE
-        self.depth = depth
+        self.num_stages = num_stages
+        self.depth = min(depth, max(3, num_stages + 1))
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self.budget,
             max_model_len=self.max_model_len,
+            num_stages=num_stages,
         )
         self.fresh = self.scheduler.statistics()
         self.device = FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
@@ -85,6 +93,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule()
     def schedule(self) -> None:
+        decoding = {
+            number
+            for number, sequence in self.living.items()
+            if sequence.slot is not None and sequence.is_decoding
+        }
+        sampled_in = {number: each.sampled_in for number, each in self.living.items()}
         plan = self.scheduler.schedule()
         if plan is None:
             assert self.in_flight or not self.living, "work is planned if there is any"
@@ -93,6 +107,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(plan.rows) <= self.max_num_seqs
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         self.in_flight.append(plan)
+        started = {start.slot for start in plan.starts}
+        num_decoded = 0
+        for sequence in self.scheduler._in_flight[plan.step_id]:  # noqa: SLF001
+            number = sequence.sequence_id
+            num_decoded += number in decoding and sequence.slot not in started
+            if sequence.num_computed > sequence.num_tokens:
+                waited = plan.step_id - sampled_in[number]
+                assert waited >= self.num_stages, "no stage waits for a token"
+        assert num_decoded <= -(-len(decoding) // self.num_stages)
 
     @precondition(lambda self: self.in_flight)
     @rule()

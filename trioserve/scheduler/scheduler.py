@@ -17,13 +17,30 @@ Steps may be in flight while the next one is planned. A sequence whose next toke
 on the device is planned as if it were there: it counts a placeholder (sequence.py). So a
 sequence may end while a step has a row for it; nobody wants what that row gives.
 
-Invariant: plans are executed in the order in which they were made, and within a step
-every layer writes all keys and values before it reads any. So
+In a pipeline of N stages a token that the last stage samples in step s is there when the
+first one has done steps s to s + N - 1, and not before:
+
+    step             s     s + 1   s + 2   s + 3
+    stage 0          A     B       C       A: reads what stage 2 has just sampled
+    stage 1                A       B       C
+    stage 2                        A       B
+
+So its sequence is planned again in step s + N at the earliest, or once the token is known,
+and the decoding sequences are spread: a step takes 1/N of them, rounded up. If all went
+into one step, N - 1 empty ones would follow it. Who has not been sampled for longest goes
+first, then who comes first in order: by order alone, whoever is left over when the first
+ones' tokens are there again would be left over every time. Chunks of prompts depend on
+nothing that is sampled and go in every step.
+
+Invariant: plans are executed in the order in which they were made, by every stage of a
+pipeline, and within a step every layer writes all keys and values before it reads any. So
 
 * blocks and slots are free as soon as their sequence has ended or is preempted, steps in
   flight or not: whoever gets them is written by a later step;
 * a row's full blocks of known tokens are registered in the prefix cache when the row is
   planned, not when it has been computed: whoever finds one reads it after it was written.
+  Each stage has its own layers' part of the block, and has written that before it comes
+  to the reader's step, whatever the other stages have done so far.
 
 Invariant: a preempted sequence has no row in the plan being made. Victims are taken
 from the end of the running order and rows are made from its front. It is admitted again
@@ -33,7 +50,7 @@ once its placeholders are filled, because the runner is told of every token then
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from ..steps import (
@@ -90,6 +107,7 @@ class Scheduler:
       max_model_len: no sequence grows beyond; at most num_blocks * block_size, so
         that one sequence alone always fits.
       prefix_caching: share full blocks by content.
+      num_stages: those of the pipeline that executes the plans.
     """
 
     def __init__(
@@ -101,16 +119,20 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         prefix_caching: bool = True,
+        num_stages: int = 1,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError("every running sequence must be able to decode in a step")
         if max_model_len > num_blocks * block_size:
             raise ValueError("the longest sequence must fit the pool alone")
+        if num_stages < 1:
+            raise ValueError("a pipeline has at least one stage")
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._prefix_caching = prefix_caching
+        self._num_stages = num_stages
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         # Of which the runner must be told.
         self._ended_slots: list[int] = []
@@ -167,9 +189,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step, or return None if nothing can be computed now."""
-        draft = _Draft(self._max_num_batched_tokens)
-        self._plan_running(draft)
-        self._admit_waiting(draft)
+        draft = self._draft_step()
         if not draft.rows and not self._ended_slots:
             return None
         ends, self._ended_slots = tuple(self._ended_slots), []
@@ -235,9 +255,40 @@ class Scheduler:
 
     # Planning.
 
+    def _draft_step(self) -> _Draft:
+        while True:
+            num_preemptions = self._num_preemptions
+            draft = _Draft(self._max_num_batched_tokens, self._choose_held_back())
+            self._plan_running(draft)
+            self._admit_waiting(draft)
+            # Those whose turn it was may all have given way to those held back, who can
+            # have it now. If nobody took it, nobody would wake the loop again.
+            if draft.rows or self._num_preemptions == num_preemptions:
+                return draft
+
+    def _choose_held_back(self) -> Set[Sequence]:
+        """Return the running sequences that leave this step of a pipeline to others."""
+        if self._num_stages == 1:
+            return frozenset()
+        first_absent = self._num_steps + 2 - self._num_stages
+        absent = {
+            sequence
+            for sequence in self._running
+            if sequence.num_placeholders and sequence.sampled_in >= first_absent
+        }
+        decoding = [sequence for sequence in self._running if sequence.is_decoding]
+        limit = -(-len(decoding) // self._num_stages)
+        ready = [sequence for sequence in decoding if sequence not in absent]
+        # Stable: among equals those who come first in order stay in front.
+        ready.sort(key=_sampled_in)
+        return absent.union(ready[limit:])
+
     def _plan_running(self, draft: _Draft) -> None:
-        draft.num_reserved = sum(sequence.is_decoding for sequence in self._running)
-        for sequence in tuple(self._running):
+        running = [
+            sequence for sequence in self._running if sequence not in draft.held_back
+        ]
+        draft.num_reserved = sum(sequence.is_decoding for sequence in running)
+        for sequence in running:
             was_preempted = sequence.slot is None
             if was_preempted or not sequence.can_be_planned:
                 continue
@@ -254,7 +305,8 @@ class Scheduler:
             return True
         while self._pool.num_free < num_missing:
             victim = self._running[-1]
-            draft.num_reserved -= victim is not sequence and victim.is_decoding
+            if victim is not sequence and victim not in draft.held_back:
+                draft.num_reserved -= victim.is_decoding
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -328,7 +380,7 @@ class Scheduler:
         samples = sequence.num_uncomputed == 0
         draft.add(sequence, start, samples)
         if samples:
-            sequence.reserve_token()
+            sequence.reserve_token(self._num_steps + 1)
         self._num_computed_tokens += num_tokens
         self._register_full_blocks(sequence)
 
@@ -432,9 +484,13 @@ class _Draft:
 
     `num_reserved` tokens of the budget belong to decoding sequences that have not had
     their turn yet.
+
+    Args:
+      held_back: running sequences that get no row.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, held_back: Set[Sequence]) -> None:
+        self.held_back = held_back
         self.starts: list[SlotStart] = []
         self.rows: list[StepRow] = []
         self.sequences: list[Sequence] = []
@@ -463,3 +519,7 @@ class _Draft:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
+
+
+def _sampled_in(sequence: Sequence) -> int:
+    return sequence.sampled_in

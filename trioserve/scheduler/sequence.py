@@ -47,6 +47,8 @@ class Sequence:
       num_tokens: those whose ids are known.
       max_num_tokens: with so many tokens it ends. The scheduler lowers it to the model's
         length.
+      sampled_in: the last step that was planned to sample its next token, 0 before the
+        first.
     """
 
     __slots__ = (
@@ -63,6 +65,7 @@ class Sequence:
         "output_token_ids",
         "priority",
         "prompt_token_ids",
+        "sampled_in",
         "sampling",
         "seed",
         "sequence_id",
@@ -105,6 +108,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_tokens = len(prompt_token_ids)
         self.num_registered_blocks = 0
+        self.sampled_in = 0
         self.is_ended = False
         # Tokens of the sequence once all steps in flight have given theirs.
         self._num_planned = len(prompt_token_ids)
@@ -146,9 +150,10 @@ class Sequence:
         """One token is left to compute and the next one depends on it."""
         return self.can_be_planned and self.num_uncomputed == 1
 
-    def reserve_token(self) -> None:
+    def reserve_token(self, step_id: int) -> None:
         """Count a placeholder: a step that samples was planned."""
         self._num_planned += 1
+        self.sampled_in = step_id
 
     def list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return those of a step's tokens that are the sequence's next ones.

@@ -1,0 +1,143 @@
+"""`trioserve simulate`: flags, exit codes, and the files that it writes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+import json
+from pathlib import Path
+import re
+import subprocess
+import sys
+import textwrap
+from xml.etree import ElementTree
+
+import docstring_parser
+import pytest
+
+from trioserve import __main__ as command
+from trioserve.simulation import SimulateConfig
+
+SMALL = [
+    *("--requests", "5", "--rate", "inf"),
+    *("--prompt-tokens", "600", "2000", "--output-tokens", "2", "6"),
+]
+
+
+def test_every_option_is_documented_and_has_a_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    documented = docstring_parser.parse(SimulateConfig.__doc__ or "").params
+    names = [field.name for field in fields(SimulateConfig)]
+    assert [param.arg_name for param in documented] == names
+    assert all(param.description for param in documented)
+    with pytest.raises(SystemExit) as caught:
+        command.main(["simulate", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for name in names:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+def test_it_prints_a_table_and_writes_the_same_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    assert command.main(["simulate", *SMALL, "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    figures = json.loads(path.read_text())
+    assert lines[0].split() == ["requests", "5", "in", f"{figures['seconds']:.1f}", "s"]
+    assert len(figures["utilization"]) == 4
+    assert all(0.5 < share <= 1 for share in figures["utilization"])
+    made, skipped = figures["num_exchanges"], figures["num_exchanges_skipped"]
+    assert made + skipped == figures["num_steps"]
+    assert skipped > 0
+    assert f"{made} sent tokens back, {skipped} had none to send" in lines[-2]
+
+
+@pytest.mark.slow
+def test_readmes_example_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.rst").read_text()
+    found = re.search(r"\n    trioserve (simulate .+)\n\n((?:    .+\n)+)", readme)
+    assert found is not None
+    assert command.main(found[1].split()) == 0
+    assert textwrap.dedent(found[2]) == capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", ["1", "3"])
+def test_it_draws_what_the_stages_did(tmp_path: Path, stages: str) -> None:
+    path = tmp_path / "timeline.svg"
+    flags = ["--pipeline-parallel-size", stages, "--timeline", str(path)]
+    assert command.main(["simulate", *SMALL, *flags]) == 0
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+
+
+def test_a_window_of_the_picture_may_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.png"
+    flags = ["--timeline", str(path), "--timeline-window", "0.1", "0.2"]
+    assert command.main(["simulate", *SMALL, *flags]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pipeline-parallel-size", "0"], "must be at least 1"),
+        (["--rate", "0"], "must be greater than 0"),
+        (["--step-seconds", "0", "--token-seconds", "0"], "a step takes some time"),
+        (["--link-seconds", "inf"], "must be 0 or more"),
+        (["--max-num-batched-tokens", "8"], "must be at least --max-num-seqs, 128"),
+        (["--prompt-tokens", "9", "8"], "must be a shortest and a longest length"),
+        (["--stage-weights", "1", "2"], "give one for each of 4 stages"),
+        (["--stage-weights", "1", "2", "0", "1"], "each must be greater than 0"),
+        (["--timeline", "x.bmp"], "must end in .png or .svg"),
+        (["--timeline-window", "3", "2"], "must be a first and a later last second"),
+        (["--kv-blocks", "10"], "tokens do not fit into 160"),
+        (["--trace", "/nowhere"], "cannot read"),
+        (["--json", "/nowhere/x"], "cannot write"),
+        (["--timeline", "/nowhere/x.png"], "cannot write"),
+        (
+            ["--timeline", "/nowhere/x.png", "--timeline-window", "500", "600"],
+            "no stage is at work",
+        ),
+    ],
+)
+def test_what_the_user_can_mend_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert command.main(["simulate", *SMALL, *flags]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("trioserve: --")
+    assert error.count("\n") == 1
+
+
+def test_a_flag_of_the_wrong_type_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(["simulate", "--rate", "fast"])
+    assert caught.value.code == 2
+    assert "--rate" in capsys.readouterr().err
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = tmp_path / "x.png"
+    assert command.main(["simulate", "--timeline", str(path)]) == 2
+    assert "pip install 'trioserve[simulate]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_simulation_needs_no_torch() -> None:
+    script = (
+        "import sys, trioserve.simulation\n"
+        "print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"

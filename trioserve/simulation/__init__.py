@@ -1,0 +1,34 @@
+"""Plays a pipeline in virtual time: the real scheduler and loop, and stages that only wait.
+
+Minutes of a load on eight stages take seconds, without a model and without torch. It does
+not know what a step computes, only how long it takes.
+
+The door is `simulate` for a whole load, `open_simulated_engine` for programs and tests that
+bring requests themselves, and PipelineSimulator for those that have an engine.
+"""
+
+from .config import SimulateConfig
+from .load import SimulatedRequest, list_requests, read_trace
+from .pipeline import ExchangesNotMatched, PipelineSimulator, PipelineTimes
+from .record import Bar, Message, StepKind
+from .report import Report, RequestRecord
+from .simulate import open_simulated_engine, play, report_simulation, simulate
+
+__all__ = [
+    "Bar",
+    "ExchangesNotMatched",
+    "Message",
+    "PipelineSimulator",
+    "PipelineTimes",
+    "Report",
+    "RequestRecord",
+    "SimulateConfig",
+    "SimulatedRequest",
+    "StepKind",
+    "list_requests",
+    "open_simulated_engine",
+    "play",
+    "read_trace",
+    "report_simulation",
+    "simulate",
+]

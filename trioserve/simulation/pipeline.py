@@ -1,0 +1,264 @@
+"""An executor whose stages take virtual seconds and really exchange messages.
+
+    submit --> inbox of every stage
+                 stage 0 -- link --> stage 1 -- link --> ... stage N - 1 --> result
+                    ^                                          |
+                    +------------------ tokens ----------------+
+
+Each stage is a task that takes plans in order, waits for what it has to receive, computes
+(sleeps), and sends. What it receives is compared with what it expects, so a mistake in who
+sends what ends the simulation, as it would end a real pipeline in a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+import math
+from typing import Protocol
+
+import outcome
+import trio
+
+from ..exchanges import AwaitedTokens, Exchange, list_exchanges
+from ..executor.handle import Handle
+from ..steps import StepPlan, StepResult
+from .record import Bar, Message, PlanReader, Record, StepKind
+
+
+class ExchangesNotMatched(Exception):
+    """Raised when a stage receives something else than it expects."""
+
+    def __init__(self, expected: Exchange, received: Exchange) -> None:
+        super().__init__(f"expected {expected}, received {received}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """How long everything takes, in seconds; see SimulateConfig.
+
+    Args:
+      stage_weights: one for each stage, or none where all are alike.
+    """
+
+    step_seconds: float = 0.016
+    token_seconds: float = 0.0
+    stage_weights: tuple[float, ...] = ()
+    link_seconds: float = 0.0
+    return_seconds: float = 0.0
+    host_seconds: float = 0.0
+
+    def list_shares(self, num_stages: int) -> list[float]:
+        """Return each stage's part of the whole model's time."""
+        weights = self.stage_weights or (1.0,) * num_stages
+        if len(weights) != num_stages:
+            raise ValueError("there is one weight for each stage")
+        return [weight / sum(weights) for weight in weights]
+
+    def seconds_of(self, plan: StepPlan) -> float:
+        """Return what the whole model takes for a plan."""
+        if not plan.rows:
+            return 0.0
+        return self.step_seconds + self.token_seconds * plan.num_tokens
+
+
+class _Exchanges(Protocol):
+    """Who sends what, as every stage reads it from the plans."""
+
+    def list(self, plan: StepPlan) -> tuple[Exchange, ...]: ...
+
+    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+        """Yield the tokens that the first stage takes in before it runs the plan."""
+
+
+class _NeededExchanges:
+    """Tokens go back for steps that sample; the first stage waits where it reads them."""
+
+    def __init__(self, num_stages: int, depth: int) -> None:
+        self._num_stages = num_stages
+        self._awaited = AwaitedTokens(depth)
+
+    def list(self, plan: StepPlan) -> tuple[Exchange, ...]:
+        return list_exchanges(plan, self._num_stages)
+
+    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+        if self._num_stages > 1:
+            for arrival in self._awaited.take(plan):
+                num_rows = len(arrival.slots)
+                yield _answer(arrival.step_id, self._num_stages, num_rows)
+
+
+class _ConstantExchanges:
+    """Every step is answered, and the first stage waits for the answer to the last."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._last: Exchange | None = None
+
+    def list(self, plan: StepPlan) -> tuple[Exchange, ...]:
+        hidden = list_exchanges(plan, self._num_stages)[: self._num_stages - 1]
+        return (*hidden, self._answer(plan)) if hidden else ()
+
+    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+        if self._last is not None:
+            yield self._last
+        is_answered = self._num_stages > 1 and plan.rows
+        self._last = self._answer(plan) if is_answered else None
+
+    def _answer(self, plan: StepPlan) -> Exchange:
+        return _answer(plan.step_id, self._num_stages, plan.num_sampled)
+
+
+def _answer(step_id: int, num_stages: int, num_rows: int) -> Exchange:
+    return Exchange(
+        step_id=step_id,
+        what="sampled",
+        sender=num_stages - 1,
+        receiver=0,
+        num_rows=num_rows,
+    )
+
+
+class _Link:
+    """One way from a stage to another; what is sent arrives in order, after a time."""
+
+    def __init__(self, seconds: float, record: Record) -> None:
+        self._seconds = seconds
+        self._record = record
+        # Bounded by the loop, which keeps so many steps in flight.
+        self._send, self._receive = trio.open_memory_channel[tuple[Exchange, float]](
+            math.inf
+        )
+
+    def send(self, exchange: Exchange) -> None:
+        self._record.sent.append(exchange)
+        self._send.send_nowait((exchange, trio.current_time()))
+
+    async def receive(self, expected: Exchange) -> None:
+        exchange, sent_at = await self._receive.receive()
+        if exchange != expected:
+            raise ExchangesNotMatched(expected, exchange)
+        await trio.sleep_until(sent_at + self._seconds)
+        self._record.messages.append(
+            Message(exchange=exchange, sent_at=sent_at, taken_at=trio.current_time())
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Submitted:
+    """A plan on its way through the stages."""
+
+    plan: StepPlan
+    handle: Handle[StepResult]
+    ready_at: float
+    kind: StepKind
+    chunks: tuple[tuple[int, int], ...]
+
+
+class PipelineSimulator:
+    """An Executor of N stages in virtual time.
+
+    Args:
+      step: gives a plan's result, such as FakeDevice's.
+      depth: steps in flight at most; N + 1 unless told otherwise.
+      exchanges_always: the last stage answers every step and the first one waits for it,
+        as pipelines do that do not look into the plan.
+
+    Attributes:
+      record: what happened.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[StepPlan], StepResult],
+        *,
+        num_stages: int,
+        times: PipelineTimes,
+        depth: int | None = None,
+        exchanges_always: bool = False,
+    ) -> None:
+        self.depth = num_stages + 1 if depth is None else depth
+        self.record = Record()
+        self._step = step
+        self._num_stages = num_stages
+        self._times = times
+        self._shares = times.list_shares(num_stages)
+        self._exchanges: _Exchanges = (
+            _ConstantExchanges(num_stages)
+            if exchanges_always
+            else _NeededExchanges(num_stages, self.depth)
+        )
+        self._links = {
+            (stage, stage + 1): _Link(times.link_seconds, self.record)
+            for stage in range(num_stages - 1)
+        }
+        self._links[num_stages - 1, 0] = _Link(times.return_seconds, self.record)
+        self._inboxes = [
+            trio.open_memory_channel[_Submitted](math.inf) for _ in range(num_stages)
+        ]
+        self._reader = PlanReader()
+        self._host_free_at = 0.0
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            for stage in range(self._num_stages):
+                nursery.start_soon(self._run_stage, stage)
+            task_status.started()
+
+    def submit(self, plan: StepPlan, notify: Callable[[], None]) -> Handle[StepResult]:
+        begin = max(trio.current_time(), self._host_free_at)
+        self._host_free_at = begin + self._times.host_seconds
+        kind, chunks = self._reader.read(plan)
+        self.record.num_steps += bool(plan.rows)
+        submitted = _Submitted(
+            plan=plan,
+            handle=Handle[StepResult](notify),
+            ready_at=self._host_free_at,
+            kind=kind,
+            chunks=chunks,
+        )
+        for inbox, _ in self._inboxes:
+            inbox.send_nowait(submitted)
+        return submitted.handle
+
+    async def _run_stage(self, stage: int) -> None:
+        async for submitted in self._inboxes[stage][1]:
+            plan = submitted.plan
+            await trio.sleep_until(submitted.ready_at)
+            exchanges = self._exchanges.list(plan)
+            for exchange in self._list_expected(stage, plan, exchanges):
+                await self._links[exchange.sender, stage].receive(exchange)
+            if plan.rows:
+                await self._compute(stage, submitted)
+            for exchange in exchanges:
+                if exchange.sender == stage:
+                    self._links[stage, exchange.receiver].send(exchange)
+            if stage == self._num_stages - 1:
+                submitted.handle.set(outcome.capture(self._step, plan))
+
+    def _list_expected(
+        self, stage: int, plan: StepPlan, exchanges: tuple[Exchange, ...]
+    ) -> Iterator[Exchange]:
+        if stage == 0:
+            return self._exchanges.take(plan)
+        return (exchange for exchange in exchanges if exchange.receiver == stage)
+
+    async def _compute(self, stage: int, submitted: _Submitted) -> None:
+        begin = trio.current_time()
+        plan = submitted.plan
+        # Until, and not for: rounding would add up over a million steps.
+        end = begin + self._shares[stage] * self._times.seconds_of(plan)
+        await trio.sleep_until(end)
+        self.record.bars.append(
+            Bar(
+                stage=stage,
+                step_id=plan.step_id,
+                kind=submitted.kind,
+                begin=begin,
+                end=end,
+                num_tokens=plan.num_tokens,
+                chunks=submitted.chunks,
+            )
+        )
