@@ -10,10 +10,14 @@ import weakref
 import pytest
 import torch
 
-from trioserve.steps import EmbeddedInput, SamplingParams, StepPlan
+from trioserve.steps import EmbeddedInput, SamplingParams, StepPlan, TensorBytes
 from trioserve.testing_models import TINY_MODELS
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+
+
+def with_data(tensor: TensorBytes, data: Any) -> TensorBytes:
+    return TensorBytes(data=data, dtype=tensor.dtype, shape=tensor.shape)
 
 
 def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
@@ -172,7 +176,7 @@ def test_vectors_are_gone_once_they_have_been_read(
     item: EmbeddedInput = make_vectors(2, draw_vectors(model, 6))
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)
-    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
     story = planner.begin(make_prompt(12), embedded=[item])
     planner.step((story, 7))
     story.embedded = ()
@@ -193,7 +197,7 @@ def test_any_kind_of_bytes(
     vectors = draw_vectors(model, 4)
     item = make_vectors(0, vectors)
     data = as_bytes(item.tensors["embeds"].data)
-    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
     story = planner.begin([0] * 4, embedded=[item])
     planner.run(story, num_tokens=6)
     assert story.outputs == model.generate_from(vectors, 6)
@@ -207,7 +211,7 @@ def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
     item: EmbeddedInput = make_vectors(0, draw_vectors(model, 12))
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)
-    item = replace(item, tensors={"embeds": replace(item.tensors["embeds"], data=data)})
+    item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
     story = planner.begin([0] * 12, embedded=[item])
     planner.step((story, 7))
     story.embedded = ()

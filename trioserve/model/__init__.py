@@ -6,6 +6,8 @@ a paged cache (attention.py), everything else is transformers' own. Prompts may 
 vectors besides tokens (inputs.py): those that came as such, and those that a model's
 own encoder makes of an image (vision.py names the kinds of models that see).
 
+A model may be spread over processes; what each of them does is in stages/.
+
 Models that do not write have rooms of their own: encoding/ reads texts, pooling/ makes
 vectors and scores of what was read.
 

@@ -99,46 +99,112 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option asks for what the model or the machine has not.
     """
+    facts = read_facts(folder, config)
+    model = read_weights(
+        AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
+        folder,
+        config,
+        attention=facts.attention,
+    )
+    make_ready(model, facts)
+    door = AttentionDoor(model)
+    try:
+        layers = probe_layers(model, door)
+        check_causality(layers)
+        check_windows(facts.config, layers)
+    except UnfitLayer as error:
+        raise UnsupportedModel(facts.architecture, str(error)) from None
+    return LoadedModel(
+        model=model,
+        info=describe(model, facts, name=name, layers=layers),
+        door=door,
+        layers=layers,
+        takes_logits_to_keep=takes_logits_to_keep(model),
+        vision=facts.vision,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model before its weights are read.
+
+    Args:
+      config: the model's own.
+      vision: as in LoadedModel.
+    """
+
+    config: PreTrainedConfig
+    device: torch.device
+    architecture: str
+    max_model_len: int
+    default_sampling: tuple[tuple[str, float], ...]
+    vision: VisionKind | None
+
+    @property
+    def attention(self) -> str | dict[str, str]:
+        """What transformers is to call where the model attends."""
+        if self.vision is None:
+            return IMPLEMENTATION
+        # An image's patches attend to each other within one call, without a cache.
+        return {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
+
+
+def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
+    """Find out what a folder holds, and refuse what cannot be served."""
     device = resolve_device(config.device)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     model_config = read_config(folder)
-    architecture = _check_architecture(model_config)
-    max_model_len = _resolve_max_model_len(model_config, config.max_model_len)
-    default_sampling = _read_default_sampling(folder, config)
-    vision = find_vision_kind(model_config)
-    model = _read_weights(folder, config, vision)
-    # nn.Module's own, because transformers wraps it without types.
-    torch.nn.Module.to(model, device)
-    model.eval()
-    freeze_rotary(model, max_model_len)
-    pack_products(model)
-    door = AttentionDoor(model)
-    try:
-        layers = probe_layers(model, door)
-        _check_causality(layers)
-        check_windows(model_config, layers)
-    except UnfitLayer as error:
-        raise UnsupportedModel(architecture, str(error)) from None
-    return LoadedModel(
-        model=model,
-        info=ModelInfo(
-            name=name,
-            architecture=architecture,
-            vocab_size=_count_vocabulary(model),
-            max_model_len=max_model_len,
-            eos_token_ids=_resolve_eos(model),
-            default_sampling=default_sampling,
-            kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
-            hidden_size=_count_hidden(model),
-            dtype=str(model.dtype).removeprefix("torch."),
-            takes_images=vision is not None,
-        ),
-        door=door,
-        layers=layers,
-        takes_logits_to_keep="logits_to_keep" in _list_arguments(type(model)),
-        vision=vision,
+    return ModelFacts(
+        config=model_config,
+        device=device,
+        architecture=_check_architecture(model_config),
+        max_model_len=_resolve_max_model_len(model_config, config.max_model_len),
+        default_sampling=_read_default_sampling(folder, config),
+        vision=find_vision_kind(model_config),
     )
+
+
+def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
+    """Send a model to its device and make of it what is run there."""
+    # nn.Module's own, because transformers wraps it without types.
+    torch.nn.Module.to(model, facts.device)
+    model.eval()
+    freeze_rotary(model, facts.max_model_len)
+    pack_products(model)
+
+
+def describe(
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    *,
+    name: str,
+    layers: tuple[LayerSpec, ...],
+    whole: PreTrainedModel | None = None,
+) -> ModelInfo:
+    """Say of a model what other rooms need to know.
+
+    Args:
+      layers: those whose keys and values are kept here.
+      whole: has all modules, where `model` does not.
+    """
+    return ModelInfo(
+        name=name,
+        architecture=facts.architecture,
+        vocab_size=_count_vocabulary(whole or model),
+        max_model_len=facts.max_model_len,
+        eos_token_ids=_resolve_eos(model),
+        default_sampling=facts.default_sampling,
+        kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+        hidden_size=_count_hidden(whole or model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        takes_images=facts.vision is not None,
+    )
+
+
+def takes_logits_to_keep(model: PreTrainedModel) -> bool:
+    """Whether its forward pass can leave out logits that nobody reads."""
+    return "logits_to_keep" in inspect.signature(type(model).forward).parameters
 
 
 def resolve_device(name: str) -> torch.device:
@@ -185,7 +251,7 @@ def _check_architecture(config: PreTrainedConfig) -> str:
 
     Refuses before gigabytes are read what the probe would refuse after.
     """
-    model_class = _find_class(config)
+    model_class = find_class(config)
     architecture: str = model_class.__name__
     text_config = config.get_text_config(decoder=True)
     for is_wrong, reason in (
@@ -214,7 +280,7 @@ def _check_architecture(config: PreTrainedConfig) -> str:
     return architecture
 
 
-def _find_class(config: PreTrainedConfig) -> Any:
+def find_class(config: PreTrainedConfig) -> Any:
     declared = (config.architectures or [config.model_type])[0]
     if find_vision_kind(config) is not None:
         mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -232,41 +298,32 @@ def _find_class(config: PreTrainedConfig) -> Any:
     return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
-def _check_causality(layers: tuple[LayerSpec, ...]) -> None:
+def check_causality(layers: tuple[LayerSpec, ...]) -> None:
     for layer in layers:
         if not layer.is_causal:
             raise UnfitLayer(f"{layer.module_name} looks at tokens that follow")
 
 
-def check_windows(config: PreTrainedConfig, layers: tuple[LayerSpec, ...]) -> None:
+def check_windows(
+    config: PreTrainedConfig,
+    layers: tuple[LayerSpec, ...],
+    among: slice = slice(None),
+) -> None:
     """Refuse models whose sliding windows do not reach the attention function.
 
     They would look further back than they were trained to, and nobody would notice.
+
+    Args:
+      among: which of the model's layers these are.
     """
     text_config = config.get_text_config(decoder=True)
-    layer_types = getattr(text_config, "layer_types", None) or ()
+    layer_types = (getattr(text_config, "layer_types", None) or ())[among]
     num_windows = sum(layer.window is not None for layer in layers)
     if layer_types and num_windows != layer_types.count("sliding_attention"):
         raise UnfitLayer(
             f"{layer_types.count('sliding_attention')} of its layers have a sliding "
             f"window, but {num_windows} pass it to attention"
         )
-
-
-def _read_weights(
-    folder: Path, config: ModelConfig, vision: VisionKind | None
-) -> PreTrainedModel:
-    return read_weights(
-        AutoModelForCausalLM if vision is None else AutoModelForImageTextToText,
-        folder,
-        config,
-        # An image's patches attend to each other within one call, without a cache.
-        attention=(
-            IMPLEMENTATION
-            if vision is None
-            else {"text_config": IMPLEMENTATION, "vision_config": "sdpa"}
-        ),
-    )
 
 
 def read_weights(
@@ -399,10 +456,6 @@ def _read_default_sampling(
             "pass none to leave it out",
         ) from None
     return tuple(fields.items())
-
-
-def _list_arguments(model_class: type[PreTrainedModel]) -> frozenset[str]:
-    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 def shorten(error: BaseException) -> str:

@@ -6,6 +6,7 @@ the attention function name them in one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +45,16 @@ class UnfitLayer(Exception):
 _NUM_PROBE_TOKENS = 2
 
 
-def probe_layers(model: PreTrainedModel, door: AttentionDoor) -> tuple[LayerSpec, ...]:
+def probe_layers(
+    model: PreTrainedModel,
+    door: AttentionDoor,
+    run: Callable[[Tensor, Tensor], object] | None = None,
+) -> tuple[LayerSpec, ...]:
     """Return the model's calls of attention, in the order in which they come.
+
+    Args:
+      run: (tokens, positions), (1, num_tokens) int64 both -> a forward pass, where it is
+        not the model's own.
 
     Raises:
       UnfitLayer: a layer's attention cannot be replaced; its message says why.
@@ -54,7 +63,10 @@ def probe_layers(model: PreTrainedModel, door: AttentionDoor) -> tuple[LayerSpec
     tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
     positions = torch.arange(_NUM_PROBE_TOKENS, device=model.device)[None]
     with torch.inference_mode(), door.served_by(recorder):
-        model(input_ids=tokens, position_ids=positions, use_cache=False)
+        if run is None:
+            model(input_ids=tokens, position_ids=positions, use_cache=False)
+        else:
+            run(tokens, positions)
     if not recorder.layers:
         raise UnfitLayer("its layers do not call transformers' attention interface")
     return tuple(recorder.layers)

@@ -1,0 +1,149 @@
+"""A stage holds what it computes, and knows of the whole model what others ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel
+from trioserve.model.stages import load_stage
+from trioserve.testing_models import TINY_MODELS, save_tiny_model
+
+CPU = ModelConfig(device="cpu")
+
+
+def list_weights(model: Any) -> dict[str, torch.Tensor]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+def test_stages_hold_the_model_between_them(
+    cut: Callable[..., Any], model_type: str
+) -> None:
+    model = cut(model_type)
+    whole = list_weights(model.loaded.model)
+    parts = [list_weights(stage.model) for stage in model.stages(3)]
+    assert set().union(*parts) == whole.keys()
+    for name, weight in whole.items():
+        holders = [part[name] for part in parts if name in part]
+        # GPT-2 looks its positions up at every stage before its layers come.
+        assert len(holders) == 1 or "wpe" in name
+        assert all(torch.equal(each, weight) for each in holders)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])
+def test_stages_say_of_the_model_what_the_whole_one_says(
+    cut: Callable[..., Any], model_type: str
+) -> None:
+    model = cut(model_type)
+    stages = model.stages(3)
+    for stage in stages:
+        expected = dataclasses.replace(
+            model.loaded.info, kv_bytes_per_token=stage.info.kv_bytes_per_token
+        )
+        assert stage.info == expected
+    total = sum(stage.info.kv_bytes_per_token for stage in stages)
+    assert total == model.loaded.info.kv_bytes_per_token
+    assert sum((stage.layers for stage in stages), ()) == model.loaded.layers
+
+
+def test_what_sees_images_is_at_the_first_stage(seeing: Callable[..., Any]) -> None:
+    model = seeing("llava")
+    for index in range(2):
+        stage = load_stage(model.folder, CPU, name="x", stage=index, num_stages=2)
+        names = list_weights(stage.model)
+        assert any("vision_tower" in name for name in names) == (index == 0)
+        assert any("multi_modal" in name for name in names) == (index == 0)
+        assert stage.info.takes_images
+
+
+def test_other_stages_weights_are_not_asked_for(tmp_path: Path) -> None:
+    """Files that have nothing but what a stage needs are enough for it."""
+    folder = save_tiny_model("llama", tmp_path)
+    path = folder / "model.safetensors"
+    own = {
+        name: weight
+        for name, weight in load_file(path).items()
+        if "layers.0" not in name
+    }
+    save_file(own, path, metadata={"format": "pt"})
+    stage = load_stage(folder, CPU, name="x", stage=1, num_stages=2)
+    assert stage.share.begin == 1
+
+
+def test_a_tied_embedding_may_lie_under_the_heads_name(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    embedding = weights.pop("model.embed_tokens.weight")
+    save_file({**weights, "lm_head.weight": embedding}, path, metadata={"format": "pt"})
+    stage = load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+    held = list_weights(stage.model)
+    assert torch.equal(held["model.embed_tokens.weight"], embedding)
+    assert "lm_head.weight" not in held
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+    with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
+        load_stage(folder, CPU, name="x", stage=0, num_stages=3)
+
+
+def test_layers_with_something_between_them_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model("llama", tmp_path)
+
+    def forward(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        hidden = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            hidden = 2 * layer(hidden)
+        return hidden
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    with pytest.raises(UnsupportedModel, match="cannot be cut into stages: its layers"):
+        load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+
+
+def test_layers_that_look_at_the_embeddings_again_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later stage has none, and would compute something else without a word."""
+    folder = save_tiny_model("llama", tmp_path)
+    forward = LlamaForCausalLM.forward
+    compute = LlamaDecoderLayer.forward
+
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        embeds = kwargs.get("inputs_embeds")
+        if embeds is None:
+            embeds = self.model.embed_tokens(kwargs["input_ids"])
+        return forward(self, *args, again=embeds, **kwargs)
+
+    def layer(self: Any, hidden: Any, *args: Any, again: Any, **kwargs: Any) -> Any:
+        return compute(self, hidden + again, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", look)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", layer)
+    load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+    with pytest.raises(UnsupportedModel, match="look at its tokens again"):
+        load_stage(folder, CPU, name="x", stage=1, num_stages=2)
+
+
+def test_a_stage_is_an_ordinary_model_to_whoever_looks_at_its_modules(
+    cut: Callable[..., Any],
+) -> None:
+    first, _, last = cut().stages(3)
+    assert isinstance(first.model, LlamaForCausalLM)
+    assert type(first.model).__name__ == "LlamaForCausalLM"
+    assert isinstance(first.model.get_output_embeddings(), nn.Identity)
+    assert isinstance(last.model.get_input_embeddings(), nn.Identity)

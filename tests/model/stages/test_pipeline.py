@@ -1,0 +1,283 @@
+"""A pipeline writes what the whole model writes, token for token."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from pathlib import Path
+import random
+import runpy
+import threading
+from typing import Any
+
+import pytest
+
+from trioserve.config import ModelConfig
+from trioserve.exchanges import list_exchanges
+from trioserve.model import ModelRunner
+from trioserve.model.stages import load_stage
+from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.steps import NO_TOKEN, SamplingParams, SequenceId
+from trioserve.testing_models import TINY_MODELS
+
+# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
+answer_all = _LAUNCHING["answer_all"]
+assert_alike = _LAUNCHING["assert_alike"]
+WISHES = _LAUNCHING["WISHES"]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
+SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
+
+
+def write_all(
+    launch: Callable[[Any], Any],
+    sequences: Sequence[Scheduled],
+    *,
+    depth: int,
+    aborts: dict[int, int] | None = None,
+    prefix_caching: bool = True,
+) -> dict[int, list[int]]:
+    """Run sequences as the engine does.
+
+    Args:
+      aborts: step -> the sequence that is given up once the step is launched.
+    """
+    scheduler = Scheduler(
+        **SIZES,
+        max_num_batched_tokens=9,
+        max_model_len=64,
+        prefix_caching=prefix_caching,
+    )
+    for sequence in sequences:
+        scheduler.add(sequence)
+    outputs: dict[int, list[int]] = {s.sequence_id: [] for s in sequences}
+    in_flight: deque[Any] = deque()
+    while True:
+        while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
+            in_flight.append((plan, launch(plan)))
+            if plan.step_id in (aborts or {}):
+                scheduler.abort(SequenceId((aborts or {})[plan.step_id]))
+        if not in_flight:
+            return outputs
+        plan, launched = in_flight.popleft()
+        for output in scheduler.update(plan, launched.finish()):
+            outputs[output.sequence_id].extend(output.token_ids)
+
+
+def make_sequences(
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: SamplingParams = GREEDY,
+    embedded: Sequence[tuple[Any, ...]] = (),
+) -> list[Scheduled]:
+    items = list(embedded) or [()] * len(prompts)
+    return [
+        Scheduled(
+            sequence_id=SequenceId(number),
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling,
+            seed=number,
+            arrival=number,
+            embedded=item,
+        )
+        for number, (prompt, item) in enumerate(zip(prompts, items))
+    ]
+
+
+def make_prompts(seed: int = 0) -> list[list[int]]:
+    """Some of a few tokens, some of several chunks, two that begin alike."""
+    rng = random.Random(seed)
+    lengths = (3, 1, 19, 30, 5, 12, 24)
+    prompts = [rng.choices(range(3, 90), k=length) for length in lengths]
+    return [*prompts, [*prompts[3][:17], 7, 8, 9]]
+
+
+def make_runner(model: Any) -> ModelRunner:
+    return ModelRunner(model, **SIZES, max_model_len=64)
+
+
+def assert_exchanged(pipeline: Any, num_stages: int) -> None:
+    """Who sends and who receives say the same, and it is what plans say."""
+    planned = [e for plan in pipeline.plans for e in list_exchanges(plan, num_stages)]
+    for stage, record in enumerate(pipeline.records):
+        for what in ("hidden", "sampled"):
+            sent = [e for kind, e in record if kind == "send" and e.what == what]
+            assert sent == [e for e in planned if e.sender == stage and e.what == what]
+            received = [e for kind, e in record if kind == "receive" and e.what == what]
+            wanted = [e for e in planned if e.receiver == stage and e.what == what]
+            # Tokens that nobody reads any more are on their way when all is done.
+            num_left = num_stages + 1 if what == "sampled" else 0
+            assert received == wanted[: len(received)]
+            assert len(wanted) - len(received) <= num_left
+
+
+@pytest.mark.parametrize(
+    "model_type, num_stages",
+    [*((name, 3) for name in sorted(TINY_MODELS)), ("gemma3_text", 2), ("gpt2", 2)],
+)
+def test_every_architecture(
+    cut: Callable[..., Any], make_pipeline: Any, model_type: str, num_stages: int
+) -> None:
+    model = cut(model_type)
+    expected = write_all(
+        make_runner(model.loaded).launch, make_sequences(make_prompts()), depth=1
+    )
+    pipeline = make_pipeline(model.stages(num_stages), **SIZES, max_model_len=64)
+    written = write_all(
+        pipeline.launch, make_sequences(make_prompts()), depth=num_stages + 1
+    )
+    assert written == expected
+    assert len({tuple(tokens) for tokens in expected.values()}) > 3
+    assert_exchanged(pipeline, num_stages)
+
+
+def test_every_wish(cut: Callable[..., Any], make_pipeline: Any) -> None:
+    """Sampling, penalties, bad words, reports, plug-ins; and preemption, by the way."""
+    model = cut("qwen3")
+    kinds = [wishes for name, wishes in WISHES.items() if name != "everything"]
+    wishes = [wish for kind in kinds for wish in kind[:3]]
+    expected, _ = answer_all(model, wishes, depth=1, num_blocks=12)
+    answers, num_preemptions = answer_all(
+        model,
+        wishes,
+        depth=4,
+        num_blocks=12,
+        runner_type=lambda _, **settings: make_pipeline(model.stages(3), **settings),
+    )
+    assert num_preemptions > 0
+    for number, answer in expected.items():
+        assert answers[number].token_ids == answer.token_ids
+        assert answers[number].finish_reason == answer.finish_reason is not None
+        assert_alike(answers[number].logprobs, answer.logprobs)
+        assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_tied_and_untied_heads(
+    cut: Callable[..., Any], make_pipeline: Any, is_tied: bool
+) -> None:
+    model = cut("llama", tie_word_embeddings=is_tied)
+    sequences = functools.partial(make_sequences, make_prompts(1))
+    expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
+    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
+    assert write_all(pipeline.launch, sequences(), depth=4) == expected
+
+
+def test_sequences_that_are_given_up_in_flight(
+    cut: Callable[..., Any], make_pipeline: Any
+) -> None:
+    """Their tokens come when their slots are others' already."""
+    model = cut()
+    sampling = dataclasses.replace(GREEDY, temperature=1.0, max_tokens=12)
+    sequences = functools.partial(make_sequences, make_prompts(2), sampling=sampling)
+    expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
+    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
+    aborts = {4: 0, 6: 1, 9: 3, 15: 6}
+    written = write_all(pipeline.launch, sequences(), depth=4, aborts=aborts)
+    for number, tokens in written.items():
+        if number in aborts.values():
+            assert tokens == expected[number][: len(tokens)]
+        else:
+            assert tokens == expected[number]
+    assert_exchanged(pipeline, 3)
+
+
+def test_vectors_of_prompts(
+    cut: Callable[..., Any], make_pipeline: Any, make_vectors: Any
+) -> None:
+    """The first stage alone reads them."""
+    model = cut()
+    embedding = model.loaded.model.get_input_embeddings().weight.detach()
+    prompts = make_prompts(3)
+    embedded: list[tuple[Any, ...]] = [()] * len(prompts)
+    places = {2: (1, 9), 3: (0, 30), 6: (14, 24)}
+    for number, (begin, end) in places.items():
+        vectors = embedding[prompts[number][begin:end]]
+        embedded[number] = (make_vectors(begin, vectors),)
+    hidden = [
+        [NO_TOKEN if begin <= i < end else token for i, token in enumerate(prompt)]
+        for prompt, (begin, end) in zip(
+            prompts, [places.get(n, (0, 0)) for n in range(len(prompts))]
+        )
+    ]
+    run = functools.partial(write_all, prefix_caching=False)
+    expected = run(make_runner(model.loaded).launch, make_sequences(prompts), depth=1)
+    pipeline = make_pipeline(model.stages(2), **SIZES, max_model_len=64)
+    sequences = make_sequences(hidden, embedded=embedded)
+    assert run(pipeline.launch, sequences, depth=3) == expected
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm"])
+def test_images(
+    seeing: Callable[..., Any],
+    make_pipeline: Any,
+    make_image: Any,
+    make_prompt: Any,
+    model_type: str,
+) -> None:
+    """They are encoded at the first stage; their positions are known at all."""
+    model = seeing(model_type)
+    sights = [
+        model.look(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
+        for seed in range(3)
+    ]
+    text = make_prompt(13, 5)
+    sequences = functools.partial(
+        make_sequences,
+        [*(sight.prompt for sight in sights), text],
+        embedded=[*(sight.embedded for sight in sights), ()],
+    )
+    sizes = {**SIZES, "max_model_len": 64}
+    expected = write_all(
+        ModelRunner(model.loaded, **sizes).launch, sequences(), depth=1
+    )
+    stages = tuple(
+        load_stage(
+            model.folder,
+            ModelConfig(device="cpu"),
+            name="tiny",
+            stage=stage,
+            num_stages=2,
+        )
+        for stage in range(2)
+    )
+    pipeline = make_pipeline(stages, **sizes)
+    assert write_all(pipeline.launch, sequences(), depth=3) == expected
+
+
+def test_stages_warm_up_together(cut: Callable[..., Any], make_pipeline: Any) -> None:
+    model = cut()
+    pipeline = make_pipeline(model.stages(3), **SIZES, max_model_len=64)
+    threads = [threading.Thread(target=r.warm_up) for r in pipeline.runners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    sequences = functools.partial(make_sequences, make_prompts())
+    expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
+    assert write_all(pipeline.launch, sequences(), depth=4) == expected
+
+
+def test_tokens_can_be_made_to_go_back_in_every_step(
+    cut: Callable[..., Any], make_pipeline: Any
+) -> None:
+    """What is written is the same; what is sent is more."""
+    model = cut()
+    sequences = functools.partial(make_sequences, make_prompts()[2:4])
+    expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)
+    pipeline = make_pipeline(
+        model.stages(3), **SIZES, max_model_len=64, exchanges_always=True
+    )
+    assert write_all(pipeline.launch, sequences(), depth=4) == expected
+    sent = [e.step_id for _, e in pipeline.records[2] if e.what == "sampled"]
+    assert sent == [plan.step_id for plan in pipeline.plans]
+    assert any(not plan.num_sampled for plan in pipeline.plans)
+    # The first stage has each step's before it hands on the next one's.
+    order = [(kind, e.what, e.step_id) for kind, e in pipeline.records[0]]
+    for step_id in sent[1:]:
+        before = order.index(("receive", "sampled", step_id - 1))
+        assert before < order.index(("send", "hidden", step_id))

@@ -1,0 +1,72 @@
+"""Stages that are processes, connected by gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from trioserve.model import ModelRunner
+
+PROGRAM = Path(__file__).parent / "stage_process.py"
+PLANS = runpy.run_path(str(PROGRAM))
+# As `python -m` would, with the working directory's packages first.
+RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+pytestmark = pytest.mark.slow
+
+
+def find_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_two_processes_write_what_one_does_and_notice_when_the_other_is_gone(
+    cut: Callable[..., Any],
+) -> None:
+    model = cut()
+    port = str(find_port())
+    stages = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", RUN, str(PROGRAM), str(model.folder)),
+                *(str(stage), "2", port),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for stage in range(2)
+    ]
+    try:
+        first, last = (json.loads(read_line(stage)) for stage in stages)
+        runner = ModelRunner(model.loaded, **PLANS["SIZES"])
+        plans = PLANS["make_plans"]()
+        expected = [runner.step(plan).sampled for plan in plans[:-1]]
+        assert [tuple(map(tuple, sampled)) for sampled in last] == expected
+        assert not any(first)
+        stages[0].kill()
+        stages[0].wait()
+        begin = time.monotonic()
+        output, _ = stages[1].communicate("go\n", timeout=20.0)
+        assert "stage 0 is lost" in output
+        assert stages[1].returncode == 0
+        assert time.monotonic() - begin < 10.0
+    finally:
+        for stage in stages:
+            stage.kill()
+            stage.communicate()
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

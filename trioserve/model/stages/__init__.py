@@ -1,0 +1,36 @@
+"""A model whose layers are spread over processes: what one of them does.
+
+Each process is a *stage*: it has some layers, reads what the stage before it hands on,
+and hands on what its own give. The first one turns tokens into vectors; the last one
+samples, and tells the first one which tokens it sampled (exchanges.py says when).
+
+Knows torch, transformers and torch.distributed; does not know who starts the processes,
+how plans come to them, nor what becomes of results.
+
+The door:
+  load_stage      a folder -> LoadedStage: only what one stage computes is read
+  share_layers    which layers each stage has
+  StageLinks      what a stage sends and receives in a step
+  open_links      the same between processes
+A ModelRunner takes a LoadedStage and its links.
+"""
+
+from .distributed import open_links
+from .links import Channels, StageLinks, StageLost
+from .loading import load_stage
+from .queues import make_queue_channels
+from .shares import HEAD_WEIGHT, Share, share_layers
+from .stage import LoadedStage
+
+__all__ = [
+    "HEAD_WEIGHT",
+    "Channels",
+    "LoadedStage",
+    "Share",
+    "StageLinks",
+    "StageLost",
+    "load_stage",
+    "make_queue_channels",
+    "open_links",
+    "share_layers",
+]

@@ -1,0 +1,124 @@
+"""Build one stage of a model: its layers, and what else it computes.
+
+transformers' own loading reads those weights that have a place in the model. So a stage
+is a model of the same class from which all else was taken away before its weights are
+read: nothing of another stage is read, or held for a moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .shares import Share
+from .skeleton import Skeleton, has_weights
+from .stand_ins import Entrance, Exit, StandIn
+
+
+def make_stage_class(
+    model_class: type[PreTrainedModel], skeleton: Skeleton, share: Share
+) -> type[PreTrainedModel]:
+    """Return a class whose models have one stage's modules and no others."""
+
+    def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        model_class.__init__(self, config, *args, **kwargs)
+        _cut(self, skeleton, share)
+
+    # Under the name of the original, by which transformers knows how to rename weights
+    # and which outputs can be recorded.
+    return type(
+        model_class.__name__,
+        (model_class,),
+        {
+            "__init__": build,
+            "__module__": model_class.__module__,
+            "__qualname__": model_class.__qualname__,
+        },
+    )
+
+
+def drop_unused(model: PreTrainedModel, skeleton: Skeleton, share: Share) -> None:
+    """Take away what was needed only to read weights that have two names.
+
+    An embedding may lie in the files under the name of the head that shares it.
+    """
+    _keep_only(model, skeleton, _list_used(skeleton, share))
+
+
+def find_entrance(model: nn.Module, skeleton: Skeleton, share: Share) -> Entrance:
+    """Return where a later stage's model takes what it has received."""
+    entrance = model.get_submodule(f"{skeleton.layers_name}.{share.begin - 1}")
+    assert isinstance(entrance, Entrance)
+    return entrance
+
+
+def _cut(model: Any, skeleton: Skeleton, share: Share) -> None:
+    _replace_layers(model, skeleton, share)
+    used = _list_used(skeleton, share)
+    # Of weights that are shared, the files hold one, under any of its names.
+    if used & skeleton.tied:
+        used |= skeleton.tied
+    _keep_only(model, skeleton, used)
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    model.all_tied_weights_keys = {
+        target: source
+        for target, source in model.all_tied_weights_keys.items()
+        if {target, source} <= names
+    }
+    # transformers would warn of all the weights that are other stages'.
+    model._keys_to_ignore_on_load_unexpected = {".*"}
+
+
+def _replace_layers(model: nn.Module, skeleton: Skeleton, share: Share) -> None:
+    layers: Any = model.get_submodule(skeleton.layers_name)
+    for index, layer in enumerate(layers):
+        if not share.begin <= index < share.end:
+            stand_in = {share.begin - 1: Entrance, share.end: Exit}.get(index, StandIn)
+            layers[index] = stand_in(layer)
+
+
+def _list_used(skeleton: Skeleton, share: Share) -> set[str]:
+    """Return which modules with weights, apart from layers, a stage computes."""
+    used = set(skeleton.before) - {skeleton.embedding}
+    if share.is_first:
+        used |= skeleton.unseen | {skeleton.embedding}
+    if share.is_last:
+        used |= skeleton.after
+    return used
+
+
+def _keep_only(model: nn.Module, skeleton: Skeleton, used: set[str]) -> None:
+    """Take modules away whose weights are not used, as large ones as possible."""
+    for name, child in list(model.named_modules()):
+        parent, _, attribute = name.rpartition(".")
+        is_there = _has_submodule(model, name)
+        if name and is_there and _is_unused(name, child, skeleton, used):
+            setattr(model.get_submodule(parent), attribute, nn.Identity())
+
+
+def _has_submodule(model: nn.Module, name: str) -> bool:
+    """Whether no module around it was taken away."""
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _is_unused(
+    name: str, module: nn.Module, skeleton: Skeleton, used: set[str]
+) -> bool:
+    if f"{name}.".startswith(f"{skeleton.layers_name}."):
+        return False
+    owners = {
+        f"{name}.{inner}".removesuffix(".")
+        for inner, each in module.named_modules()
+        if has_weights(each)
+    }
+    return (
+        bool(owners)
+        and not owners & used
+        and not f"{skeleton.layers_name}.".startswith(f"{name}.")
+    )

@@ -1,0 +1,169 @@
+"""Links between stages that are processes, over torch.distributed.
+
+Every pair of neighbours has a process group, and so have the two ends, for tokens: NCCL
+runs all operations of a communicator in their order, and hidden states one way and
+tokens the other way would wait for each other. gloo's groups of two cost a connection.
+
+Nothing is read from the environment: who starts the processes says where they meet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from ..loading import shorten
+from .links import Channels, StageLinks, StageLost
+from .stage import LoadedStage
+
+# A stage that is gone is noticed at once, by its closed connection. This is for one that
+# is there and silent: its longest step, images and the first use of kernels included,
+# must be shorter. As long as torch's own for NCCL's collectives, 10 minutes, is too long
+# for those who wait for an answer; how long it must be, nobody has measured.
+DEFAULT_TIMEOUT_SECONDS = 300.0
+
+
+class DistributedChannel:
+    """A Channel to or from another process.
+
+    Args:
+      group: of the two processes alone.
+      peer: rank of the other one.
+      device: where tensors lie.
+      max_unsent: so many sends are not waited for; a plan is not launched before what
+        was sent so many plans earlier has been received.
+    """
+
+    def __init__(
+        self, group: Any, peer: int, device: torch.device, max_unsent: int
+    ) -> None:
+        self._group = group
+        self._peer = peer
+        self._device = device
+        self._max_unsent = max_unsent
+        # With their tensors, which must live until they are gone.
+        self._unsent: deque[tuple[Any, Tensor]] = deque()
+
+    def send(self, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        with _telling_loss(self._peer):
+            work = distributed.isend(tensor, self._peer, self._group)
+            self._unsent.append((work, tensor))
+            while len(self._unsent) > self._max_unsent:
+                self._unsent.popleft()[0].wait()
+
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Posted:
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        with _telling_loss(self._peer):
+            work = distributed.irecv(tensor, self._peer, self._group)
+        return _Posted(work=work, tensor=tensor, peer=self._peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Posted:
+    """A receive; `work` is torch's handle of it."""
+
+    work: Any
+    tensor: Tensor
+    peer: int
+
+    def wait(self) -> Tensor:
+        with _telling_loss(self.peer):
+            self.work.wait()
+        return self.tensor
+
+
+@contextmanager
+def _telling_loss(peer: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # torch.distributed has no other class for a connection that ended.
+        raise StageLost(f"stage {peer} is lost: {shorten(error)}") from error
+
+
+@contextmanager
+def open_links(
+    stage: LoadedStage,
+    *,
+    host: str,
+    port: int,
+    listen_fd: int | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    exchanges_always: bool = False,
+) -> Iterator[StageLinks]:
+    """Connect a stage to all others, which do the same; waits for them.
+
+    One at a time in a process, because torch.distributed has one default group.
+
+    Args:
+      host, port: where the first stage listens, for all to meet.
+      listen_fd: at the first stage, a socket that listens there already.
+      timeout_seconds: for the others to come, and later for each of their messages.
+      exchanges_always: see StageLinks.
+
+    Raises:
+      StageLost: not all came.
+    """
+    share = stage.share
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            share.num_stages,
+            is_master=share.is_first,
+            timeout=timeout,
+            master_listen_fd=listen_fd,
+        )
+        distributed.init_process_group(
+            # For nothing but to make the groups below.
+            "gloo",
+            store=store,
+            rank=share.stage,
+            world_size=share.num_stages,
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        raise StageLost(f"stages did not meet: {shorten(error)}") from error
+    try:
+        channels = _make_channels(stage, timeout)
+        yield StageLinks(stage, channels, exchanges_always=exchanges_always)
+    finally:
+        distributed.destroy_process_group()
+
+
+def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
+    share, last = stage.share, stage.share.num_stages - 1
+    pairs = [(left, left + 1) for left in range(last)]
+    backend = "nccl" if stage.device.type == "cuda" else "gloo"
+    # Every process takes part in making every group, in the same order.
+    try:
+        groups = [
+            distributed.new_group(list(pair), timeout=timeout, backend=backend)
+            for pair in (*pairs, (0, last))
+        ]
+    except RuntimeError as error:
+        raise StageLost(f"stages did not meet: {shorten(error)}") from error
+    by_pair = dict(zip(pairs, groups))
+
+    def open_channel(group: Any, peer: int) -> DistributedChannel:
+        # With one more than there are plans in flight, the oldest has always arrived.
+        return DistributedChannel(group, peer, stage.device, share.num_stages + 2)
+
+    me = share.stage
+    tokens = None
+    if share.is_first or share.is_last:
+        tokens = open_channel(groups[-1], last if share.is_first else 0)
+    return Channels(
+        before=(None if share.is_first else open_channel(by_pair[me - 1, me], me - 1)),
+        after=None if share.is_last else open_channel(by_pair[me, me + 1], me + 1),
+        tokens=tokens,
+    )

@@ -1,0 +1,107 @@
+"""Watch a stage run before it is trusted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import AttentionCall
+from ..loading import shorten
+from ..probe import LayerSpec, UnfitLayer, probe_layers
+from .stage import LoadedStage
+
+_NUM_TOKENS = 2
+
+
+def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
+    """Return the calls of attention of a stage's layers, in order.
+
+    Raises:
+      UnfitLayer: the stage does not compute what it would in the whole model, or not at
+        all.
+    """
+    try:
+        layers = probe_layers(
+            stage.model,
+            stage.door,
+            lambda tokens, positions: _run(stage, tokens, positions),
+        )
+        _check_independence(stage)
+    except UnfitLayer:
+        raise
+    except Exception as error:
+        # A model's own code runs without modules that it has everywhere else.
+        raise UnfitLayer(f"it needs more than its layers ({shorten(error)})") from error
+    return layers
+
+
+def _run(
+    stage: LoadedStage,
+    tokens: Tensor,
+    positions: Tensor,
+    embeds: Tensor | None = None,
+) -> Tensor:
+    """Run a stage; returns logits or what it hands on.
+
+    Args:
+      embeds: stands before a later stage's layers in place of nothing.
+    """
+    read = {"input_ids": tokens}
+    if not stage.share.is_first:
+        read = stage.enter(_draw(stage, stage.hidden_width))
+    if embeds is not None:
+        read["inputs_embeds"] = embeds
+    read["position_ids"] = positions
+    if stage.share.is_last:
+        logits: Tensor = stage.model(**read, use_cache=False).logits
+        return logits
+    hidden = stage.leave(read)
+    if hidden.shape != (_NUM_TOKENS, stage.hidden_width) or hidden.dtype != stage.dtype:
+        raise UnfitLayer("its layers do not all give the same kind of hidden states")
+    return hidden
+
+
+def _draw(stage: LoadedStage, width: int) -> Tensor:
+    """Return the same noise each time, (_NUM_TOKENS, width)."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((_NUM_TOKENS, width), generator=generator)
+    return noise.to(stage.device, stage.dtype)
+
+
+def _check_independence(stage: LoadedStage) -> None:
+    """Refuse models whose later layers look at more than what the ones before gave.
+
+    A later stage has no tokens. What it computes must be the same whatever stands where
+    they would be.
+    """
+    if stage.share.is_first:
+        return
+    tokens = torch.zeros((1, _NUM_TOKENS), dtype=torch.int64, device=stage.device)
+    positions = torch.arange(_NUM_TOKENS, device=stage.device)[None]
+    noise = _draw(stage, stage.embedding_width)[None]
+    seen = []
+    for embeds in (torch.zeros_like(noise), noise):
+        listener = _Listener()
+        with torch.inference_mode(), stage.door.served_by(listener):
+            output = _run(stage, tokens, positions, embeds)
+        seen.append([*listener.heard, output])
+    if not all(torch.equal(first, second) for first, second in zip(*seen)):
+        raise UnfitLayer("its layers look at its tokens again")
+
+
+class _Listener:
+    """An AttentionBackend that remembers all it is asked, and answers with values."""
+
+    def __init__(self) -> None:
+        self.heard: list[Tensor] = []
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        self.heard += [query, key, value]
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)

@@ -1,0 +1,64 @@
+"""One stage of a model, ready to be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..loading import LoadedModel
+from .shares import Share
+from .stand_ins import Entrance, LeftStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedStage(LoadedModel):
+    """A model of which only some layers are here.
+
+    `info` is that of the whole model, but for kv_bytes_per_token: what the layers keep
+    that are here.
+
+    Args:
+      share: which layers.
+      entrance: takes what the stage before sends; None at the first stage.
+      hidden_width: of what stages hand on.
+      embedding_width: of what the model's embedding gives.
+    """
+
+    share: Share
+    entrance: Entrance | None
+    hidden_width: int
+    embedding_width: int
+
+    def enter(self, hidden: Tensor) -> dict[str, Tensor]:
+        """Prepare a forward pass of a later stage.
+
+        Args:
+          hidden: (num_tokens, hidden_width), from the stage before
+
+        Returns:
+          what the model gets in place of tokens, because it wants something
+        """
+        assert self.entrance is not None, "the first stage reads tokens"
+        self.entrance.put(hidden[None])  # (1, num_tokens, hidden_width)
+        # Only its shape is looked at: it ends where the hidden states are put in.
+        return {
+            "inputs_embeds": torch.zeros(
+                (1, len(hidden), self.embedding_width),
+                dtype=hidden.dtype,
+                device=hidden.device,
+            )
+        }
+
+    def leave(self, read: dict[str, Tensor]) -> Tensor:
+        """Compute what the next stage goes on with; not at the last stage.
+
+        Returns:
+          (num_tokens, hidden_width)
+        """
+        try:
+            self.model(**read, use_cache=False)
+        except LeftStage as left:
+            return left.hidden[0]
+        raise AssertionError("the layers behind a stage's own end the pass")
