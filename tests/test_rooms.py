@@ -32,19 +32,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": VOCABULARY,
     "render": VOCABULARY,
     "weights": VOCABULARY,
-    "executor": VOCABULARY | {"model"},
+    "executor": VOCABULARY | {"model", "processes"},
     "own_thread": set(),
     "processes": {"steps"},
     "engine": VOCABULARY | {"scheduler", "executor", "processes"},
     "text_engine": VOCABULARY | {"engine", "render"},
     "pooling_engine": VOCABULARY | {"engine", "render"},
     "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
+    "pipeline": VOCABULARY | {"executor", "processes"},
+    "stage_process": VOCABULARY
+    | {"cores", "executor", "model", "own_thread", "plugins", "processes"},
     "cores": VOCABULARY
-    | {"engine", "executor", "model", "plugins", "scheduler", "weights"},
-    "engine_process": VOCABULARY | {"cores", "engine", "own_thread", "processes"},
+    | {"engine", "executor", "model", "own_thread", "pipeline", "plugins"}
+    | {"scheduler", "weights"},
+    "engine_process": VOCABULARY | {"cores", "engine", "executor", "processes"},
     "launch": VOCABULARY
-    | {"cores", "engine", "own_thread", "plugins", "pooling_engine", "processes"}
-    | {"render", "text_engine"},
+    | {"cores", "engine", "executor", "own_thread", "plugins", "pooling_engine"}
+    | {"processes", "render", "text_engine"},
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
@@ -65,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN: dict[str, set[str]] = {
     # render decodes tensors that clients send.
     "torch": {
-        *("model", "executor", "weights", "render", "logits"),
+        *("model", "executor", "weights", "render", "logits", "stage_process"),
         *("testing_encoders", "testing_models"),
     },
     "PIL": {"render"},

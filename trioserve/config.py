@@ -42,7 +42,8 @@ class ModelConfig:
       generation_config: Where requests' sampling defaults come from: the model's
         generation_config.json (and temperature 0 for the default model), or OpenAI's
         defaults.
-      num_threads: Threads of one CPU step; by default one for each core.
+      num_threads: Threads of one CPU step; by default one for each core, of which the
+        stages of a pipeline get equal shares.
       logits_processor: Plug-ins that requests may have change their logits, each as
         module:Class, besides those that installed distributions offer.
     """
@@ -92,7 +93,8 @@ class CacheConfig:
 
     Args:
       kv_cache_memory: Memory for the KV cache, as 2GiB or 512MiB; by default a fraction
-        of what is free on the device once the model is loaded.
+        of what is free on the device once the model is loaded. Each stage of a pipeline
+        takes so much.
       kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where
         others live.
       block_size: Tokens in one KV block; prefixes are shared in whole blocks.
@@ -138,6 +140,27 @@ class SchedulerConfig:
         _check_at_least(
             "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Over how many processes a model is spread.
+
+    Args:
+      pipeline_parallel_size: Stages that the model's layers are spread over, a process
+        each; where there are GPUs, each has its own. torchrun starts those of other
+        machines.
+      step_timeout: Seconds after which a step of a pipeline is given up, and with it the
+        engine.
+    """
+
+    pipeline_parallel_size: int = 1
+    step_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        if not 0 < self.step_timeout < float("inf"):
+            raise InvalidConfig("step_timeout", "must be greater than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +329,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)

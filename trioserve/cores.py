@@ -1,12 +1,15 @@
 """From a configuration to a core: what loads a model, in whichever process.
 
-Everything here takes seconds and blocks. What it needs is imported where it is needed and
-not above: importing torch takes seconds, too, which --help need not wait.
+What needs torch is imported where it is needed and not above: that takes seconds, which
+--help need not wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 import logging
 from operator import methodcaller
@@ -24,6 +27,9 @@ from .config import (
 from .engine import LocalCore, LocalPoolingCore
 from .errors import InvalidConfig
 from .executor import LocalExecutor
+from .logits import LogitsProcessor
+from .own_thread import OwnThread
+from .pipeline import Pipeline, open_pipeline
 from .plugins import load_logits_processors
 from .pooling import PoolingInfo, PoolingTask, Task
 from .scheduler import PoolingScheduler, Scheduler
@@ -54,6 +60,7 @@ class Source:
 class LoadedCore:
     """A core whose model is loaded; `pooling` where it pools."""
 
+    source: Source
     core: LocalCore | LocalPoolingCore
     info: ModelInfo
     pooling: PoolingInfo | None = None
@@ -79,15 +86,26 @@ def find_source(config: EngineConfig, accepts: Accepts) -> Source:
     return Source(weights=weights, task=task, sentence=sentence)
 
 
-def load_core(config: EngineConfig, source: Source) -> LoadedCore:
-    """Load a model.
+@asynccontextmanager
+async def open_core(
+    config: EngineConfig, accepts: Accepts
+) -> AsyncIterator[LoadedCore]:
+    """Load a model, here or spread over processes, which end with the block.
 
     Raises:
-      StartupError
+      StartupError, StageDied
     """
-    if source.task == "generate":
-        return _load_core(config, source.weights)
-    return _load_pooling_core(config, source.weights, source.task, source.sentence)
+    source = await OwnThread(partial(find_source, config, accepts)).wait()
+    if config.parallel.pipeline_parallel_size == 1:
+        yield await OwnThread(partial(_load_core, config, source)).wait()
+    elif source.task != "generate":
+        raise InvalidConfig(
+            "pipeline_parallel_size",
+            f"the model is served for {source.task}, which runs in one process",
+        )
+    else:
+        async with open_pipeline(config) as pipeline:
+            yield await _make_pipeline_core(config, source, pipeline)
 
 
 def count_sequences(config: SchedulerConfig) -> int:
@@ -106,25 +124,26 @@ def _check_task(task: Task, model: str, accepts: Accepts) -> None:
         )
 
 
-def _load_core(config: EngineConfig, weights: Weights) -> LoadedCore:
+def _load_core(config: EngineConfig, source: Source) -> LoadedCore:
+    if source.task == "generate":
+        return _load_generation_core(config, source)
+    return _load_pooling_core(config, source, source.task)
+
+
+def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     from .model import ModelRunner, count_blocks, load_model
 
     # First: a mistake in an option is told before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
-    name = config.model.served_model_name or weights.name
-    model = load_model(weights.folder, config.model, name=name)
+    name = config.model.served_model_name or source.weights.name
+    model = load_model(source.weights.folder, config.model, name=name)
     num_blocks = count_blocks(
         model,
         config.cache,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
     )
-    info = replace(
-        _resolve_length(model.info, config, num_blocks),
-        default_sampling=_resolve_sampling(model.info, config.model),
-        fingerprint=_fingerprint(weights.folder, str(model.dtype)),
-        logits_processors=tuple(processor.name for processor in processors),
-    )
+    info = _resolve_info(config, source, model.info, num_blocks, processors)
     scheduler = _make_scheduler(config, info, num_blocks, model.device.type)
     runner = ModelRunner(
         model,
@@ -135,22 +154,53 @@ def _load_core(config: EngineConfig, weights: Weights) -> LoadedCore:
         logits_processors=processors,
     )
     runner.warm_up()
+    _log_loaded(info, config, num_blocks)
+    executor = _make_executor(runner, config.scheduler, model.device.type)
+    core = LocalCore(scheduler, executor, info=info)
+    return LoadedCore(source=source, core=core, info=info)
+
+
+async def _make_pipeline_core(
+    config: EngineConfig, source: Source, pipeline: Pipeline
+) -> LoadedCore:
+    processors = load_logits_processors(config.model.logits_processor)
+    num_blocks = pipeline.num_blocks
+    info = _resolve_info(config, source, pipeline.info, num_blocks, processors)
+    executor = await pipeline.connect(config, info.max_model_len)
+    scheduler = _make_scheduler(config, info, num_blocks, pipeline.device_type)
+    _log_loaded(info, config, num_blocks)
+    core = LocalCore(scheduler, executor, info=info)
+    return LoadedCore(source=source, core=core, info=info)
+
+
+def _resolve_info(
+    config: EngineConfig,
+    source: Source,
+    info: ModelInfo,
+    num_blocks: int,
+    processors: Sequence[type[LogitsProcessor]],
+) -> ModelInfo:
+    """Complete what a model says of itself by what the configuration makes of it."""
+    return replace(
+        _resolve_length(info, config, num_blocks),
+        default_sampling=_resolve_sampling(info, config.model),
+        fingerprint=_fingerprint(source.weights.folder, info.dtype),
+        logits_processors=tuple(processor.name for processor in processors),
+    )
+
+
+def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
     logger.info(
         "loaded %s: %d KV blocks of %d tokens, %d tokens at most in a sequence",
-        name,
+        info.name,
         num_blocks,
         config.cache.block_size,
         info.max_model_len,
     )
-    executor = _make_executor(runner, config.scheduler, model.device.type)
-    return LoadedCore(core=LocalCore(scheduler, executor, info=info), info=info)
 
 
 def _load_pooling_core(
-    config: EngineConfig,
-    weights: Weights,
-    task: PoolingTask,
-    sentence: SentenceFolder | None,
+    config: EngineConfig, source: Source, task: PoolingTask
 ) -> LoadedCore:
     from .model.encoding import load_encoder
     from .model.pooling import PoolingRunner
@@ -160,16 +210,19 @@ def _load_pooling_core(
         "reasoning_parser", config.render.reasoning_parser, "none", task
     )
     encoder = load_encoder(
-        weights.folder,
+        source.weights.folder,
         config.model,
-        name=config.model.served_model_name or weights.name,
+        name=config.model.served_model_name or source.weights.name,
         task=task,
-        sentence=sentence,
+        sentence=source.sentence,
     )
     info = replace(
-        encoder.info, fingerprint=_fingerprint(weights.folder, str(encoder.dtype))
+        encoder.info,
+        fingerprint=_fingerprint(source.weights.folder, encoder.info.dtype),
     )
-    runner = PoolingRunner(encoder, weights.folder, sentence, config.pooling)
+    runner = PoolingRunner(
+        encoder, source.weights.folder, source.sentence, config.pooling
+    )
     runner.warm_up()
     logger.info(
         "loaded %s: it will %s, %d numbers each, %d tokens at most in an input",
@@ -182,7 +235,7 @@ def _load_pooling_core(
         _make_pooling_scheduler(config.scheduler, encoder.device.type),
         LocalExecutor(runner.step),
     )
-    return LoadedCore(core=core, info=info, pooling=runner.info)
+    return LoadedCore(source=source, core=core, info=info, pooling=runner.info)
 
 
 def _refuse_for_pooling(name: str, value: object, neutral: object, task: Task) -> None:
@@ -203,6 +256,7 @@ def _make_scheduler(
         max_num_batched_tokens=max(budget, config.scheduler.max_num_seqs),
         max_model_len=info.max_model_len,
         prefix_caching=config.cache.prefix_caching,
+        num_stages=config.parallel.pipeline_parallel_size,
     )
 
 

@@ -6,17 +6,16 @@ What it is told and what it tells, engine/messages.py says.
 
 from __future__ import annotations
 
-from functools import partial
 import gc
 import logging
 import sys
 from typing import Any
 
-from .cores import LoadedCore, find_source, load_core
+from .cores import LoadedCore, open_core
 from .engine import LocalCore, host_core, host_pooling_core
-from .engine.messages import Begin, Loaded, NotLoaded, ToEngine
+from .engine.messages import Begin, Loaded, ToEngine
 from .errors import StartupError
-from .own_thread import OwnThread
+from .executor.messages import NotLoaded
 from .processes import MessageStream, run_as_child
 
 
@@ -31,21 +30,20 @@ async def main(stream: MessageStream[Any]) -> None:
     # As in server.py: planning must not wait for the device's thread.
     sys.setswitchinterval(0.0005)
     try:
-        loaded = await OwnThread(partial(_load, begin)).wait()
+        async with open_core(begin.config, begin.accepts) as loaded:
+            await _host(loaded, stream)
     except StartupError as error:
         stream.send_nowait(NotLoaded(kind=type(error).__name__, reason=str(error)))
         await stream.receive()
-        return
+
+
+async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
     gc.freeze()
     stream.send_nowait(Loaded(info=loaded.info, pooling=loaded.pooling))
     if isinstance(loaded.core, LocalCore):
         await host_core(loaded.core, stream)
     else:
         await host_pooling_core(loaded.core, stream)
-
-
-def _load(begin: Begin) -> LoadedCore:
-    return load_core(begin.config, find_source(begin.config, begin.accepts))
 
 
 if __name__ == "__main__":

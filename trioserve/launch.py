@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from .config import DEFAULT_MODEL, EngineConfig, build_config
-from .cores import Accepts, Source, count_sequences, find_source, load_core
+from .cores import Accepts, Source, count_sequences, find_source, open_core
 from .engine import (
     Engine,
     EngineProcessDied,
@@ -25,8 +25,9 @@ from .engine import (
     RemoteCore,
     RemotePoolingCore,
 )
-from .engine.messages import Begin, FromEngine, Loaded, NotLoaded
+from .engine.messages import Begin, FromEngine, Loaded
 from .errors import InvalidConfig, restore_startup_error
+from .executor.messages import NotLoaded
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
 from .pooling import PoolingInfo
@@ -115,14 +116,13 @@ class _Core:
 async def _open_local_core(
     config: EngineConfig, accepts: Accepts
 ) -> AsyncIterator[_Core]:
-    def load() -> _Core:
-        source = find_source(config, accepts)
-        loaded = load_core(config, source)
-        return _Core(
-            source=source, core=loaded.core, info=loaded.info, pooling=loaded.pooling
+    async with open_core(config, accepts) as loaded:
+        yield _Core(
+            source=loaded.source,
+            core=loaded.core,
+            info=loaded.info,
+            pooling=loaded.pooling,
         )
-
-    yield await OwnThread(load).wait()
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from ..config import EngineConfig
+from ..executor.messages import NotLoaded
 from ..pooling import KeptKey, PoolingInfo
 from ..scheduler import (
     PoolingCounters,
@@ -43,13 +44,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     info: ModelInfo
     pooling: PoolingInfo | None
-
-
-class NotLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A StartupError, by the name of its class and its message."""
-
-    kind: str
-    reason: str
 
 
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -113,6 +113,7 @@ def count_fitting_blocks(
     max_num_seqs: int,
     max_model_len: int,
     device: torch.device,
+    num_sharing: int = 1,
 ) -> int:
     """How many blocks to allocate: what fits, but no more than could be used.
 
@@ -121,6 +122,8 @@ def count_fitting_blocks(
     """
     block_bytes = kv_bytes_per_token * config.block_size
     memory_bytes, field = _resolve_memory(config, device)
+    if field == "kv_cache_fraction" and device.type == "cpu":
+        memory_bytes //= num_sharing
     num_blocks = memory_bytes // block_bytes
     if num_blocks < 1:
         raise InvalidConfig(

@@ -52,13 +52,21 @@ _WARM_UP_TOKENS = 32
 
 
 def count_blocks(
-    model: LoadedModel, config: CacheConfig, *, max_num_seqs: int, max_model_len: int
+    model: LoadedModel,
+    config: CacheConfig,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_sharing: int = 1,
 ) -> int:
     """How many KV blocks to give a ModelRunner.
 
     What fits into the memory that `config` allows, but no more than `max_num_seqs`
     sequences of `max_model_len` tokens could use. It may be too little for one such
     sequence: then the caller lowers max_model_len to num_blocks * block_size.
+
+    Args:
+      num_sharing: processes that share the device's memory, if that is a CPU's.
 
     Raises:
       InvalidConfig: the memory does not hold one block, or the device has it not.
@@ -69,6 +77,7 @@ def count_blocks(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         device=model.device,
+        num_sharing=num_sharing,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 import os
 import signal
 import socket
 import subprocess
 import sys
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -68,19 +69,24 @@ class Child:
 
 @asynccontextmanager
 async def open_child(
-    module: str, *arguments: str, receives: Any, name: str
+    module: str,
+    *,
+    receives: Any,
+    name: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Child]:
-    """Run `python -m MODULE DESCRIPTOR OUR_PID ARGUMENTS...` until the block is left.
+    """Run `python -m MODULE DESCRIPTOR OUR_PID` until the block is left.
 
     The module calls run_as_child. It imports from where this process does.
 
     Args:
       receives: type of the messages that come from it.
       name: for people, as "the engine process".
+      environment: what it has besides ours, for the libraries that read it.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = _start(module, theirs.fileno(), arguments)
+        process = _start(module, theirs.fileno(), environment)
         theirs.close()
         ours.setblocking(False)
         stream = MessageStream[Any](
@@ -96,7 +102,7 @@ async def open_child(
 
 
 def _start(
-    module: str, descriptor: int, arguments: Sequence[str]
+    module: str, descriptor: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start a process here, and not in a thread as trio does.
 
@@ -106,11 +112,11 @@ def _start(
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-m", module),
-            *(str(descriptor), str(os.getpid()), *arguments),
+            *(str(descriptor), str(os.getpid())),
         ],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": _list_paths()},
+        env={**os.environ, "PYTHONPATH": _list_paths(), **environment},
         # Ctrl-C is for us alone, who may let requests end first.
         process_group=0,
     )

@@ -55,12 +55,16 @@ class Mail:
 
     Args:
       data: with its header.
-      memory: the descriptor of what is shared, which whoever has sent the mail to all its
-        receivers closes; None where nothing is.
+      memory: the descriptor of what is shared; None where nothing is.
     """
 
     data: bytes
     memory: int | None = None
+
+    def copy(self) -> Mail:
+        """Return the same mail for another receiver, to be closed on its own."""
+        memory = None if self.memory is None else os.dup(self.memory)
+        return Mail(data=self.data, memory=memory)
 
     def close(self) -> None:
         if self.memory is not None:

@@ -1,0 +1,217 @@
+"""A stage's process: `python -m trioserve.stage_process DESCRIPTOR PARENT`.
+
+Started by pipeline.py, which drives it: it loads some layers of a model and steps them.
+What it is told and what it tells, executor/messages.py says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+import gc
+import logging
+from operator import methodcaller
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from .config import ModelConfig
+from .cores import find_source
+from .errors import InvalidConfig, StartupError
+from .executor import LocalExecutor
+from .executor.messages import (
+    Allocate,
+    Beat,
+    Begin,
+    Loaded,
+    NotLoaded,
+    Ready,
+    Step,
+    Stepped,
+    ToStage,
+)
+from .own_thread import OwnThread
+from .plugins import load_logits_processors
+from .processes import MessageStream, run_as_child
+from .steps import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from .model import ModelRunner
+    from .model.stages import LoadedStage
+
+_BEAT_SECONDS = 1.0
+
+
+async def serve_stage(stream: MessageStream[Any]) -> None:
+    """Load what the other side asks for, and run its plans."""
+    begin = await stream.receive()
+    assert isinstance(begin, Begin), "that comes first"
+    logging.basicConfig(
+        level=begin.log_level,
+        format=f"%(asctime)s %(levelname)s stage {begin.stage} %(name)s: %(message)s",
+    )
+    # As in server.py.
+    sys.setswitchinterval(0.0005)
+    try:
+        stage = await OwnThread(partial(_load, begin)).wait()
+    except StartupError as error:
+        stream.send_nowait(NotLoaded(kind=type(error).__name__, reason=str(error)))
+        await stream.receive()
+        return
+    stream.send_nowait(stage.describe())
+    allocate = await stream.receive()
+    assert isinstance(allocate, Allocate), "that comes next"
+    runner = await OwnThread(partial(stage.connect, allocate)).wait()
+    gc.freeze()
+    stream.send_nowait(Ready())
+    await _Steps(stage, runner, stream).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """A loaded stage.
+
+    Args:
+      listener: where the first stage waits for the others; None elsewhere.
+      held: what is never left, because the process ends with it.
+    """
+
+    begin: Begin
+    model: LoadedStage
+    num_blocks: int
+    listener: socket.socket | None
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def is_last(self) -> bool:
+        return self.begin.stage == self.begin.num_stages - 1
+
+    def describe(self) -> Loaded:
+        return Loaded(
+            info=self.model.info,
+            device_type=self.model.device.type,
+            num_blocks=self.num_blocks,
+            port=0 if self.listener is None else self.listener.getsockname()[1],
+        )
+
+    def connect(self, allocate: Allocate) -> ModelRunner:
+        """Meet the other stages and run the first steps with them; blocking."""
+        from .model import ModelRunner
+        from .model.stages import open_links
+
+        links = self.held.enter_context(
+            open_links(
+                self.model,
+                host=self.begin.listens_on,
+                port=allocate.port,
+                listen_fd=None if self.listener is None else self.listener.detach(),
+                timeout_seconds=self.begin.config.parallel.step_timeout,
+                exchanges_always=allocate.exchanges_always,
+            )
+        )
+        config = self.begin.config
+        runner = ModelRunner(
+            self.model,
+            num_blocks=allocate.num_blocks,
+            block_size=config.cache.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=allocate.max_model_len,
+            logits_processors=load_logits_processors(config.model.logits_processor),
+            links=links,
+        )
+        runner.warm_up()
+        return runner
+
+
+class _Steps:
+    """Runs the plans that come."""
+
+    def __init__(
+        self, stage: _Stage, runner: ModelRunner, stream: MessageStream[Any]
+    ) -> None:
+        self._stage = stage
+        self._stream = stream
+        self._executor: LocalExecutor[StepPlan, StepResult]
+        if stage.model.device.type == "cpu":
+            self._executor = LocalExecutor(runner.step)
+        else:
+            self._executor = LocalExecutor(runner.launch, methodcaller("finish"))
+        self._in_flight: deque[Any] = deque()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._executor.run)
+            nursery.start_soon(self._beat)
+            while True:
+                step = await self._stream.receive()
+                assert isinstance(step, Step), "nothing else comes now"
+                handle = self._executor.submit(step.plan, self._finish)
+                self._in_flight.append(handle)
+
+    def _finish(self) -> None:
+        result = self._in_flight.popleft().take()
+        if self._stage.is_last:
+            self._stream.send_nowait(Stepped(result=result))
+
+    async def _beat(self) -> None:
+        while True:
+            self._stream.send_nowait(Beat())
+            await trio.sleep(_BEAT_SECONDS)
+
+
+def _load(begin: Begin) -> _Stage:
+    from .model import count_blocks
+    from .model.stages import load_stage
+
+    config = begin.config
+    source = find_source(config, "generate")
+    model = load_stage(
+        source.weights.folder,
+        _place(config.model, begin.local_stage, begin.num_local_stages),
+        name=config.model.served_model_name or source.weights.name,
+        stage=begin.stage,
+        num_stages=begin.num_stages,
+    )
+    num_blocks = count_blocks(
+        model,
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.info.max_model_len,
+        num_sharing=begin.num_local_stages,
+    )
+    listener = None
+    if begin.stage == 0:
+        listener = socket.create_server((begin.listens_on, 0))
+    return _Stage(begin=begin, model=model, num_blocks=num_blocks, listener=listener)
+
+
+def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
+    """Give a stage its share of what the stages of a machine have together.
+
+    Raises:
+      InvalidConfig: there is not a GPU for each of them.
+    """
+    import torch
+
+    if config.device not in ("auto", "cpu", "cuda"):
+        raise InvalidConfig(
+            "device", f"{config.device} is one device, and each stage needs its own"
+        )
+    num_gpus = torch.cuda.device_count()
+    if config.device == "cuda" or (config.device == "auto" and num_gpus):
+        if num_gpus < num_stages:
+            raise InvalidConfig(
+                "pipeline_parallel_size",
+                f"there are {num_gpus} GPUs for {num_stages} stages",
+            )
+        return replace(config, device=f"cuda:{stage}")
+    num_threads = config.num_threads or max(1, torch.get_num_threads() // num_stages)
+    return replace(config, num_threads=num_threads)
+
+
+if __name__ == "__main__":
+    run_as_child(serve_stage, receives=ToStage)
