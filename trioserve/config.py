@@ -152,15 +152,21 @@ class ParallelConfig:
         machines.
       step_timeout: Seconds after which a step of a pipeline is given up, and with it the
         engine.
+      restart_stages: Start all stages of a pipeline again when one of them has died or
+        hangs, up to three times in ten minutes, in place of ending the server. Open
+        requests fail, and until the stages are there again, new ones are answered 503.
     """
 
     pipeline_parallel_size: int = 1
     step_timeout: float = 300.0
+    restart_stages: bool = False
 
     def __post_init__(self) -> None:
         _check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         if not 0 < self.step_timeout < float("inf"):
             raise InvalidConfig("step_timeout", "must be greater than 0")
+        if self.restart_stages and self.pipeline_parallel_size == 1:
+            raise InvalidConfig("restart_stages", "there are no stages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

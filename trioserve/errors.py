@@ -14,6 +14,7 @@
       - RendererStuck               503
       - MemoryFull                  503
       - ShuttingDown                503
+      - EngineRestarting            503
     * InternalError                 500; a defect of ours ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
     * EngineStalled                 503; only /progressz answers it
@@ -46,6 +47,7 @@ __all__ = [
     "RendererStuck",
     "MemoryFull",
     "ShuttingDown",
+    "EngineRestarting",
     "InternalError",
     "EngineDied",
     "EngineStalled",
@@ -226,6 +228,15 @@ class ShuttingDown(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", retry_after_seconds=10)
+
+
+class EngineRestarting(Unavailable):
+    """Raised when the engine has failed and is being started again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The engine failed and is being started again.", retry_after_seconds=10
+        )
 
 
 class InternalError(TrioserveError):

@@ -7,8 +7,12 @@ starts is gone when its block is left.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
+from dataclasses import dataclass, replace
 from functools import partial
 import logging
 from pathlib import Path
@@ -26,7 +30,7 @@ from .engine import (
     RemotePoolingCore,
 )
 from .engine.messages import Begin, FromEngine, Loaded
-from .errors import InvalidConfig, restore_startup_error
+from .errors import InvalidConfig, StartupError, restore_startup_error
 from .executor.messages import NotLoaded
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
@@ -86,9 +90,10 @@ def open_served_engine(
 async def _open(
     config: EngineConfig, accepts: Accepts, process: bool
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
-    open_core = _open_process_core if process else _open_local_core
-    async with open_core(config, accepts) as core:
-        front = await OwnThread(partial(_load_front, config, core)).wait()
+    async with AsyncExitStack() as stack:
+        cores = _Cores(config, accepts, process, stack)
+        core = await cores.open()
+        front = await OwnThread(partial(_load_front, config, core, cores)).wait()
         renderer = front.served.renderer
         async with (
             open_template_processes(
@@ -110,6 +115,43 @@ class _Core:
     core: Any
     info: ModelInfo
     pooling: PoolingInfo | None
+
+
+class _Cores:
+    """The core of an engine, and those that come after it, one at a time.
+
+    Args:
+      stack: of whoever has them; all end with it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        accepts: Accepts,
+        process: bool,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._config = config
+        self._accepts = accepts
+        self._open_core = _open_process_core if process else _open_local_core
+        self._stack = stack
+
+    async def open(self) -> _Core:
+        core = await self._stack.enter_async_context(
+            self._open_core(self._config, self._accepts)
+        )
+        # Later ones must take what has been promised for this one.
+        model = replace(self._config.model, max_model_len=core.info.max_model_len)
+        self._config = replace(self._config, model=model)
+        return core
+
+    async def reopen(self) -> Any:
+        """End the core and return another one."""
+        await self._stack.aclose()
+        try:
+            return (await self.open()).core
+        except StartupError as error:
+            raise RuntimeError(f"the engine cannot start again: {error}") from error
 
 
 @asynccontextmanager
@@ -183,14 +225,14 @@ class _Front:
     engine: Engine | PoolingLoop
 
 
-def _load_front(config: EngineConfig, core: _Core) -> _Front:
+def _load_front(config: EngineConfig, core: _Core, cores: _Cores) -> _Front:
     """Load what a core does without; blocking, and takes seconds."""
     if core.pooling is None:
-        return _load_text_front(config, core)
+        return _load_text_front(config, core, cores)
     return _load_pooling_front(config, core, core.pooling)
 
 
-def _load_text_front(config: EngineConfig, core: _Core) -> _Front:
+def _load_text_front(config: EngineConfig, core: _Core, cores: _Cores) -> _Front:
     from .render import load_renderer
 
     renderer = load_renderer(
@@ -201,7 +243,10 @@ def _load_text_front(config: EngineConfig, core: _Core) -> _Front:
         chat_template=_read_template(config.model.chat_template),
     )
     engine = Engine(
-        core.core, info=core.info, max_num_sequences=count_sequences(config.scheduler)
+        core.core,
+        info=core.info,
+        max_num_sequences=count_sequences(config.scheduler),
+        reopen=cores.reopen if config.parallel.restart_stages else None,
     )
     processors = load_logits_processors(config.model.logits_processor)
     return _Front(served=TextEngine(engine, renderer, processors), engine=engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
         device: FakeDevice | None = None,
+        reopen: Any = None,
         **executor: object,
     ) -> Engine:
         info = ModelInfo(
@@ -67,6 +69,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
             HostedCore(core) if is_remote else core,
             info=info,
             max_num_sequences=max_num_seqs + max_num_waiting,
+            reopen=reopen,
         )
 
     return make

@@ -13,6 +13,7 @@ from trioserve.engine import Engine, EngineProcessDied
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
+    EngineRestarting,
     InvalidParameter,
     QueueFull,
     ShuttingDown,
@@ -459,3 +460,52 @@ async def test_what_is_far_too_many_is_refused_before_it_is_made(
     with pytest.raises(InvalidParameter):
         async with engine.open_stream(prompts, SamplingParams(n=128)):
             raise AssertionError("it was refused")
+
+
+async def test_an_engine_may_start_again(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Open streams fail, who comes meanwhile is told to wait, and then all is as new."""
+    loading = trio.Event()
+    spare = make_engine()
+
+    async def reopen() -> object:
+        loading.set()
+        await trio.sleep(100)
+        return spare._core
+
+    engine = make_engine(fail_at_step=3, reopen=reopen)
+    await nursery.start(engine.run)
+    with pytest.raises(EngineRestarting):
+        await collect(engine, prompt_of(3), max_tokens=50)
+    await loading.wait()
+    assert not engine.is_alive
+    with pytest.raises(EngineRestarting):
+        await collect(engine, prompt_of(3))
+    await trio.sleep(101)
+    assert await collect(engine, prompt_of(3)) == [[count_up(0, i) for i in range(5)]]
+    await trio.testing.wait_all_tasks_blocked()
+    assert engine.statistics() == make_engine().statistics()
+
+
+async def test_an_engine_that_always_fails_gives_up(
+    make_engine: MakeEngine, autojump_clock: trio.abc.Clock
+) -> None:
+    num_opened = 0
+
+    async def reopen() -> object:
+        nonlocal num_opened
+        num_opened += 1
+        await trio.sleep(1)
+        return make_engine(fail_at_step=1)._core
+
+    engine = make_engine(fail_at_step=1, reopen=reopen)
+    with pytest.RaisesGroup(Exception, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            for _ in range(4):
+                with pytest.raises((EngineRestarting, EngineDied)):
+                    await collect(engine, prompt_of(3))
+                await trio.sleep(2)
+    assert num_opened == 3
+    assert not engine.is_alive

@@ -23,7 +23,10 @@ class EngineClient(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the loop runs; a dead one never comes back."""
+        """Whether requests can be opened now."""
+
+    def check_alive(self) -> None:
+        """Raise why no request can be opened now, if none can."""
 
     def open_stream(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, *, priority: int = 0

@@ -5,21 +5,30 @@ open_stream --> core --> outputs --> stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+import logging
 import secrets
 
 import trio
 
-from ..errors import InvalidParameter, QueueFull
+from ..errors import EngineRestarting, InvalidParameter, QueueFull
 from ..scheduler import SchedulerCounters, SchedulerStatistics
 from ..steps import ModelInfo, Prompt, SamplingParams, SequenceId, SequenceOutput
 from .admission import check_request
 from .core import GenerationCore, SequenceGroup
 from .delivery import TokenStream
 from .requests import OpenRequests
+
+logger = logging.getLogger(__name__)
+
+# So many restarts in so many seconds, and no more: a model takes as long to load as some
+# people take to look after it.
+_MAX_RESTARTS = 3
+_RESTART_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +39,32 @@ class EngineStatistics:
     scheduler: SchedulerStatistics
 
 
+class _Restarts:
+    """Bounds how often an engine starts again: what always fails, fails."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=_MAX_RESTARTS)
+
+    def take(self) -> bool:
+        """Count a restart, or refuse it."""
+        now = trio.current_time()
+        is_full = len(self._times) == _MAX_RESTARTS
+        if is_full and now - self._times[0] < _RESTART_SECONDS:
+            return False
+        self._times.append(now)
+        return True
+
+
+class _OnStarted(trio.TaskStatus[None]):
+    """Calls a function in place of telling a nursery."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def started(self, value: None = None) -> None:
+        self._call()
+
+
 class Engine:
     """Runs in a nursery, serves any number of streams.
 
@@ -37,13 +72,21 @@ class Engine:
       core: what computes, here or in another process.
       info: bounds every request is checked against.
       max_num_sequences: those that run and wait together; more are refused.
+      reopen: what to put in the place of a core that has failed; by default the engine
+        fails with it.
     """
 
     def __init__(
-        self, core: GenerationCore, *, info: ModelInfo, max_num_sequences: int
+        self,
+        core: GenerationCore,
+        *,
+        info: ModelInfo,
+        max_num_sequences: int,
+        reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
     ) -> None:
         self.info = info
         self._core = core
+        self._reopen = reopen
         self._max_num_sequences = max_num_sequences
         self._next_id = 0
         self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
@@ -52,6 +95,10 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         return self._requests.is_alive
+
+    def check_alive(self) -> None:
+        """Raise why no request can be opened now, if none can."""
+        self._requests.check_alive()
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
@@ -69,9 +116,7 @@ class Engine:
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Step until cancelled; see OpenRequests.serve."""
-        await self._requests.serve(
-            partial(self._core.run, self._deliver, task_status=task_status)
-        )
+        await self._requests.serve(partial(self._run_cores, task_status))
 
     def close_requests(self, error: Exception) -> None:
         """Raise `error` in every open stream and in whoever would open one.
@@ -113,6 +158,21 @@ class Engine:
                 yield stream
             finally:
                 self._abort(ids)
+
+    async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
+        restarts = _Restarts()
+        while True:
+            try:
+                await self._core.run(self._deliver, task_status=task_status)
+            except Exception:
+                if self._reopen is None or not restarts.take():
+                    raise
+                logger.error("the engine failed and starts again", exc_info=True)
+            self._requests.pause(EngineRestarting())
+            self._owners.clear()
+            assert self._reopen is not None, "or the failure was raised"
+            self._core = await self._reopen()
+            task_status = _OnStarted(self._requests.resume)
 
     def _check_room(self, num_new: int) -> None:
         limit = self._max_num_sequences

@@ -77,6 +77,10 @@ class PoolingLoop:
     def is_alive(self) -> bool:
         return self._requests.is_alive
 
+    def check_alive(self) -> None:
+        """Raise why no request can be opened now, if none can."""
+        self._requests.check_alive()
+
     def statistics(self) -> PoolingEngineStatistics:
         return PoolingEngineStatistics(
             num_requests=len(self._requests),

@@ -30,19 +30,21 @@ class OpenRequests:
     def __init__(self) -> None:
         self._requests: set[OpenRequest] = set()
         self._all_closed = trio.Event()
+        # Why none may be opened: for ever, and for now.
         self._end: Exception | None = None
+        self._pause: Exception | None = None
 
     @property
     def is_alive(self) -> bool:
-        return self._end is None
+        return self._end is None and self._pause is None
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def check_alive(self) -> None:
-        """Raise what ended the engine, if it has ended."""
-        if self._end is not None:
-            raise self._end
+        """Raise what ended the engine, if it has ended, or what it pauses for."""
+        if error := self._end or self._pause:
+            raise error
 
     @contextmanager
     def hold(self, request: OpenRequest) -> Iterator[None]:
@@ -63,8 +65,15 @@ class OpenRequests:
         if self._end is not None:
             return
         self._end = error
-        for request in self._requests:
-            request.fail(error)
+        self._fail_all(error)
+
+    def pause(self, error: Exception) -> None:
+        """The same, but whoever comes after `resume` is served."""
+        self._pause = error
+        self._fail_all(error)
+
+    def resume(self) -> None:
+        self._pause = None
 
     async def serve(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run an engine, and tell requests of its end.
@@ -83,6 +92,10 @@ class OpenRequests:
             raise
         finally:
             self.close(ShuttingDown())
+
+    def _fail_all(self, error: Exception) -> None:
+        for request in self._requests:
+            request.fail(error)
 
     async def _wait_all_closed(self) -> None:
         while self._requests:

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
 from .. import __version__
-from ..errors import EngineDied, EngineStalled, ShuttingDown
+from ..errors import EngineStalled
 from .body import respond_json
 from .openapi import openapi_document
 from .responses import ErrorBody, Version, list_models
@@ -27,10 +27,7 @@ async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
     """200 while requests are taken, 503 otherwise."""
     if state.is_healthy:
         return Response(b"", 200)
-    engine = state.engine
-    has_died = engine is not None and not state.lifecycle.is_draining
-    error = EngineDied() if has_died else ShuttingDown()
-    return respond_json(ErrorBody.of(error), 503)
+    return respond_json(ErrorBody.of(state.find_illness()), 503)
 
 
 async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..config import HttpConfig, parse_bytes
-from ..errors import ModelNotFound, ShuttingDown, TaskNotServed
+from ..errors import (
+    EngineRestarting,
+    ModelNotFound,
+    RendererStuck,
+    ShuttingDown,
+    TaskNotServed,
+    TrioserveError,
+)
 from ..observe import LoopStall, Metrics
 from ..observe.metrics import name_fields
 from ..pooling_engine import PoolingEngine
@@ -46,6 +53,14 @@ class ServerState:
             and not self.lifecycle.is_draining
         )
 
+    def find_illness(self) -> TrioserveError:
+        """Return why no request is taken."""
+        try:
+            self.require_engine().engine.check_alive()
+        except TrioserveError as error:
+            return error
+        return RendererStuck()
+
     @property
     def stalled_seconds(self) -> float:
         """For how long nothing has been heard of a step that runs."""
@@ -53,11 +68,16 @@ class ServerState:
 
     @property
     def makes_progress(self) -> bool:
-        return (
-            self.engine is not None
-            and self.engine.engine.is_alive
-            and self.stalled_seconds < self.config.progress_timeout
-        )
+        if self.engine is None:
+            return False
+        try:
+            self.engine.engine.check_alive()
+        except EngineRestarting:
+            # Who restarts the server now, would begin it anew.
+            return True
+        except TrioserveError:
+            return False
+        return self.stalled_seconds < self.config.progress_timeout
 
     async def finish_drain(self) -> None:
         """Wait until draining has begun and is over, one way or the other.
