@@ -19,6 +19,7 @@ import pytest
 import trio
 
 import trioserve
+from trioserve.engine import EngineProcessDied
 from trioserve.errors import WeightsNotFound
 
 pytestmark = pytest.mark.slow
@@ -145,18 +146,26 @@ def test_who_is_killed_at_load_takes_the_other_one_along(
     assert ("was ended by SIGKILL" in log) == (killed == "engine")
 
 
-async def test_an_embedder_may_have_its_engine_in_a_process(model_folder: Path) -> None:
-    async with trioserve.open_engine(
-        str(model_folder), process=True, kv_cache_memory="16MiB"
-    ) as engine:
-        [child] = psutil.Process().children()
-        fresh = engine.engine.statistics()
-        async with engine.open_completion("Once", max_tokens=20, temperature=0) as one:
-            [text] = await one.collect()
-        assert len(text.token_ids) == 20
-        with trio.fail_after(10):
-            while engine.engine.statistics() != fresh:
-                await trio.sleep(0.01)
+async def test_an_embedder_hears_of_the_death_of_its_idle_engine(
+    model_folder: Path,
+) -> None:
+    """Which it may have in a process, and which works there as it does here."""
+    with pytest.RaisesGroup(EngineProcessDied, flatten_subgroups=True):
+        async with trioserve.open_engine(
+            str(model_folder), process=True, kv_cache_memory="16MiB"
+        ) as engine:
+            [child] = psutil.Process().children()
+            fresh = engine.engine.statistics()
+            async with engine.open_completion("Once", max_tokens=20) as one:
+                [text] = await one.collect()
+            assert len(text.token_ids) == 20
+            with trio.fail_after(10):
+                while engine.engine.statistics() != fresh:
+                    await trio.sleep(0.01)
+            child.kill()
+            with trio.fail_after(SECOND + LATE):
+                await trio.sleep_forever()
+    assert not engine.engine.is_alive
     assert not child.is_running()
 
 
