@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -155,3 +156,30 @@ def test_where_nothing_is_loaded_that_is_told() -> None:
 def test_a_plug_in_takes_part_once_and_few_do(names: list[str], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):
         SamplingParams(logits_processors=tuple((name, {}) for name in names))
+
+
+def nest(depth: int) -> list[object]:
+    nested: list[object] = []
+    for _ in range(depth - 1):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_taken"),
+    [
+        ({"text": "a", "list": [1, 2.5, None, True], "big": 2**63 - 1}, True),
+        ({"big": 2**63}, False),
+        ({"deep": nest(31)}, True),
+        ({"deep": nest(32)}, False),
+        ({"deep": nest(100_000)}, False),
+    ],
+)
+def test_what_a_plug_in_is_told_can_be_sent_to_any_process(
+    arguments: dict[str, object], is_taken: bool
+) -> None:
+    info = replace(INFO, logits_processors=("left",))
+    asked = replace(ONE, logits_processors=(("left", arguments),))
+    with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
+        check_request([Prompt(token_ids=(1,))], asked, info)
+    assert is_taken or caught.value.param == "logits_processors.left"

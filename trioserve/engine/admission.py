@@ -15,6 +15,9 @@ from ..steps import (
     SamplingParams,
 )
 
+# Far more than a plug-in wants to read, and far less than what ends a decoder.
+_MAX_ARGUMENT_DEPTH = 32
+
 
 def check_request(
     prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
@@ -43,8 +46,13 @@ def check_request(
             if not tag:
                 raise ValueError("a tag has at least one token")
             _check_token_ids("thinking_token_budget", tag, info.vocab_size)
-    for name, _ in sampling.logits_processors:
+    for name, arguments in sampling.logits_processors:
         _check_processor(name, info.logits_processors)
+        if not _is_sendable(arguments, _MAX_ARGUMENT_DEPTH):
+            raise InvalidParameter(
+                f"logits_processors.{name}",
+                f"may be nested {_MAX_ARGUMENT_DEPTH} deep, with numbers of 64 bits",
+            )
 
 
 def resolve_sampling(
@@ -118,6 +126,16 @@ def _check_processor(name: str, loaded: Sequence[str]) -> None:
             f"there is no {name[:64]!r} among those loaded: "
             f"{', '.join(loaded) or 'none'}",
         )
+
+
+def _is_sendable(value: object, depth: int) -> bool:
+    """Whether another process can read what a request says to a plug-in."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if not isinstance(value, (dict, list)):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_sendable(each, depth - 1) for each in inner)
 
 
 def _check_length(prompt: Prompt, sampling: SamplingParams, limit: int) -> None:
