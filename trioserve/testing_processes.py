@@ -11,8 +11,6 @@ from typing import Any
 import trio
 
 from .engine import (
-    LocalCore,
-    LocalPoolingCore,
     RemoteCore,
     RemotePoolingCore,
     host_core,
@@ -22,7 +20,6 @@ from .engine.messages import FromEngine, ToEngine
 from .processes import MessageStream
 
 _Stream = MessageStream[Any]
-_Run = Callable[..., Awaitable[None]]
 
 
 @contextmanager
@@ -43,19 +40,6 @@ async def _describe_end() -> str:
     return "the other side has gone"
 
 
-async def _run_both(
-    run: _Run,
-    theirs: _Stream,
-    host: Callable[[], Awaitable[None]],
-    task_status: trio.TaskStatus[None],
-) -> None:
-    """Run a core's two sides."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_serve, theirs, host)
-        await nursery.start(run)
-        task_status.started()
-
-
 async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
     """Do what a process does: when it fails, it is gone."""
     async with trio.open_nursery() as nursery:
@@ -67,65 +51,56 @@ async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
         nursery.cancel_scope.cancel()
 
 
-class HostedCore(RemoteCore):
-    """A RemoteCore with both sides of its connection; see _run_both.
+class _Nowhere:
+    """The stream of an engine that does not run."""
+
+    def send_nowait(self, message: object) -> None:
+        pass
+
+
+class _Hosted:
+    """A remote core with both sides of its connection.
 
     Args:
       core: what it serves.
     """
 
-    def __init__(self, core: LocalCore) -> None:
+    _host: Callable[..., Awaitable[None]]
+
+    def __init__(self, core: Any) -> None:
         self._core = core
+        self._is_open = False
+        self._stream: Any = _Nowhere()
 
     def statistics(self) -> Any:
         # A fresh one's, for comparison, may be asked for before it runs.
-        return (
-            super().statistics()
-            if hasattr(self, "_stream")
-            else self._core.statistics()
-        )
+        remote: Any = super()
+        return (remote if self._is_open else self._core).statistics()
 
-    async def run(  # noqa: ASYNC128, _run_both calls it
+    async def run(
         self,
         deliver: Callable[[Any], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
+        remote: Any = super()
         with _open_streams() as (ours, theirs):
-            super().__init__(ours, _describe_end)
-            await _run_both(
-                partial(super().run, deliver),
-                theirs,
-                partial(host_core, self._core, theirs),
-                task_status,
-            )
+            remote.__init__(ours, _describe_end)
+            async with trio.open_nursery() as nursery:
+                host = partial(type(self)._host, self._core, theirs)
+                nursery.start_soon(_serve, theirs, host)
+                await nursery.start(remote.run, deliver)
+                self._is_open = True
+                task_status.started()
 
 
-class HostedPoolingCore(RemotePoolingCore):
+class HostedCore(_Hosted, RemoteCore):
+    """A GenerationCore in this event loop, behind a connection."""
+
+    _host = staticmethod(host_core)
+
+
+class HostedPoolingCore(_Hosted, RemotePoolingCore):
     """The same for a core that pools."""
 
-    def __init__(self, core: LocalPoolingCore) -> None:
-        self._core = core
-
-    def statistics(self) -> Any:
-        # A fresh one's, for comparison, may be asked for before it runs.
-        return (
-            super().statistics()
-            if hasattr(self, "_stream")
-            else self._core.statistics()
-        )
-
-    async def run(  # noqa: ASYNC128, _run_both calls it
-        self,
-        deliver: Callable[[Any], None],
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        with _open_streams() as (ours, theirs):
-            super().__init__(ours, _describe_end)
-            await _run_both(
-                partial(super().run, deliver),
-                theirs,
-                partial(host_pooling_core, self._core, theirs),
-                task_status,
-            )
+    _host = staticmethod(host_pooling_core)

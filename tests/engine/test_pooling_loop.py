@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import LocalPoolingCore, PoolingLoop
+from trioserve.engine import EngineProcessDied, LocalPoolingCore, PoolingLoop
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -29,12 +29,21 @@ from trioserve.testing import (
     make_info,
     make_pooling_info,
 )
+from trioserve.testing_processes import HostedPoolingCore
 
 EMBED = PoolingParams(task="embed")
 
 
+@pytest.fixture(autouse=True, params=["here", "in_a_process"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loop is: what it promises does not depend on it."""
+    monkeypatch.setattr(Bench, "is_remote", request.param == "in_a_process")
+
+
 class Bench:
     """A loop over a fake device, whose steps take 10 ms and a millisecond a token."""
+
+    is_remote = False
 
     def __init__(
         self,
@@ -57,14 +66,15 @@ class Bench:
             ),
         )
         self.loop = PoolingLoop(
-            core,
+            HostedPoolingCore(core) if self.is_remote else core,
             info=make_info(64, vocab_size=1000),
             pooling=make_pooling_info(task, matryoshka=matryoshka),
             max_num_inputs=max_num_inputs,
         )
         self.fresh = self.loop.statistics()
 
-    def check_nothing_is_held(self) -> None:
+    async def check_nothing_is_held(self) -> None:
+        await trio.testing.wait_all_tasks_blocked()
         assert self.loop.statistics() == self.fresh
         assert self.device.kept == {}
 
@@ -94,7 +104,7 @@ async def test_results_come_in_the_order_of_inputs(
             expect(result, each.token_ids)
         assert bench.loop.counters().num_inputs == 5
         assert bench.loop.counters().num_input_tokens == 32
-        bench.check_nothing_is_held()
+        await bench.check_nothing_is_held()
         nursery.cancel_scope.cancel()
 
 
@@ -123,7 +133,7 @@ async def test_whoever_leaves_holds_nothing(
         num_steps = len(bench.device.plans)
         await trio.sleep(1)
         assert len(bench.device.plans) <= num_steps + 1
-        bench.check_nothing_is_held()
+        await bench.check_nothing_is_held()
         nursery.cancel_scope.cancel()
 
 
@@ -142,7 +152,7 @@ async def test_a_client_that_leaves_takes_its_query_along(
                 documents = [make_input(*[4] * 16) for _ in range(50)]
                 await request.pool(documents, compare_with=[key] * 50)
         await trio.sleep(1)
-        bench.check_nothing_is_held()
+        await bench.check_nothing_is_held()
         nursery.cancel_scope.cancel()
 
 
@@ -158,7 +168,7 @@ async def test_what_is_left_is_forgotten_within_a_step(
             assert len(bench.device.kept) == 1
             assert bench.loop.statistics().scheduler.num_kept == 1
         await trio.sleep(0.011)
-        bench.check_nothing_is_held()
+        await bench.check_nothing_is_held()
         nursery.cancel_scope.cancel()
 
 
@@ -216,7 +226,8 @@ async def test_a_failed_step_ends_all_requests(
         except EngineDied as error:
             told.append(error)
 
-    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+    cause = EngineProcessDied if bench.is_remote else RuntimeError
+    with pytest.RaisesGroup(cause, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(bench.loop.run)
             async with trio.open_nursery() as clients:
@@ -254,7 +265,7 @@ async def test_more_than_there_is_room_for_is_refused(
     with pytest.raises(InvalidParameter, match="10 are the most"):
         with bench.loop.open_request(11, EMBED):
             raise AssertionError("it never fits in")
-    bench.check_nothing_is_held()
+    await bench.check_nothing_is_held()
 
 
 @pytest.mark.parametrize(
