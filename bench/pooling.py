@@ -374,14 +374,14 @@ class Vectors(msgspec.Struct, kw_only=True):
 
 def serve_encoder(load: Load) -> None:
     """Load the model, greet, and answer questions until there are no more."""
-    answers = os.fdopen(os.dup(1), "wb")
-    # What libraries print is no answer.
-    os.dup2(2, 1)
-    encoder = LocalEncoder(load)
-    write_line(answers, encoder.greet())
-    for line in sys.stdin.buffer:
-        question = msgspec.json.decode(line, type=Question)
-        write_line(answers, encoder.answer(question))
+    with os.fdopen(os.dup(1), "wb") as answers:
+        # What libraries print is no answer.
+        os.dup2(2, 1)
+        encoder = LocalEncoder(load)
+        write_line(answers, encoder.greet())
+        for line in sys.stdin.buffer:
+            question = msgspec.json.decode(line, type=Question)
+            write_line(answers, encoder.answer(question))
 
 
 def write_line(file: BinaryIO, message: msgspec.Struct) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from hypothesis import settings
@@ -12,6 +13,16 @@ from trioserve.testing_tokenizer import tiny_tokenizer
 # No test promises a time, and the machine may be busy.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from what was imported, as a server does that is ready.
+
+    Each time it looks through all objects of torch and transformers takes half a second,
+    which adds up to a sixth of the whole run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

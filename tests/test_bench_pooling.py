@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 import importlib.util
+import io
 import json
 import os
 from pathlib import Path
@@ -18,9 +19,11 @@ from types import ModuleType
 from typing import Any
 
 import h11
+import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+import torch
 import trio
 import trio.testing
 
@@ -387,21 +390,32 @@ async def test_an_encoder_that_ends_is_told() -> None:
 
 
 @pytest.mark.slow
-async def test_sentence_transformers_does_what_it_is_asked(tmp_path: Path) -> None:
+def test_sentence_transformers_does_what_it_is_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """In this process: another one would import it for five seconds."""
     save_tiny_encoder("bert", tmp_path)
     save_word_tokenizer(tmp_path)
-    load = pooling.Load(model=str(tmp_path), max_model_len=64, num_threads=1)
-    with trio.fail_after(60):
-        async with pooling.open_encoder(pooling.write_encoder_command(load)) as encoder:
-            greeting = await encoder.read_greeting()
-            texts = pooling.write_texts(MANY, greeting.vocabulary, 0)
-            vectors = await encoder.embed(texts)
-            seconds = [
-                await encoder.time(task, texts) for task in ("encode", "forward")
-            ]
+    load = pooling.Load(
+        model=str(tmp_path), max_model_len=64, num_threads=torch.get_num_threads()
+    )
+    texts = pooling.write_texts(MANY, VOCABULARY, 0)
+    questions = b"".join(
+        msgspec.json.encode(pooling.Question(task=task, texts=texts)) + b"\n"
+        for task in ("vectors", "encode", "forward")
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(questions)))
+    assert pooling.main(pooling.write_encoder_command(load)[2:]) == 0
+    answers = capfd.readouterr().out.splitlines()
 
+    greeting = msgspec.json.decode(answers[0], type=pooling.Greeting)
+    vectors = msgspec.json.decode(answers[1], type=pooling.Vectors).vectors
     assert [len(vector) for vector in vectors] == [32, 32, 32]
-    assert min(seconds) > 0
+    for answer in answers[2:]:
+        assert msgspec.json.decode(answer, type=pooling.Timing).seconds > 0
+    assert len(answers) == 4
     assert "float32" in greeting.about
     assert greeting.vocabulary.words == list(pooling.serving.WORDS)
     assert greeting.vocabulary.num_special_tokens == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from pathlib import Path
 import sys
@@ -61,4 +60,3 @@ async def test_a_device_that_is_always_served_first_is_never_idle(
         assert figures.idle_ms == pytest.approx(0.0, abs=1e-9)
         # The step that computes the prompts gives the first tokens.
         assert figures.share == pytest.approx(1.0)
-    gc.unfreeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+import os
 from pathlib import Path
 import re
 import signal
@@ -18,6 +19,10 @@ from trioserve.testing_models import save_tiny_model
 from trioserve.testing_tokenizer import tiny_tokenizer
 
 START_SECONDS = 60
+
+README = Path(__file__).parents[2] / "README.rst"
+
+SERVE = (sys.executable, "-m", "trioserve", "serve")
 
 
 @dataclass(kw_only=True)
@@ -53,9 +58,24 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(folder)
 
 
-def start_process(stack: ExitStack, command: list[str]) -> ServerProcess:
+@pytest.fixture(scope="session")
+def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with README's plug-in: my_processors.NoRepeat, called no-repeat."""
+    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", README.read_text())
+    (block,) = (block for block in blocks if "(LogitsProcessor):" in block)
+    source = "\n".join(line[4:] for line in block.splitlines())
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "my_processors.py").write_text(source)
+    return folder
+
+
+def start_process(
+    stack: ExitStack, command: list[str], **variables: str
+) -> ServerProcess:
     process = stack.enter_context(
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
+        )
     )
     log: list[str] = []
     urls: list[str] = []
@@ -87,17 +107,25 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
     with ExitStack() as stack:
 
         def start(*arguments: str) -> ServerProcess:
-            module = [sys.executable, "-m", "trioserve", "serve"]
-            return start_process(stack, [*module, *arguments, "--port", "0"])
+            return start_process(stack, [*SERVE, *arguments, "--port", "0"])
 
         yield start
 
 
-@pytest.fixture(scope="module")
-def server(
-    start_server: Callable[..., ServerProcess], model_folder: Path
-) -> ServerProcess:
-    """One server for the tests that leave it as they found it."""
-    return start_server(
-        str(model_folder), "--kv-cache-memory", "64MiB", "--num-threads", "1"
-    )
+@pytest.fixture(scope="session")
+def server(model_folder: Path, plugin_folder: Path) -> Iterator[ServerProcess]:
+    """One server for all tests that leave it as they found it.
+
+    A start takes seconds, most of which torch is imported in.
+    """
+    with ExitStack() as stack:
+        yield start_process(
+            stack,
+            [
+                *(*SERVE, str(model_folder), "--port", "0"),
+                *("--kv-cache-memory", "64MiB", "--num-threads", "1"),
+                *("--progress-timeout", "2"),
+                *("--logits-processor", "my_processors:NoRepeat"),
+            ],
+            PYTHONPATH=str(plugin_folder),
+        )

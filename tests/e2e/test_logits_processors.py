@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-import re
 from typing import Any
 
 import openai
@@ -16,24 +15,9 @@ from trioserve.text_engine import TextParams
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).parents[2] / "README.rst"
 # What follows would be written again.
 PROMPT = [300, 301] * 6
 NUM_TOKENS = 60
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Save README's module where it can be imported; returns its name."""
-    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", README.read_text())
-    (block,) = (block for block in blocks if "(LogitsProcessor):" in block)
-    source = "\n".join(line[4:] for line in block.splitlines())
-    name = f"my_processors_{tmp_path.name}"
-    (tmp_path / f"{name}.py").write_text(source)
-    # The one for this process, the other for those that it starts.
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return f"{name}:NoRepeat"
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +48,8 @@ def generate(model_folder: Path) -> Callable[..., list[int]]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_clients_with_and_without_it_are_served_side_by_side(
-    start_server: Any, model_folder: Path, plugin: str, generate: Any
+    server: Any, generate: Any
 ) -> None:
-    server = start_server(
-        str(model_folder),
-        *("--kv-cache-memory", "64MiB", "--num-threads", "1"),
-        *("--logits-processor", plugin),
-    )
     answers: dict[int, list[int]] = {}
 
     async def ask(client: openai.AsyncOpenAI, size: int) -> None:
@@ -104,14 +83,18 @@ async def test_clients_with_and_without_it_are_served_side_by_side(
 
 
 async def test_an_embedded_engine_is_told_by_an_option(
-    model_folder: Path, plugin: str, generate: Any
+    model_folder: Path,
+    plugin_folder: Path,
+    generate: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.syspath_prepend(plugin_folder)
     with trio.fail_after(60):
         async with trioserve.open_engine(
             str(model_folder),
             kv_cache_memory="64MiB",
             num_threads=1,
-            logits_processor=(plugin,),
+            logits_processor=("my_processors:NoRepeat",),
         ) as engine:
             assert engine.info.logits_processors == ("no-repeat",)
             prompt = await engine.renderer.render_ids(tuple(PROMPT))
@@ -132,6 +115,8 @@ def test_a_plug_in_that_cannot_be_loaded_is_exit_code_2(
     from trioserve.__main__ import main
 
     flags = ["--logits-processor", "no_such_module:X", "--port", "0"]
+    # Another process would say the same, after it has imported torch.
+    flags.append("--no-engine-process")
     assert main(["serve", str(model_folder), *flags]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(

@@ -14,6 +14,7 @@ import urllib.request
 
 import numpy as np
 import openai
+import psutil
 import pytest
 
 import trioserve
@@ -206,13 +207,6 @@ def test_a_client_that_vanishes_leaves_no_query_on_the_device(server: Any) -> No
     assert read_metrics(server)["trioserve_inputs_total"] < before + 500
 
 
-def test_an_interrupt_ends_the_server(start_server: Callable[..., Any]) -> None:
-    server = start_server(MODEL, "--num-threads", "1")
-    status, _ = post(server, "/v1/embeddings", {"input": "a"})
-    assert status == 200
-    assert server.stop(signal.SIGINT) == 0
-
-
 async def test_an_embedded_engine_gives_the_same_vectors(oracle: Any) -> None:
     async with trioserve.open_pooling_engine(MODEL, num_threads=1) as engine:
         vectors = await engine.embed(TEXTS)
@@ -234,3 +228,16 @@ async def test_a_door_refuses_the_other_kind_of_model(
     with pytest.raises(trioserve.errors.InvalidConfig, match="open it by open_"):
         async with door(model):
             raise AssertionError("it is not such a model")
+
+
+def test_an_interrupt_ends_the_idle_server_and_its_engine(server: Any) -> None:
+    """The last test that uses it."""
+    status, _ = post(server, "/v1/embeddings", {"input": "a"})
+    assert status == 200
+    [engine] = psutil.Process(server.process.pid).children()
+    with socket.create_connection(("127.0.0.1", server.port)):
+        # As from a terminal, where both would get it.
+        engine.send_signal(signal.SIGINT)
+        assert server.stop(signal.SIGINT) == 0
+    assert not engine.is_running()
+    assert "Traceback" not in "".join(server.log)

@@ -22,16 +22,13 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
 
-SERVE = (sys.executable, "-m", "trioserve", "serve")
-
 # Where the engine is does not matter to these promises, and a second process takes seconds
 # to import torch; test_engine_process.py has those that need it.
 INSIDE = "--no-engine-process"
 
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
-start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
-    "start_process"
-]
+SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
+SERVE, start_process = SIBLING["SERVE"], SIBLING["start_process"]
 
 
 def request_of(body: dict[str, object]) -> bytes:
@@ -79,16 +76,6 @@ async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -
                 nursery.start_soon(run, number)
         while await trio.to_thread.run_sync(read_gauges, server.url) != fresh:
             await trio.sleep(0.05)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_idle_server_ends_with_0(
-    start_server: Start, model_folder: Path, signum: int
-) -> None:
-    server = start_server(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB")
-    with socket.create_connection(("127.0.0.1", server.port)):
-        assert server.stop(signum) == 0
-    assert "Traceback" not in "".join(server.log)
 
 
 def test_a_client_that_never_reads_cannot_hold_up_the_exit(
@@ -139,9 +126,10 @@ def test_a_second_signal_cuts_the_drain(
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
-def test_sigusr1_asks_for_the_loops_stalls_and_stops_nothing(
+def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
     model_folder: Path,
 ) -> None:
+    """What an interrupt does, test_pooling.py says."""
     command = [*SERVE, str(model_folder), INSIDE]
     with ExitStack() as stack:
         server = start_process(
@@ -158,9 +146,11 @@ def test_sigusr1_asks_for_the_loops_stalls_and_stops_nothing(
         metrics = httpx.get(f"{server.url}/metrics").text
         assert "trioserve_event_loop_turn_seconds_count" in metrics
         assert "trioserve_task_step_seconds_count 0.0" not in metrics
-        assert server.stop(signal.SIGTERM) == 0
+        with socket.create_connection(("127.0.0.1", server.port)):
+            assert server.stop(signal.SIGTERM) == 0
     # The third is its last word.
     assert count_lines() == 3
+    assert "Traceback" not in "".join(server.log)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -186,9 +176,19 @@ def test_a_taken_port_is_told_before_the_model_is_loaded(model_folder: Path) -> 
     assert done.stderr.startswith("trioserve: --port: cannot take")
 
 
-def test_wrong_models_are_one_sentence_and_exit_code_2(
-    model_folder: Path, tmp_path: Path
+def test_a_wrong_model_is_one_sentence_and_exit_code_2() -> None:
+    done = run_serve("/no/such/folder", INSIDE, "--port", "0", "--log-level", "error")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("trioserve: ")
+
+
+def test_so_are_those_that_are_found_to_be_wrong_as_they_are_loaded(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Here and not in processes of their own, which would import torch first."""
+    from trioserve.__main__ import main
+
     empty = tmp_path / "empty"
     empty.mkdir()
     truncated = tmp_path / "truncated"
@@ -203,25 +203,15 @@ def test_wrong_models_are_one_sentence_and_exit_code_2(
         (unsupported / path.name).write_bytes(path.read_bytes())
     (unsupported / "config.json").write_text('{"model_type": "mamba"}')
     wrong: list[list[str]] = [
-        ["/no/such/folder"],
         [str(empty)],
         [str(truncated)],
         [str(unsupported)],
         # What would do nothing for a model that does not write.
         [str(model_folder), "--task", "embed", "--reasoning-parser", "qwen3"],
     ]
-    # Together, because most of their time is the import of torch.
-    processes = [
-        subprocess.Popen(
-            [*SERVE, *arguments, INSIDE, "--port", "0", "--log-level", "error"],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in wrong
-    ]
-    for process in processes:
-        _, error = process.communicate(timeout=60)
-        assert process.returncode == 2, error
+    for arguments in wrong:
+        assert main(["serve", *arguments, INSIDE, "--port", "0"]) == 2
+        error = capsys.readouterr().err
         assert "Traceback" not in error
         assert error.splitlines()[-1].startswith("trioserve: ")
 
@@ -253,8 +243,8 @@ DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     ("prefix", "workers", "signum"),
     [
         ([], "0", signal.SIGINT),
-        ([], "0", signal.SIGTERM),
         ([], "1", signal.SIGTERM),
+        # As without the prefix, once it is undone.
         (DEAF_TO_SIGINT, "0", signal.SIGTERM),
     ],
 )

@@ -23,7 +23,7 @@ def server(
     template.write_text(CHATML_TEMPLATE + "{{ '<think>\n' }}")
     return start_server(
         *("--reasoning-parser", "qwen3", "--chat-template", str(template)),
-        *("--kv-cache-memory", "64MiB"),
+        *("--kv-cache-memory", "64MiB", "--no-engine-process"),
     )
 
 

@@ -378,7 +378,10 @@ async def test_a_long_prompt_is_hashed_before_it_waits(
     make_engine: Callable[..., Engine],
 ) -> None:
     """In a thread, where cancelling it leaves nothing behind."""
-    engine = make_engine(num_blocks=4096, max_model_len=16_000)
+    # All of it in one step, which takes real seconds here.
+    engine = make_engine(
+        num_blocks=4096, max_model_len=16_000, max_num_batched_tokens=8000
+    )
     prompt = Prompt(token_ids=tuple(range(1000)) * 8)
     fresh = engine.statistics()
     async with trio.open_nursery() as nursery:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import gc
 
 import pytest
 
 
-@pytest.fixture
-def frozen_heap() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def frozen_heap() -> None:
     """Keep the collector from what other tests loaded, as a server does that is ready."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("frozen_heap")
 T = TypeVar("T")
 
 MAX_MODEL_LEN = 200_000
-TEXT = "Once upon a time there was a little server. " * 12_000
+TEXT = "Once upon a time there was a little server. " * 4_000
 
 HIDDEN_SIZE = 512
 
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     ),
     "embeddings in a chat": lambda: (
         "/v1/chat/completions",
-        make_chat([{"type": "prompt_embeds", "prompt_embeds": encode_tensor(20_000)}]),
+        make_chat([{"type": "prompt_embeds", "prompt_embeds": encode_tensor(10_000)}]),
     ),
     "an image": lambda: (
         "/v1/chat/completions",
@@ -85,7 +85,7 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     ),
     "embeddings": lambda: (
         "/v1/completions",
-        {"prompt_embeds": [encode_tensor(20_000)] * 2, "max_tokens": 1},
+        {"prompt_embeds": [encode_tensor(10_000)] * 2, "max_tokens": 1},
     ),
     "tokenize": lambda: ("/tokenize", {"prompt": TEXT, "return_token_strs": True}),
     "tokenize a chat": lambda: ("/tokenize", {"messages": make_chat(TEXT)["messages"]}),

@@ -63,6 +63,7 @@ def test_every_endpoint_is_there() -> None:
         *((path, "post") for path in POSTS),
         ("/v1/models", "get"),
         ("/health", "get"),
+        ("/progressz", "get"),
         ("/version", "get"),
         ("/metrics", "get"),
         ("/openapi.json", "get"),

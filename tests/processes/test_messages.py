@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 import os
 import socket
@@ -26,10 +26,15 @@ class Tensors(msgspec.Struct, frozen=True, tag=True):
     tensors: tuple[TensorBytes, ...]
 
 
+class Anything(msgspec.Struct, frozen=True, tag=True):
+    wishes: tuple[tuple[str, Mapping[str, object]], ...]
+
+
 class Ids(msgspec.Struct, frozen=True, tag=True):
     input: PoolingInput
 
 
+Message = Text | Tensors | Ids | Anything
 Stream = MessageStream[Any]
 
 
@@ -40,9 +45,7 @@ async def open_streams(
     streams = []
     for sock in (ours, theirs):
         sock.setblocking(False)
-        streams.append(
-            Stream(trio.socket.from_stdlib_socket(sock), receives=Text | Tensors | Ids)
-        )
+        streams.append(Stream(trio.socket.from_stdlib_socket(sock), receives=Message))
     async with trio.open_nursery() as nursery:
         for stream in streams:
             nursery.start_soon(stream.run)
@@ -79,6 +82,8 @@ async def test_what_is_sent_comes_in_its_order(open_sockets: Any) -> None:
         *[Text(str(number)) for number in range(1000)],
         Tensors((make_tensor(2_000_000, 4),)),
         Ids(PoolingInput(token_ids=array("i", [1, 2, 3]))),
+        # What a request says to plug-ins.
+        Anything((("a", {"int": 1, "text": "b", "none": None, "list": [{"c": 0.5}]}),)),
         Tensors((make_tensor(100_000, 5),)),
     ]
     async with open_streams(*open_sockets()) as (ours, theirs):
