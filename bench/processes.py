@@ -79,6 +79,8 @@ import pooling
 from serving import Connection
 import trio
 
+from trioserve.config import DEFAULT_MODEL
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -563,7 +565,7 @@ class Load:
     seconds: float = 8.0
     # Whose steps with 128 sequences last a second, so that few of them are counted.
     model_seconds: float = 20.0
-    model: str = "SmolLM2-135M-Instruct"
+    model: str = DEFAULT_MODEL
 
     def find_seconds(self, device: Device) -> float:
         return self.model_seconds if device.step_seconds is None else self.seconds
