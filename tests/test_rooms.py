@@ -39,9 +39,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text_engine": VOCABULARY | {"engine", "render"},
     "pooling_engine": VOCABULARY | {"engine", "render"},
     "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
-    "pipeline": VOCABULARY | {"executor", "processes"},
+    "torchrun": VOCABULARY,
+    "meeting": VOCABULARY | {"own_thread", "torchrun"},
+    "stages": VOCABULARY | {"executor", "meeting", "processes", "torchrun"},
+    "pipeline": VOCABULARY | {"executor", "processes", "stages"},
     "stage_process": VOCABULARY
-    | {"cores", "executor", "model", "own_thread", "plugins", "processes"},
+    | {"cores", "executor", "meeting", "model", "own_thread", "plugins"}
+    | {"processes", "torchrun"},
     "cores": VOCABULARY
     | {"engine", "executor", "model", "own_thread", "pipeline", "plugins"}
     | {"scheduler", "weights"},
@@ -52,7 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": VOCABULARY | {"http", "launch"},
     "asgi": VOCABULARY | {"http", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
-    "__main__": VOCABULARY | {"server", "simulation"},
+    "__main__": VOCABULARY
+    | {"processes", "server", "simulation", "stage_process", "torchrun"},
     "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
     "testing": {"executor", "pooling", "steps"},
     "testing_server": VOCABULARY
@@ -70,6 +75,7 @@ ONLY_IN: dict[str, set[str]] = {
     # render decodes tensors that clients send.
     "torch": {
         *("model", "executor", "weights", "render", "logits", "stage_process"),
+        "torchrun",
         *("testing_encoders", "testing_models"),
     },
     "PIL": {"render"},

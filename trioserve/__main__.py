@@ -3,6 +3,8 @@
     trioserve serve [MODEL] [--config FILE] [--port PORT] ...
     trioserve simulate [--pipeline-parallel-size N] [--trace FILE] ...
 
+`serve` under torchrun is the server where the rank is 0, and a stage elsewhere.
+
 Exit codes: 0 after a stop that was asked for, 2 for what the user can mend (a wrong
 option, a model that cannot be found), 3 when the engine failed, 128 + N when a second
 signal N cut the drain short.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import logging
+import os
 from pathlib import Path
 import socket
 import sys
@@ -23,6 +26,8 @@ import trio
 from . import __version__
 from .config import BindConfig, ServeConfig, build_config
 from .errors import InvalidConfig, StartupError
+from .processes import die_with_parent
+from .torchrun import find_torchrun
 
 logger = logging.getLogger("trioserve")
 
@@ -57,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(arguments: list[str]) -> int:
     try:
         config = parse_serve(arguments)
+        _obey_torchrun(config)
         _set_up_logging(config.bind.log_level)
         with _bind(config.bind) as sock:
             # Here and not above: --help need not wait for quart.
@@ -66,6 +72,24 @@ def _serve(arguments: list[str]) -> int:
     except StartupError as error:
         sys.stderr.write(f"trioserve: {error}\n")
         return 2
+
+
+def _obey_torchrun(config: ServeConfig) -> None:
+    """Be a stage, and never return, if torchrun has started this process as one.
+
+    Raises:
+      InvalidConfig: torchrun has started another number of processes.
+    """
+    torchrun = find_torchrun()
+    if torchrun is None:
+        return
+    torchrun.check(config.engine.parallel)
+    # All its processes do, so that a second Ctrl-C, which ends it at once, leaves none.
+    die_with_parent(os.getppid())
+    if torchrun.rank > 0:
+        from .stage_process import run_joining_stage
+
+        run_joining_stage(torchrun, config.bind.log_level.upper())
 
 
 def _simulate(arguments: list[str]) -> int:

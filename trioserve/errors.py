@@ -24,6 +24,7 @@
       - UnsupportedModel
       - InvalidConfig
       - PluginBroken
+      - StagesNotMet
 
 Constructors take facts and write the message.
 """
@@ -57,6 +58,7 @@ __all__ = [
     "UnsupportedModel",
     "InvalidConfig",
     "PluginBroken",
+    "StagesNotMet",
     "find_first",
     "restore_startup_error",
 ]
@@ -306,6 +308,13 @@ class PluginBroken(StartupError):
 
     def __init__(self, distribution: str, entry_point: str, reason: str) -> None:
         super().__init__(f"{entry_point} of {distribution} {reason}")
+
+
+class StagesNotMet(StartupError):
+    """Raised when the processes that torchrun has started do not come together."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the stages of the pipeline did not meet: {reason}")
 
 
 def restore_startup_error(kind: str, message: str) -> StartupError:

@@ -1,25 +1,21 @@
-"""Start the stages of a pipeline and bring them together."""
+"""Have the stages of a pipeline load a model, and bring them together."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 import logging
 
 import trio
 
 from .config import EngineConfig
-from .errors import StartupError, find_first, restore_startup_error
+from .errors import InvalidConfig, StartupError, find_first, restore_startup_error
 from .executor import PipelineExecutor, StageDied, StagePeer
-from .executor.messages import Allocate, Begin, FromStage, Loaded, NotLoaded, Ready
-from .processes import PeerGone, open_child
+from .executor.messages import Allocate, Begin, Loaded, NotLoaded, Ready
+from .processes import PeerGone
+from .stages import StartedStage, open_stages
 from .steps import ModelInfo
-
-_LOOPBACK = "127.0.0.1"
-
-# gloo would listen at the address that the machine's name has.
-_LOCAL = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,61 +73,66 @@ async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
     """Start the stages and load the model; they end when the block is left.
 
     Raises:
-      StartupError: as where it is loaded here.
+      StartupError: as where it is loaded here, or they did not come together.
       StageDied: one of them has ended.
     """
-    num_stages = config.parallel.pipeline_parallel_size
-    async with AsyncExitStack() as stack:
-        stages = []
-        for number in range(num_stages):
-            name = f"stage {number}"
-            child = await stack.enter_async_context(
-                open_child(
-                    "trioserve.stage_process",
-                    receives=FromStage,
-                    name=name,
-                    environment=_LOCAL,
-                )
-            )
-            stages.append(
-                StagePeer(
-                    name=name, stream=child.stream, describe_end=child.describe_end
-                )
-            )
-        yield await _load(config, tuple(stages))
+    async with open_stages(config.parallel) as stages:
+        yield await _load(config, stages)
 
 
-async def _load(config: EngineConfig, stages: tuple[StagePeer, ...]) -> Pipeline:
+async def _load(config: EngineConfig, stages: tuple[StartedStage, ...]) -> Pipeline:
     loaded: dict[str, Loaded] = {}
     level = logging.getLogger("trioserve").getEffectiveLevel()
+    peers = tuple(stage.peer for stage in stages)
 
-    async def ask(stage: StagePeer) -> None:
-        number = stages.index(stage)
+    async def ask(peer: StagePeer) -> None:
+        number = peers.index(peer)
+        stage = stages[number]
         begin = Begin(
             config=config,
             stage=number,
             num_stages=len(stages),
-            local_stage=number,
-            num_local_stages=len(stages),
-            listens_on=_LOOPBACK,
+            local_stage=stage.local_stage,
+            num_local_stages=stage.num_local_stages,
+            listens_on=stage.listens_on,
             log_level=level,
         )
-        await _send(stage, begin)
-        answer = await stage.receive()
+        await _send(peer, begin)
+        answer = await peer.receive()
         if isinstance(answer, NotLoaded):
             raise restore_startup_error(answer.kind, answer.reason)
         assert isinstance(answer, Loaded), "that is the answer to Begin"
-        loaded[stage.name] = answer
+        loaded[peer.name] = answer
 
-    await _for_each(stages, ask)
-    first = loaded[stages[0].name]
+    await _for_each(peers, ask)
+    first = loaded[peers[0].name]
+    for name, other in loaded.items():
+        _check_alike(first, other, name)
     return Pipeline(
-        stages=stages,
+        stages=peers,
         info=first.info,
         device_type=first.device_type,
         num_blocks=min(each.num_blocks for each in loaded.values()),
         port=first.port,
     )
+
+
+def _check_alike(first: Loaded, other: Loaded, name: str) -> None:
+    """Refuse what machines may have different, and would compute nonsense with.
+
+    Raises:
+      InvalidConfig
+    """
+    if other.device_type != first.device_type:
+        raise InvalidConfig(
+            "device",
+            f"{name} has a device of type {other.device_type}, and stage 0 one of type "
+            f"{first.device_type}",
+        )
+    # All but what the layers keep that each of them has.
+    alike = replace(other.info, kv_bytes_per_token=first.info.kv_bytes_per_token)
+    if alike != first.info:
+        raise InvalidConfig("model", f"{name} has found another one than stage 0")
 
 
 async def _send(stage: StagePeer, message: object) -> None:

@@ -1,27 +1,32 @@
 """A stage's process: `python -m trioserve.stage_process DESCRIPTOR PARENT`.
 
-Started by pipeline.py, which drives it: it loads some layers of a model and steps them.
-What it is told and what it tells, executor/messages.py says.
+Started by stages.py and driven by pipeline.py: it loads some layers of a model and steps
+them. What it is told and what it tells, executor/messages.py says. Where torchrun starts
+it, it is `trioserve serve` with a rank other than 0, which goes on in run_joining_stage.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 import gc
 import logging
 from operator import methodcaller
+import os
+import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import outcome
 import trio
 
 from .config import ModelConfig
 from .cores import find_source
-from .errors import InvalidConfig, StartupError
+from .errors import InvalidConfig, StagesNotMet, StartupError
 from .executor import LocalExecutor
 from .executor.messages import (
     Allocate,
@@ -34,14 +39,24 @@ from .executor.messages import (
     Stepped,
     ToStage,
 )
+from .meeting import join_engine
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
-from .processes import MessageStream, run_as_child
+from .processes import (
+    MessageStream,
+    ignore_stops,
+    run_as_child,
+    run_with_parent,
+    serve_peer,
+)
 from .steps import StepPlan, StepResult
+from .torchrun import LOOPBACK_ENVIRONMENT, Torchrun
 
 if TYPE_CHECKING:
     from .model import ModelRunner
     from .model.stages import LoadedStage
+
+T = TypeVar("T")
 
 _BEAT_SECONDS = 1.0
 
@@ -50,14 +65,11 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     """Load what the other side asks for, and run its plans."""
     begin = await stream.receive()
     assert isinstance(begin, Begin), "that comes first"
-    logging.basicConfig(
-        level=begin.log_level,
-        format=f"%(asctime)s %(levelname)s stage {begin.stage} %(name)s: %(message)s",
-    )
+    _set_up_logging(begin.log_level, begin.stage)
     # As in server.py.
     sys.setswitchinterval(0.0005)
     try:
-        stage = await OwnThread(partial(_load, begin)).wait()
+        stage = await _work(partial(_load, begin), stream)
     except StartupError as error:
         stream.send_nowait(NotLoaded(kind=type(error).__name__, reason=str(error)))
         await stream.receive()
@@ -65,10 +77,58 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     stream.send_nowait(stage.describe())
     allocate = await stream.receive()
     assert isinstance(allocate, Allocate), "that comes next"
-    runner = await OwnThread(partial(stage.connect, allocate)).wait()
+    runner = await _work(partial(stage.connect, allocate), stream)
     gc.freeze()
     stream.send_nowait(Ready())
     await _Steps(stage, runner, stream).run()
+
+
+async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
+    """Do what takes long in a thread, and end if the other side ends meanwhile."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.listen)
+        result = await outcome.acapture(OwnThread(work).wait)
+        nursery.cancel_scope.cancel()
+    return result.unwrap()
+
+
+def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
+    """Be the stage of this process's rank: join the engine and end with it.
+
+    Exit codes: 0 when the engine has hung up, for whatever reason; 2 when there is none.
+    """
+    _set_up_logging(log_level, torchrun.rank)
+    # Until there is an engine nothing has to be ended in order, so a stop is one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if torchrun.is_on_one_machine:
+        os.environ.update(LOOPBACK_ENVIRONMENT)
+
+    async def join() -> None:
+        try:
+            sock = await join_engine(torchrun)
+        except StagesNotMet as error:
+            sys.stderr.write(f"trioserve: {error}\n")
+            os._exit(2)
+        # torchrun stops all its processes at once, while the server lets streams end.
+        ignore_stops()
+        await serve_peer(
+            serve_stage,
+            sock,
+            receives=ToStage,
+            farewell="the engine has hung up, so this stage ends",
+        )
+
+    run_with_parent(join, parent=os.getppid())
+
+
+def _set_up_logging(level: int | str, stage: int) -> None:
+    logging.basicConfig(
+        level=level,
+        format=f"%(asctime)s %(levelname)s stage {stage} %(name)s: %(message)s",
+        # A stage that torchrun has started logs before it knows the engine's level.
+        force=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

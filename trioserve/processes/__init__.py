@@ -2,6 +2,7 @@
 
     open_child       starts `python -m MODULE` and ends it, whatever happens
     run_as_child     what such a module does first
+    run_with_parent, serve_peer    its two halves, where somebody else starts it
     MessageStream    msgspec structs both ways, tensors through shared memory
 
 It knows no engine and no device. Nothing is pickled: what a process sends is data.
@@ -9,14 +10,24 @@ It knows no engine and no device. Nothing is pickled: what a process sends is da
 
 from .child import Child, open_child
 from .messages import Mail, MessageStream, PeerGone, pack
-from .parent import run_as_child
+from .parent import (
+    die_with_parent,
+    ignore_stops,
+    run_as_child,
+    run_with_parent,
+    serve_peer,
+)
 
 __all__ = [
     "Child",
     "Mail",
     "MessageStream",
     "PeerGone",
+    "die_with_parent",
+    "ignore_stops",
     "open_child",
     "pack",
     "run_as_child",
+    "run_with_parent",
+    "serve_peer",
 ]

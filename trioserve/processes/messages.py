@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+import errno
 import mmap
 import os
 import socket
@@ -37,6 +39,14 @@ _ALIGNMENT = 64
 
 # What is read at once: a step's outputs, many times over.
 _READ_BYTES = 256 * 1024
+
+# What a socket says whose other end is gone, or whose other machine answers no more.
+_LOST = frozenset(
+    {
+        *(errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED),
+        *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN),
+    }
+)
 
 # Room for the descriptors of all messages that one read may bring.
 _MAX_DESCRIPTORS = 64
@@ -114,6 +124,16 @@ def _share(tensors: Sequence[memoryview]) -> int:
     return memory
 
 
+@contextmanager
+def _telling_loss() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
+        raise PeerGone() from None
+
+
 class MessageStream(Generic[MessageT]):
     """One end of a connection.
 
@@ -157,19 +177,21 @@ class MessageStream(Generic[MessageT]):
                         mail.close()
                 self._has_mail = trio.Event()
                 await self._has_mail.wait()
-        except (BrokenPipeError, ConnectionResetError):
+        except PeerGone:
             self._drop()
             await trio.sleep_forever()
         finally:
             self._drop()
 
     async def send(self, message: object) -> None:
-        """Send a message now, where nobody runs the stream yet."""
+        """Send a message now, where nobody runs the stream yet.
+
+        Raises:
+          PeerGone
+        """
         mail = pack(message, shares_memory=self.shares_memory)
         try:
             await self._send(mail)
-        except (BrokenPipeError, ConnectionResetError):
-            raise PeerGone() from None
         finally:
             mail.close()
 
@@ -199,6 +221,14 @@ class MessageStream(Generic[MessageT]):
             message = self._open(view[_HEADER.size : end], has_memory)
         del self._incoming[:end]
         return message
+
+    async def listen(self) -> None:
+        """Wait until there is something to receive; for who does other things meanwhile.
+
+        Raises:
+          PeerGone
+        """
+        await self._fill(len(self._incoming) + 1)
 
     def close(self) -> None:
         self._sock.close()
@@ -257,19 +287,18 @@ class MessageStream(Generic[MessageT]):
 
     async def _send(self, mail: Mail) -> None:
         data = memoryview(mail.data)
-        if mail.memory is not None:
-            rights = array("i", [mail.memory]).tobytes()
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            data = data[await self._sock.sendmsg([data], ancillary) :]
-        while data:
-            data = data[await self._sock.send(data) :]
+        with _telling_loss():
+            if mail.memory is not None:
+                rights = array("i", [mail.memory]).tobytes()
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                data = data[await self._sock.sendmsg([data], ancillary) :]
+            while data:
+                data = data[await self._sock.send(data) :]
 
     async def _fill(self, num_bytes: int) -> None:
         while len(self._incoming) < num_bytes:
-            try:
+            with _telling_loss():
                 data = await self._receive()
-            except ConnectionResetError:
-                data = b""
             if not data:
                 raise PeerGone()
             self._incoming += data

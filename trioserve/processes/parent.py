@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 
@@ -29,20 +29,36 @@ def run_as_child(
     """Run the main function of a child process, which never returns from here.
 
     The process ends with its parent: the system kills it, and it ends by itself when the
-    connection is closed, whichever comes first. It ends at once: threads that a device
-    keeps busy are not waited for.
+    connection is closed, whichever comes first.
 
     Args:
       main: has always something to receive.
     """
-    # Stops are the parent's business, who may get them at the same time.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent(int(sys.argv[2]))
+    ignore_stops()
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(False)
+
+    async def run() -> None:
+        await serve_peer(main, trio.socket.from_stdlib_socket(sock), receives=receives)
+
+    run_with_parent(run, parent=int(sys.argv[2]))
+
+
+def ignore_stops() -> None:
+    """Leave stops to the other process, who may get them at the same time."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoReturn:
+    """Run a function that ends the process, and end it if the function fails.
+
+    The system kills the process when its parent has ended. It ends at once: threads that
+    a device keeps busy are not waited for.
+    """
+    die_with_parent(parent)
     try:
-        trio.run(_run, main, sock, receives)
+        trio.run(main)
     except BaseException:
         logger.critical("this process ends", exc_info=True)
         raise
@@ -59,21 +75,43 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-class _ParentStream(MessageStream[Any]):
-    async def receive(self) -> Any:
+class _DrivingStream(MessageStream[Any]):
+    """A stream to the process that this one exists for.
+
+    Args:
+      farewell: logged at the end, where nobody else would tell of it.
+    """
+
+    def __init__(
+        self, sock: trio.socket.SocketType, receives: Any, farewell: str | None
+    ) -> None:
+        super().__init__(sock, receives)
+        self._farewell = farewell
+
+    async def _fill(self, num_bytes: int) -> None:
         try:
-            return await super().receive()
+            await super()._fill(num_bytes)
         except PeerGone:
-            # The parent has left, which is how we end.
+            # The other process has left, which is how we end.
+            if self._farewell is not None:
+                logger.info("%s", self._farewell)
             os._exit(0)
 
 
-async def _run(
+async def serve_peer(
     main: Callable[[MessageStream[Any]], Awaitable[None]],
-    sock: socket.socket,
+    sock: trio.socket.SocketType,
+    *,
     receives: Any,
+    farewell: str | None = None,
 ) -> None:
-    stream = _ParentStream(trio.socket.from_stdlib_socket(sock), receives=receives)
+    """Run what another process drives; when that hangs up, this process ends.
+
+    Args:
+      main: has always something to receive.
+      farewell: to log then.
+    """
+    stream = _DrivingStream(sock, receives, farewell)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.run)
         await main(stream)

@@ -1,0 +1,155 @@
+"""Stages that torchrun starts: two agents, as on two machines, on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+import json
+from pathlib import Path
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+import trio
+
+import trioserve
+
+pytestmark = pytest.mark.slow
+
+# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
+    "start_process"
+]
+
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+# A chunked prompt, and the tokens after it.
+SHORT = {"prompt": "Once upon a time " * 20, "max_tokens": 40, "temperature": 0.0}
+
+# For torchrun, which looks at its processes ten times a second, and for a busy machine.
+END_SECONDS = 20
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """Two machines; the first one has the server, its engine and stage 0.
+
+    Args:
+      server: the first one's torchrun, as conftest.ServerProcess.
+      other: the second one's torchrun.
+    """
+
+    server: Any
+    other: subprocess.Popen[bytes]
+
+    def find_stage(self) -> psutil.Process:
+        """Find the only process on the second machine."""
+        [stage] = psutil.Process(self.other.pid).children()
+        return stage
+
+    def list_processes(self) -> list[psutil.Process]:
+        """List all but torchrun's own."""
+        pids = self.server.process.pid, self.other.pid
+        return [p for pid in pids for p in psutil.Process(pid).children(recursive=True)]
+
+    def wait(self, processes: list[psutil.Process]) -> tuple[int, int]:
+        """Wait for the end of everything; returns torchrun's exit codes."""
+        codes = self.server.process.wait(END_SECONDS), self.other.wait(END_SECONDS)
+        _, alive = psutil.wait_procs(processes, timeout=END_SECONDS)
+        assert alive == []
+        return codes
+
+
+@contextmanager
+def start_cluster(model_folder: Path, log: Path, *options: str) -> Iterator[Cluster]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def launch(rank: int) -> list[str]:
+        # README's commands.
+        return [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *("-m", "trioserve", "serve", str(model_folder)),
+            *("--pipeline-parallel-size", "2", "--kv-cache-memory", "16MiB"),
+            *("--max-num-batched-tokens", "128", "--port", "0", *options),
+        ]
+
+    with ExitStack() as stack:
+        file = stack.enter_context(log.open("wb"))
+        other = stack.enter_context(subprocess.Popen(launch(1), stderr=file))
+        stack.callback(other.kill)
+        yield Cluster(server=start_process(stack, launch(0)), other=other)
+
+
+@contextmanager
+def open_stream(url: str) -> Iterator[Iterator[str]]:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=LONG, timeout=30
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+async def complete_alone(model_folder: Path) -> str:
+    """Return what one process says to the same."""
+    async with trioserve.open_engine(
+        str(model_folder), kv_cache_memory="16MiB"
+    ) as engine:
+        async with engine.open_completion(
+            SHORT["prompt"], max_tokens=SHORT["max_tokens"], temperature=0
+        ) as completion:
+            [text] = await completion.collect()
+            return text.text
+
+
+def test_two_machines_say_what_one_says_and_fail_together(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with start_cluster(model_folder, log) as cluster:
+        processes = cluster.list_processes()
+        # The server, its engine, and two stages.
+        assert len(processes) == 4
+        answer = httpx.post(
+            f"{cluster.server.url}/v1/completions", json=SHORT, timeout=30
+        ).json()
+        assert answer["choices"][0]["text"] == trio.run(complete_alone, model_folder)
+        with open_stream(cluster.server.url) as lines:
+            cluster.find_stage().kill()
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
+        assert rest[-1] == "data: [DONE]"
+        codes = cluster.wait(processes)
+        assert 0 not in codes
+    assert "StageDied: stage 1 hung up" in "".join(cluster.server.log)
+
+
+def test_a_stopped_server_lets_streams_end_and_ends_all(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    """And the stage elsewhere leaves stopping to it; the engine is in its process."""
+    log = tmp_path / "log"
+    with start_cluster(model_folder, log, "--no-engine-process") as cluster:
+        processes = cluster.list_processes()
+        with open_stream(cluster.server.url) as lines:
+            cluster.find_stage().send_signal(signal.SIGTERM)
+            cluster.find_stage().send_signal(signal.SIGINT)
+            cluster.server.process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        finish = json.loads(rest[-2].removeprefix("data: "))["choices"][0]
+        assert finish["finish_reason"] == "length"
+        assert rest[-1] == "data: [DONE]"
+        # torchrun itself has been stopped by a signal; its processes were not.
+        assert cluster.wait(processes) == (1, 0)
+    assert "the engine failed" not in "".join(cluster.server.log)
+    assert "the engine has hung up, so this stage ends" in log.read_text()
