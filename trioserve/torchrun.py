@@ -69,7 +69,8 @@ class Torchrun:
             )
         if config.restart_stages:
             raise InvalidConfig(
-                "restart_stages", "torchrun starts the stages; it has --max-restarts"
+                "restart_stages",
+                "it is torchrun that starts the stages, and they end with the engine",
             )
 
     def write(self, key: str, value: str) -> None:
