@@ -1,287 +1,414 @@
-"""What do two stages bring, and what does it bring that chunks send no tokens back?
+"""What do two stages bring, and what is it worth that tokens seldom go back?
 
 Question
-  A model's layers are cut into two stages of one thread each. How much sooner are long
-  prompts read than by one process with one thread? And how much of that is due to the
-  skip: that the first stage goes on to the next chunk without waiting for tokens that a
-  chunk in the middle of a prompt does not have?
-
-      one      the whole model, one thread
-      skip     two stages, as the server runs them
-      forced   two stages that exchange tokens in every step, and wait for them
+  A pipeline's first stage needs a token that the last one samples only for a sequence
+  that decodes. Most chunks of long prompts sample nothing, and their steps send nothing
+  back (trioserve/exchanges.py). How much faster are prompts read by two stages than by
+  one, and how much of that would be lost if every step sent tokens back? And how much
+  faster do many streams decode?
 
 Machine
-  Two cores that nobody else wants; run it alone.
+  Two cores or more; run it alone. Every stage computes in one thread, so that two stages
+  have twice what one has.
 
 How to read it
-  prefill    prompts that come at once and want one token each: prompt tokens a second
-             until the last one has it; median seconds until a prompt has it.
-  alone      the same for one prompt.
-  decode     streams with short prompts: output tokens a second of all.
-  ratio      to "one", of tokens a second.
-  The three are loaded once and take turns; figures are medians of the rounds. Prompts are
-  random and shared by nobody; the prefix cache is off.
+  one      the whole model in the process of the bench, whose event loop is idle while a
+           step runs.
+  two      two stages in processes of their own.
+  forced   the same, but tokens go back in every step and the first stage waits for those
+           of the step before, as without a plan that says when nothing will come.
+  read     prompts that come all at once, in chunks; nothing is shared between them. A
+           token each is written. Tokens read per second until the last prompt's token is
+           there; milliseconds to the first token, the median of the prompts.
+  write    streams of short prompts: tokens per second from when all of them have their
+           first one. Every step samples, so that nothing could be forced.
+  All three are opened once and take turns in each round, in an order that changes; one
+  round before does not count. Figures are medians of the rounds, and a ratio is the
+  median of the rounds' ratios, with the least and the largest. idle: the share of a core
+  that the stages take which have not their turn; it is to be nothing.
 
-    PYTHONPATH=. python bench/pipeline.py [--rounds 3] [--json out.json] [--plot out.png]
+    python bench/pipeline.py [--dtype float32] [--rounds 5] [--quick]
+        [--plot pipeline.png] [--json pipeline.json]
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+import gc
 import json
 from pathlib import Path
 import random
 import statistics
 import sys
+from typing import TYPE_CHECKING
 
+import psutil
 import trio
 
-from trioserve.config import (
-    DEFAULT_MODEL,
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
 from trioserve.cores import open_core
 from trioserve.engine import Engine, LocalCore
 from trioserve.pipeline import open_pipeline
 from trioserve.scheduler import Scheduler
-from trioserve.steps import Prompt, SamplingParams
+from trioserve.steps import ModelInfo, Prompt, SamplingParams
 
-MODES = ("one", "skip", "forced")
-NUM_STAGES = 2
-MAX_MODEL_LEN = 2048
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CONFIGURATIONS = ("one", "two", "forced")
+CHUNK_TOKENS = 256
 MAX_NUM_SEQS = 64
+SHORT_PROMPT = 16
+# All prompts at once: of SmolLM2-135M a token's keys and values are 46 KiB in float32.
+KV_CACHE_MIB = 1536
+
+# Name of a figure -> what it is called in tables and plots.
+FIGURES = {
+    "read": "tokens read per second",
+    "first_ms": "ms to the first token",
+    "written": "tokens written per second",
+}
+
+# Configuration -> its figures, a list for the rounds.
+Rounds = dict[str, list[dict[str, float]]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for.
+    """What is asked for in each turn.
 
     Args:
-      prompt_tokens, chunk_tokens: of each prompt, and of one step.
+      num_prompts, prompt_tokens: that are read.
+      num_streams, stream_tokens: that are written.
     """
 
     num_prompts: int = 16
     prompt_tokens: int = 1500
-    chunk_tokens: int = 256
     num_streams: int = 64
-    stream_tokens: int = 32
+    stream_tokens: int = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """What one round gave, or the medians of all."""
-
-    prefill_rate: float
-    prefill_first_seconds: float
-    alone_rate: float
-    decode_rate: float
+QUICK = Load(num_prompts=4, prompt_tokens=400, num_streams=8, stream_tokens=8)
 
 
-def make_config(model: str, dtype: str, load: Load) -> EngineConfig:
-    return EngineConfig(
-        model=ModelConfig(
-            model=model,
-            dtype=dtype,  # type: ignore[arg-type]
-            num_threads=1,
-            device="cpu",
-            max_model_len=MAX_MODEL_LEN,
-        ),
-        cache=CacheConfig(kv_cache_memory="2GiB", prefix_caching=False),
-        scheduler=SchedulerConfig(
-            max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=load.chunk_tokens
-        ),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A configuration that waits for its turn.
+
+    Args:
+      stages: processes that it has besides this one.
+    """
+
+    engine: Engine
+    stages: tuple[psutil.Process, ...]
+
+    def cpu_seconds(self) -> float:
+        times = [stage.cpu_times() for stage in self.stages]
+        return sum(each.user + each.system for each in times)
+
+
+# ---- what is measured ----------------------------------------------------------------
+
+
+def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
+    return build_config(
+        EngineConfig,
+        {
+            "model": model,
+            "dtype": dtype,
+            "device": "cpu",
+            "num_threads": 1,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "max_num_batched_tokens": CHUNK_TOKENS,
+            "prefix_caching": False,
+            "pipeline_parallel_size": num_stages,
+            # Of which each stage keeps its layers' part.
+            "kv_cache_memory": f"{KV_CACHE_MIB // num_stages}MiB",
+        },
     )
 
 
 @asynccontextmanager
-async def open_mode(mode: str, config: EngineConfig) -> AsyncIterator[Engine]:
-    """Load a model, and run its engine until the block is left."""
+async def open_configuration(
+    name: str, model: str, dtype: str
+) -> AsyncIterator[Opened]:
+    config = make_config(model, dtype, 1 if name == "one" else 2)
+    before = psutil.Process().children()
     async with AsyncExitStack() as stack:
-        if mode == "one":
+        if name == "one":
             loaded = await stack.enter_async_context(open_core(config, "generate"))
-            assert isinstance(loaded.core, LocalCore)
-            engine = Engine(loaded.core, info=loaded.info, max_num_sequences=1000)
+            assert isinstance(loaded.core, LocalCore), "the model generates"
+            core, info = loaded.core, loaded.info
         else:
-            engine = await _open_stages(stack, config, forced=mode == "forced")
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        await nursery.start(engine.run)
-        yield engine
-        nursery.cancel_scope.cancel()
+            core, info = await stack.enter_async_context(
+                open_pipeline_core(config, exchanges_always=name == "forced")
+            )
+        engine = Engine(core, info=info, max_num_sequences=1024)
+        children = psutil.Process().children()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            yield Opened(
+                engine=engine,
+                stages=tuple(each for each in children if each not in before),
+            )
+            nursery.cancel_scope.cancel()
 
 
-async def _open_stages(
-    stack: AsyncExitStack, config: EngineConfig, *, forced: bool
-) -> Engine:
-    config = replace(config, parallel=ParallelConfig(pipeline_parallel_size=NUM_STAGES))
-    pipeline = await stack.enter_async_context(open_pipeline(config))
-    executor = await pipeline.connect(config, MAX_MODEL_LEN, exchanges_always=forced)
-    scheduler = Scheduler(
-        num_blocks=pipeline.num_blocks,
-        block_size=config.cache.block_size,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 0,
-        max_model_len=MAX_MODEL_LEN,
-        prefix_caching=False,
-        num_stages=NUM_STAGES,
-    )
-    core = LocalCore(scheduler, executor, info=pipeline.info)
-    return Engine(core, info=pipeline.info, max_num_sequences=1000)
+@asynccontextmanager
+async def open_pipeline_core(
+    config: EngineConfig, *, exchanges_always: bool
+) -> AsyncIterator[tuple[LocalCore, ModelInfo]]:
+    """As cores.open_core, which has no door for what nobody but a bench wants."""
+    async with open_pipeline(config) as pipeline:
+        room = pipeline.num_blocks * config.cache.block_size
+        info = replace(
+            pipeline.info, max_model_len=min(pipeline.info.max_model_len, room)
+        )
+        executor = await pipeline.connect(
+            config, info.max_model_len, exchanges_always=exchanges_always
+        )
+        scheduler = Scheduler(
+            num_blocks=pipeline.num_blocks,
+            block_size=config.cache.block_size,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=CHUNK_TOKENS,
+            max_model_len=info.max_model_len,
+            prefix_caching=False,
+            num_stages=len(pipeline.stages),
+        )
+        yield LocalCore(scheduler, executor, info=info), info
 
 
-async def ask(
-    engine: Engine, chance: random.Random, num: int, length: int, num_tokens: int
-) -> tuple[float, float]:
-    """Send requests at once; returns seconds to the end, and to a first token (median)."""
-    firsts: list[float] = []
-    begin = trio.current_time()
+class Arrivals:
+    """When tokens came, of streams that are opened together."""
+
+    def __init__(self, num_streams: int) -> None:
+        self.began = trio.current_time()
+        self.firsts: list[float] = []
+        self.ended = self.began
+        self._num_streams = num_streams
+        # Of tokens that came after every stream had its first one.
+        self.num_late = 0
+
+    def take(self, *, is_first: bool, num_tokens: int) -> None:
+        self.ended = trio.current_time()
+        if is_first:
+            self.firsts.append(self.ended - self.began)
+        elif len(self.firsts) == self._num_streams:
+            self.num_late += num_tokens
+
+
+async def stream_all(
+    engine: Engine, prompts: Sequence[Prompt], num_tokens: int
+) -> Arrivals:
+    """Have all prompts answered at once, each by so many tokens."""
+    arrivals = Arrivals(len(prompts))
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
 
     async def read(prompt: Prompt) -> None:
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=num_tokens, ignore_eos=True
-        )
+        is_first = True
         async with engine.open_stream([prompt], sampling) as deltas:
-            await anext(deltas)
-            firsts.append(trio.current_time() - begin)
-            async for _ in deltas:
-                pass
+            async for delta in deltas:
+                if delta.token_ids:
+                    arrivals.take(is_first=is_first, num_tokens=len(delta.token_ids))
+                    is_first = False
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(num):
-            ids = tuple(chance.choices(range(100, 40_000), k=length))
-            nursery.start_soon(read, Prompt(token_ids=ids))
-    return trio.current_time() - begin, statistics.median(firsts)
+    async with trio.open_nursery() as readers:
+        for prompt in prompts:
+            readers.start_soon(read, prompt)
+    return arrivals
 
 
-async def measure(engine: Engine, load: Load, seed: int) -> Figures:
-    chance = random.Random(seed)
-    length = load.prompt_tokens
-    seconds, first = await ask(engine, chance, load.num_prompts, length, 1)
-    alone, _ = await ask(engine, chance, 1, length, 1)
-    decode, _ = await ask(engine, chance, load.num_streams, 4, load.stream_tokens)
-    return Figures(
-        prefill_rate=load.num_prompts * length / seconds,
-        prefill_first_seconds=first,
-        alone_rate=length / alone,
-        decode_rate=load.num_streams * load.stream_tokens / decode,
+def make_prompts(
+    number: int, count: int, length: int, vocab_size: int
+) -> tuple[Prompt, ...]:
+    chance = random.Random(number)
+    return tuple(
+        Prompt(token_ids=tuple(chance.choices(range(vocab_size), k=length)))
+        for _ in range(count)
     )
 
 
-async def compare(
-    config: EngineConfig, load: Load, rounds: int, show: Callable[[str], None]
-) -> dict[str, Figures]:
-    found: dict[str, list[Figures]] = {mode: [] for mode in MODES}
-    async with AsyncExitStack() as stack:
-        engines = {
-            mode: await stack.enter_async_context(open_mode(mode, config))
-            for mode in MODES
-        }
-        # Warm: a chunk of each size.
-        for engine in engines.values():
-            await ask(engine, random.Random(0), 2, load.chunk_tokens + 4, 4)
-        for number in range(rounds):
-            order = MODES if number % 2 == 0 else MODES[::-1]
-            for mode in order:
-                figures = await measure(engines[mode], load, seed=number)
-                found[mode].append(figures)
-                show(f"round {number + 1}, {mode}: {figures}")
-    return {mode: take_medians(each) for mode, each in found.items()}
-
-
-def take_medians(rounds: list[Figures]) -> Figures:
-    taken = [asdict(each) for each in rounds]
-    return Figures(
-        **{name: statistics.median(each[name] for each in taken) for name in taken[0]}
-    )
-
-
-def write_table(found: dict[str, Figures], load: Load) -> list[str]:
-    """Return the lines of a Markdown table, ratios to one stage included."""
-    one = found["one"]
-    lines = [
-        f"{load.num_prompts} prompts of {load.prompt_tokens} tokens in chunks of "
-        f"{load.chunk_tokens}; {load.num_streams} streams",
-        "",
-        "| stages | prefill tokens/s | ratio | first token, median | alone tokens/s "
-        "| ratio | decode tokens/s | ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for mode, each in found.items():
-        lines.append(
-            f"| {mode} | {each.prefill_rate:.0f} "
-            f"| {each.prefill_rate / one.prefill_rate:.2f} "
-            f"| {each.prefill_first_seconds:.1f} s "
-            f"| {each.alone_rate:.0f} | {each.alone_rate / one.alone_rate:.2f} "
-            f"| {each.decode_rate:.0f} | {each.decode_rate / one.decode_rate:.2f} |"
-        )
-    skip, forced = found["skip"], found["forced"]
-    gain = skip.prefill_rate / forced.prefill_rate
-    lines += ["", f"The skip: {gain:.2f} times the prefill of the forced exchange."]
-    return lines
-
-
-def draw(found: dict[str, Figures], path: Path) -> None:
-    """Draw what each gives, as a share of what one stage gives."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    parts = {
-        "16 prompts": "prefill_rate",
-        "one prompt": "alone_rate",
-        "decoding": "decode_rate",
+async def take_turn(
+    opened: Opened, name: str, load: Load, number: int
+) -> dict[str, float]:
+    """Return a configuration's figures of one round."""
+    engine = opened.engine
+    vocab_size = engine.info.vocab_size
+    prompts = make_prompts(number, load.num_prompts, load.prompt_tokens, vocab_size)
+    arrivals = await stream_all(engine, prompts, 1)
+    figures = {
+        "read": load.num_prompts * load.prompt_tokens / max(arrivals.firsts),
+        "first_ms": 1000 * statistics.median(arrivals.firsts),
     }
-    names = {"one": "one stage", "skip": "two stages", "forced": "exchange forced"}
-    colors = {"one": "#9aa0a6", "skip": "#4878a8", "forced": "#f4a340"}
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
-    for offset, mode in enumerate(MODES):
-        heights = [
-            getattr(found[mode], field) / getattr(found["one"], field)
-            for field in parts.values()
-        ]
-        places = [place + (offset - 1) * 0.27 for place in range(len(parts))]
-        bars = axes.bar(places, heights, 0.25, label=names[mode], color=colors[mode])
-        axes.bar_label(bars, fmt="%.2f", padding=2)
-    axes.set_xticks(range(len(parts)), list(parts))
-    axes.set_ylabel("tokens/s, one stage = 1")
+    if name != "forced":
+        prompts = make_prompts(number, load.num_streams, SHORT_PROMPT, vocab_size)
+        arrivals = await stream_all(engine, prompts, load.stream_tokens)
+        seconds = arrivals.ended - arrivals.began - max(arrivals.firsts)
+        figures["written"] = arrivals.num_late / seconds
+    assert engine.counters().num_preemptions == 0, "there is memory for all"
+    return figures
+
+
+async def measure(
+    model: str, dtype: str, load: Load, rounds: int, show: Callable[[str], None]
+) -> tuple[Rounds, float]:
+    """Return figures, and the share of a core that idle stages take."""
+    found: Rounds = {name: [] for name in CONFIGURATIONS}
+    idle: list[float] = []
+    chance = random.Random(0)
+    async with AsyncExitStack() as stack:
+        opened = {
+            name: await stack.enter_async_context(
+                open_configuration(name, model, dtype)
+            )
+            for name in CONFIGURATIONS
+        }
+        # As the server does.
+        gc.freeze()
+        # The first round warms up.
+        for number in range(rounds + 1):
+            for name in chance.sample(CONFIGURATIONS, len(CONFIGURATIONS)):
+                others = [each for key, each in opened.items() if key != name]
+                began = trio.current_time()
+                spent = sum(each.cpu_seconds() for each in others)
+                figures = await take_turn(opened[name], name, load, number)
+                spent = sum(each.cpu_seconds() for each in others) - spent
+                if number:
+                    found[name].append(figures)
+                    idle.append(spent / (trio.current_time() - began))
+                    show(f"round {number}, {name}: {describe_figures(figures)}")
+    return found, statistics.median(idle)
+
+
+# ---- what is told --------------------------------------------------------------------
+
+
+def describe_figures(figures: dict[str, float]) -> str:
+    return ", ".join(f"{value:.1f} {FIGURES[key]}" for key, value in figures.items())
+
+
+def take_median(rounds: Rounds, name: str, figure: str) -> float | None:
+    """Return None where it is not measured."""
+    values = [each[figure] for each in rounds[name] if figure in each]
+    return statistics.median(values) if values else None
+
+
+def list_ratios(rounds: Rounds, name: str, other: str, figure: str) -> list[float]:
+    """Return how many times another one's a figure is, for each round."""
+    return [
+        ours[figure] / theirs[figure]
+        for ours, theirs in zip(rounds[name], rounds[other])
+    ]
+
+
+def write_table(rounds: Rounds) -> Iterator[str]:
+    yield "| | " + " | ".join(CONFIGURATIONS) + " |"
+    yield "| --- |" + " --- |" * len(CONFIGURATIONS)
+    for figure, meaning in FIGURES.items():
+        medians = [take_median(rounds, name, figure) for name in CONFIGURATIONS]
+        cells = ["" if median is None else f"{median:.1f}" for median in medians]
+        yield f"| {meaning} | " + " | ".join(cells) + " |"
+
+
+def write_ratios(rounds: Rounds) -> Iterator[str]:
+    for told, name, other, figure in (
+        ("two stages read", "two", "one", "read"),
+        ("two stages that wait in every step read", "forced", "one", "read"),
+        ("not to wait is worth", "two", "forced", "read"),
+        ("the first token comes after", "two", "one", "first_ms"),
+        ("two stages write", "two", "one", "written"),
+    ):
+        ratios = list_ratios(rounds, name, other, figure)
+        yield (
+            f"{told} {statistics.median(ratios):.2f} times "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
+# Okabe and Ito's palette, as in bench/serving.py.
+COLORS = {"one": "#0072B2", "two": "#009E73", "forced": "#D55E00"}
+LABELS = {
+    "one": "1 stage",
+    "two": "2 stages",
+    "forced": "2 stages,\ntokens always back",
+}
+
+
+def draw(rounds: Rounds, title: str, path: Path) -> None:
+    """Draw a panel for each figure, into a PNG file: medians, and the rounds as points."""
+    from matplotlib.figure import Figure
+
+    # A Figure of its own draws with Agg and leaves nothing in pyplot's list.
+    figure = Figure(figsize=(11.5, 4.2), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    for axes, key in zip(figure.subplots(1, len(FIGURES)), FIGURES):
+        draw_figure(axes, rounds, key)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, format="png")
+
+
+def draw_figure(axes: Axes, rounds: Rounds, key: str) -> None:
+    names = [name for name in CONFIGURATIONS if take_median(rounds, name, key)]
+    for place, name in enumerate(names):
+        median = take_median(rounds, name, key)
+        assert median is not None, "it has been measured"
+        axes.bar(place, median, width=0.6, color=COLORS[name], alpha=0.85)
+        axes.annotate(
+            f"{median:.0f}",
+            (place, median / 2),
+            ha="center",
+            color="white",
+            fontweight="bold",
+        )
+        values = [each[key] for each in rounds[name]]
+        axes.plot([place] * len(values), values, "o", color="#333333", markersize=3)
+    axes.set_xticks(range(len(names)), [LABELS[name] for name in names])
+    axes.set_title(FIGURES[key], loc="left", fontweight="bold", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(y=0.15)
-    axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.15))
-    figure.savefig(path, dpi=130)
+    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def describe_load(load: Load, dtype: str) -> str:
+    return (
+        f"{load.num_prompts} prompts of {load.prompt_tokens} tokens in chunks of "
+        f"{CHUNK_TOKENS}; {load.num_streams} streams of {load.stream_tokens} tokens; "
+        f"{dtype}, one thread a stage"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the load")
+    parser.add_argument("--dtype", default="float32", help="auto is the model's own")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="only to see that it runs")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="a PNG file")
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     # As the server has it.
     sys.setswitchinterval(0.0005)
-    load = Load(num_prompts=3, stream_tokens=8) if options.quick else Load()
-    config = make_config(options.model, options.dtype, load)
-
-    def show(line: str) -> None:
-        print(line, flush=True)
-
-    found = trio.run(compare, config, load, options.rounds, show)
-    show("\n".join(write_table(found, load)))
+    load = QUICK if options.quick else Load()
+    rounds, idle = trio.run(
+        measure,
+        options.model,
+        options.dtype,
+        load,
+        1 if options.quick else options.rounds,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(describe_load(load, options.dtype))
+    for line in (*write_table(rounds), *write_ratios(rounds)):
+        print(line)
+    print(f"idle: {100 * idle:.1f} % of a core")
     if options.json:
-        options.json.write_text(
-            json.dumps({mode: asdict(each) for mode, each in found.items()})
-        )
+        options.json.write_text(json.dumps({"load": asdict(load), "rounds": rounds}))
     if options.plot:
-        draw(found, options.plot)
+        draw(rounds, describe_load(load, options.dtype), options.plot)
     return 0
 
 

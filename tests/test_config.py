@@ -141,6 +141,12 @@ def test_engine_options_exclude_those_of_the_socket() -> None:
         build_config(EngineConfig, {"port": 1})
 
 
+def test_one_device_is_not_for_several_stages() -> None:
+    options = {"device": "cuda:0", "pipeline_parallel_size": 2}
+    with pytest.raises(InvalidConfig, match="--device: cuda:0 is one device"):
+        build_config(EngineConfig, options)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("1", 1), ("2GiB", 2**31), ("512M", 2**29), ("1.5k", 1536), ("4 MiB", 2**22)],

@@ -340,6 +340,14 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
     pooling: PoolingConfig = field(default_factory=PoolingConfig)
 
+    def __post_init__(self) -> None:
+        num_stages = self.parallel.pipeline_parallel_size
+        if num_stages > 1 and self.model.device not in ("auto", "cpu", "cuda"):
+            raise InvalidConfig(
+                "device",
+                f"{self.model.device} is one device, and each stage needs its own",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:

@@ -27,7 +27,7 @@ import trio
 from .config import ModelConfig
 from .cores import find_source
 from .errors import InvalidConfig, StagesNotMet, StartupError
-from .executor import LocalExecutor
+from .executor import LocalExecutor, StepHandle
 from .executor.messages import (
     Allocate,
     Beat,
@@ -200,22 +200,30 @@ class _Steps:
             self._executor = LocalExecutor(runner.step)
         else:
             self._executor = LocalExecutor(runner.launch, methodcaller("finish"))
-        self._in_flight: deque[Any] = deque()
+        self._in_flight: deque[StepHandle[StepResult]] = deque()
+        self._has_done = trio.Event()
 
     async def run(self) -> None:
+        """Raises what a step raises."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
             nursery.start_soon(self._beat)
+            nursery.start_soon(self._answer)
             while True:
                 step = await self._stream.receive()
                 assert isinstance(step, Step), "nothing else comes now"
-                handle = self._executor.submit(step.plan, self._finish)
+                # Read when it is called: the event is another one each time.
+                handle = self._executor.submit(step.plan, lambda: self._has_done.set())
                 self._in_flight.append(handle)
 
-    def _finish(self) -> None:
-        result = self._in_flight.popleft().take()
-        if self._stage.is_last:
-            self._stream.send_nowait(Stepped(result=result))
+    async def _answer(self) -> None:
+        while True:
+            await self._has_done.wait()
+            self._has_done = trio.Event()
+            while self._in_flight and self._in_flight[0].is_done:
+                result = self._in_flight.popleft().take()
+                if self._stage.is_last:
+                    self._stream.send_nowait(Stepped(result=result))
 
     async def _beat(self) -> None:
         while True:
@@ -224,11 +232,12 @@ class _Steps:
 
 
 def _load(begin: Begin) -> _Stage:
+    config = begin.config
+    # First: what is wrong is told before torch is imported.
+    source = find_source(config, "generate")
     from .model import count_blocks
     from .model.stages import load_stage
 
-    config = begin.config
-    source = find_source(config, "generate")
     model = load_stage(
         source.weights.folder,
         _place(config.model, begin.local_stage, begin.num_local_stages),
@@ -257,10 +266,6 @@ def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
     """
     import torch
 
-    if config.device not in ("auto", "cpu", "cuda"):
-        raise InvalidConfig(
-            "device", f"{config.device} is one device, and each stage needs its own"
-        )
     num_gpus = torch.cuda.device_count()
     if config.device == "cuda" or (config.device == "auto" and num_gpus):
         if num_gpus < num_stages:

@@ -23,11 +23,16 @@ _Stream = MessageStream[Any]
 
 
 @contextmanager
-def _open_streams() -> Iterator[tuple[_Stream, _Stream]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ExitStack() as stack:
+def open_streams(*, ours: Any, theirs: Any) -> Iterator[tuple[_Stream, _Stream]]:
+    """Connect two ends, which somebody has yet to run.
+
+    Args:
+      ours, theirs: types of the messages that come to each.
+    """
+    sockets = socket.socketpair()
+    with sockets[0], sockets[1], ExitStack() as stack:
         streams = []
-        for sock, receives in ((ours, FromEngine), (theirs, ToEngine)):
+        for sock, receives in zip(sockets, (ours, theirs)):
             sock.setblocking(False)
             stream = _Stream(trio.socket.from_stdlib_socket(sock), receives=receives)
             stack.callback(stream.close)
@@ -84,7 +89,7 @@ class _Hosted:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         remote: Any = super()
-        with _open_streams() as (ours, theirs):
+        with open_streams(ours=FromEngine, theirs=ToEngine) as (ours, theirs):
             remote.__init__(ours, _describe_end)
             async with trio.open_nursery() as nursery:
                 host = partial(type(self)._host, self._core, theirs)

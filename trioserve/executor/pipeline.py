@@ -24,6 +24,7 @@ from .messages import Beat, Step, Stepped
 
 # A stage that is there beats every second, whatever it computes.
 _MAX_SILENCE_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 
 
 class StageDied(Exception):
@@ -125,8 +126,13 @@ class PipelineExecutor:
 
     async def _watch(self) -> None:
         while True:
-            await trio.sleep(1)
+            began = trio.current_time()
+            await trio.sleep(_WATCH_SECONDS)
             now = trio.current_time()
+            # Then it was us who did not listen, stopped or at something else, and what
+            # they said has yet to be read.
+            if now - began > 2 * _WATCH_SECONDS:
+                continue
             for name, heard_at in self._heard_at.items():
                 if now - heard_at > _MAX_SILENCE_SECONDS:
                     raise StageDied(f"{name} has not been heard of for a while")

@@ -1,0 +1,514 @@
+"""A model spread over processes: what it writes, and each of them killed and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+import json
+import os
+from pathlib import Path
+from queue import SimpleQueue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, TypeVar
+
+import httpx2 as httpx
+import psutil
+import pytest
+import trio
+
+import trioserve
+from trioserve.errors import EngineDied, InvalidConfig, find_first
+from trioserve.executor import StageDied
+from trioserve.steps import Prompt, SamplingParams
+from trioserve.testing_encoders import save_tiny_encoder
+from trioserve.testing_models import save_tiny_model
+from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.text_engine import TextDelta, TextEngine, TextParams
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
+Start = Callable[..., Any]
+
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+
+# Of a process that is killed the system has gigabytes of mapped libraries to give back;
+# and machines that run tests have other things to do.
+LATE = 5.0
+
+# A stage that says nothing for so long is given up, at the next look.
+SILENCE = 7.0
+
+NUM_LAYERS = 3
+BLOCK_SIZE = 4
+# So few that sequences are preempted.
+NUM_BLOCKS = 48
+# Of keys and values, of a token in a layer.
+LAYER_BYTES = 128
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a layer for each of three stages."""
+    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
+    save_tiny_model(
+        "llama",
+        folder,
+        num_hidden_layers=NUM_LAYERS,
+        vocab_size=512,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return tiny_tokenizer(folder)
+
+
+# ---- what is written -----------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Running:
+    """An engine that has been opened.
+
+    Args:
+      fresh: its statistics before anything came.
+      stages: their processes.
+      end: why it has ended; None while it runs.
+    """
+
+    engine: TextEngine
+    fresh: Any
+    stages: list[psutil.Process]
+    has_ended: trio.Event
+    end: Exception | None = None
+
+
+class Host:
+    """An event loop in a thread, with engines that several tests share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._engines: dict[int, Running] = {}
+        self._nursery: trio.Nursery
+        self._token: trio.lowlevel.TrioToken
+
+    async def main(self, started: SimpleQueue[None]) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as self._nursery:
+            started.put(None)
+            await trio.sleep_forever()
+
+    def run(self, story: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Have a coroutine run to its end, which is to come within a minute."""
+
+        async def bounded() -> T:
+            with trio.fail_after(60):
+                return await story(*args)
+
+        return trio.from_thread.run(bounded, trio_token=self._token)
+
+    def stop(self) -> None:
+        trio.from_thread.run_sync(
+            self._nursery.cancel_scope.cancel, trio_token=self._token
+        )
+
+    async def open(self, num_stages: int) -> Running:
+        """Open an engine, or return the one that runs already."""
+        running = self._engines.get(num_stages)
+        if running is None or running.has_ended.is_set():
+            running = await self._nursery.start(self._keep, num_stages)
+            self._engines[num_stages] = running
+        return running
+
+    async def _keep(
+        self, num_stages: int, *, task_status: trio.TaskStatus[Running]
+    ) -> None:
+        before = psutil.Process().children()
+        running: Running | None = None
+        try:
+            async with trioserve.open_engine(
+                str(self._folder), **self._choose(num_stages)
+            ) as engine:
+                running = Running(
+                    engine=engine,
+                    fresh=engine.engine.statistics(),
+                    stages=[p for p in psutil.Process().children() if p not in before],
+                    has_ended=trio.Event(),
+                )
+                task_status.started(running)
+                await trio.sleep_forever()
+        except* StageDied as errors:
+            assert running is not None, "it was open when it died"
+            running.end = find_first(errors)
+            running.has_ended.set()
+
+    @staticmethod
+    def _choose(num_stages: int) -> dict[str, object]:
+        """Return options with which the KV cache has as many blocks however it is cut."""
+        most_layers = -(-NUM_LAYERS // num_stages)
+        size = most_layers * LAYER_BYTES * BLOCK_SIZE * NUM_BLOCKS
+        return {
+            "dtype": "float32",
+            "pipeline_parallel_size": num_stages,
+            "kv_cache_memory": str(size),
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 16,
+            "num_threads": 1,
+        }
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path) -> Iterator[Host]:
+    host = Host(folder)
+    started: SimpleQueue[None] = SimpleQueue()
+    thread = threading.Thread(target=trio.run, args=(host.main, started))
+    thread.start()
+    started.get(timeout=10)
+    yield host
+    host.stop()
+    thread.join(30)
+    assert psutil.Process().children() == []
+
+
+@dataclass(frozen=True)
+class Wish:
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+def make_prompt(number: int, length: int) -> tuple[int, ...]:
+    return tuple(random.Random(number).choices(range(3, 500), k=length))
+
+
+def make_wishes() -> list[Wish]:
+    """Prompts of one step and of several, and all that a sampler is asked for."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    # No seed of which a number falls on the edge between two tokens, where the rounding
+    # of one batch or another decides.
+    seeded = replace(greedy, temperature=0.9, seed=11)
+    samplings = [
+        greedy,
+        seeded,
+        replace(seeded, top_p=0.9, top_k=20, min_p=0.01, seed=-5),
+        replace(greedy, repetition_penalty=1.6),
+        replace(seeded, presence_penalty=1.2, frequency_penalty=0.8),
+        replace(greedy, logprobs=3, prompt_logprobs=2),
+        replace(seeded, n=3, logprobs=0),
+        replace(seeded, logit_bias=((9, 4.0),), bad_words=((5,), (6, 7))),
+        replace(seeded, stop_token_ids=tuple(range(3, 60)), min_tokens=5),
+        replace(greedy, max_tokens=1),
+    ]
+    return [
+        Wish(make_prompt(number, length), sampling)
+        for number, (length, sampling) in enumerate(
+            (length, sampling) for length in (3, 50) for sampling in samplings
+        )
+    ]
+
+
+async def answer(engine: TextEngine, wish: Wish) -> list[TextDelta]:
+    """Return each sequence whole."""
+    prompts = [Prompt(token_ids=wish.prompt)]
+    async with engine.open_text(prompts, wish.sampling, TextParams()) as texts:
+        return await texts.collect()
+
+
+async def answer_all(
+    engine: TextEngine, wishes: Sequence[Wish]
+) -> list[list[TextDelta]]:
+    """Have them answered together."""
+    answers: list[list[TextDelta]] = [[] for _ in wishes]
+
+    async def work(number: int, wish: Wish) -> None:
+        answers[number] = await answer(engine, wish)
+
+    async with trio.open_nursery() as nursery:
+        for number, wish in enumerate(wishes):
+            nursery.start_soon(work, number, wish)
+    return answers
+
+
+async def wait_fresh(running: Running) -> None:
+    while running.engine.engine.statistics() != running.fresh:
+        await trio.sleep(0.01)
+
+
+def assert_alike(ours: Sequence[TextDelta], theirs: Sequence[TextDelta]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs):
+        assert one.token_ids == other.token_ids
+        assert one.finish_reason == other.finish_reason
+        for name in ("logprobs", "prompt_logprobs"):
+            assert_same_numbers(getattr(one, name), getattr(other, name))
+
+
+def assert_same_numbers(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    assert [each.token_id for each in ours] == [each.token_id for each in theirs]
+    numbers = [[each.logprob, *(p for _, p in each.top)] for each in ours]
+    others = [[each.logprob, *(p for _, p in each.top)] for each in theirs]
+    for one, other in zip(numbers, others):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a_pipeline_writes_what_one_process_writes(host: Host, num_stages: int) -> None:
+    """All at once, in chunks, preempted; and nothing of it is held afterwards."""
+
+    async def story() -> None:
+        one = await host.open(1)
+        pipeline = await host.open(num_stages)
+        assert len(pipeline.stages) == num_stages
+        assert pipeline.fresh == one.fresh
+        wishes = make_wishes()
+        expected = await answer_all(one.engine, wishes)
+        answers = await answer_all(pipeline.engine, wishes)
+        for ours, theirs in zip(answers, expected):
+            assert_alike(ours, theirs)
+        assert len({each.token_ids for each in expected[6]}) == 3
+        assert pipeline.engine.engine.counters().num_preemptions > 0
+        await wait_fresh(pipeline)
+
+    host.run(story)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_a_prompt_that_begins_like_another_is_read_from_its_keys(
+    host: Host, num_stages: int
+) -> None:
+    async def story() -> None:
+        one = await host.open(1)
+        pipeline = await host.open(num_stages)
+        sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+        first = Wish(make_prompt(77, 60), sampling)
+        second = Wish((*first.prompt[:50], 8, 9), sampling)
+        for wish, num_cached in ((first, 0), (second, 48)):
+            [ours] = await answer(pipeline.engine, wish)
+            assert ours.num_cached_tokens == num_cached
+            assert_alike([ours], await answer(one.engine, wish))
+
+    host.run(story)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
+    host: Host, num_stages: int
+) -> None:
+    async def leave(engine: TextEngine, number: int) -> None:
+        sampling = SamplingParams(seed=number, max_tokens=60, ignore_eos=True)
+        prompts = [Prompt(token_ids=make_prompt(number, 1 + number % 50))]
+        num_heard = 0
+        async with engine.engine.open_stream(prompts, sampling) as deltas:
+            # Some leave before they have heard anything.
+            if number % 5:
+                async for _ in deltas:
+                    num_heard += 1
+                    if num_heard > number % 7:
+                        break
+
+    async def story() -> None:
+        one = await host.open(1)
+        pipeline = await host.open(num_stages)
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(leave, pipeline.engine, number)
+        await wait_fresh(pipeline)
+        wish = make_wishes()[0]
+        assert_alike(
+            await answer(pipeline.engine, wish), await answer(one.engine, wish)
+        )
+
+    host.run(story)
+
+
+# ---- who is killed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_stages", "is_busy"), [(2, False), (3, True)])
+def test_a_killed_stage_ends_its_engine(
+    host: Host, num_stages: int, is_busy: bool
+) -> None:
+    """It tells every open request, and takes the other stages along."""
+    shared = list_shared_memory()
+
+    async def read(engine: TextEngine, is_told: trio.Event) -> None:
+        wish = Wish((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
+        try:
+            await answer(engine, wish)
+        except EngineDied:
+            is_told.set()
+
+    async def story() -> None:
+        pipeline = await host.open(num_stages)
+        began = pipeline.engine.engine.counters().num_steps
+        is_told = trio.Event()
+        async with trio.open_nursery() as nursery:
+            if is_busy:
+                nursery.start_soon(read, pipeline.engine, is_told)
+                while pipeline.engine.engine.counters().num_steps < began + 10:
+                    await trio.lowlevel.checkpoint()
+            pipeline.stages[1].kill()
+            with trio.fail_after(LATE):
+                await pipeline.has_ended.wait()
+        assert is_told.is_set() == is_busy
+        assert isinstance(pipeline.end, StageDied)
+        assert str(pipeline.end) == "stage 1 was ended by SIGKILL"
+        assert not any(stage.is_running() for stage in pipeline.stages)
+
+    host.run(story)
+    assert list_shared_memory() == shared
+
+
+def open_pipeline(folder: Path, **options: object) -> Any:
+    return trioserve.open_engine(
+        str(folder), pipeline_parallel_size=2, kv_cache_memory="16MiB", **options
+    )
+
+
+@pytest.fixture
+def list_children() -> Iterator[Callable[[], list[psutil.Process]]]:
+    """Return a function that lists the processes that the test has started."""
+    # Engines that tests share may have some.
+    before = psutil.Process().children()
+
+    def list_new() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if each not in before]
+
+    yield list_new
+    assert not list_new()
+
+
+Children = Callable[[], list[psutil.Process]]
+
+
+async def wait_stages(list_children: Children) -> list[psutil.Process]:
+    while len(stages := list_children()) < 2:
+        await trio.sleep(0.01)
+    return stages
+
+
+async def test_a_stage_that_is_killed_at_load_is_told(
+    folder: Path, list_children: Children
+) -> None:
+    async def kill() -> None:
+        (await wait_stages(list_children))[1].kill()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            with pytest.raises(StageDied, match="stage 1 was ended by SIGKILL"):
+                async with open_pipeline(folder):
+                    raise AssertionError("it cannot be loaded")
+
+
+async def test_who_gives_up_loading_leaves_no_stage(
+    folder: Path, list_children: Children
+) -> None:
+    async def give_up(scope: trio.CancelScope) -> None:
+        await wait_stages(list_children)
+        scope.cancel()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up, nursery.cancel_scope)
+            async with open_pipeline(folder):
+                raise AssertionError("it cannot be loaded so soon")
+
+
+def start_pipeline(start_server: Start, folder: Path) -> tuple[Any, Any]:
+    """Return a server and its other processes: the engine's first, and the stages'."""
+    server = start_server(
+        *(str(folder), "--pipeline-parallel-size", "2"),
+        *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
+    )
+    [engine] = psutil.Process(server.process.pid).children()
+    stages = engine.children()
+    assert len(stages) == 2
+    return server, [engine, *stages]
+
+
+@contextmanager
+def open_stream(url: str) -> Iterator[Iterator[str]]:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=LONG, timeout=30
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def list_shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, LATE)
+    assert not left
+
+
+def test_a_stage_that_stands_still_is_told_to_every_client_and_ends_the_server(
+    start_server: Start, folder: Path
+) -> None:
+    shared = list_shared_memory()
+    server, others = start_pipeline(start_server, folder)
+    with open_stream(server.url) as lines:
+        others[1].send_signal(signal.SIGSTOP)
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(SILENCE + LATE) == 3
+    assert "stage 0 has not been heard of for a while" in "".join(server.log)
+    assert_gone(others)
+    assert list_shared_memory() == shared
+
+
+def test_a_killed_server_leaves_neither_engine_nor_stages(
+    start_server: Start, folder: Path
+) -> None:
+    """Each goes with who started it; so does a killed engine's stages."""
+    shared = list_shared_memory()
+    server, others = start_pipeline(start_server, folder)
+    with open_stream(server.url):
+        server.process.kill()
+        assert_gone(others)
+    assert list_shared_memory() == shared
+
+
+def test_a_signal_while_stages_load_ends_with_0_and_leaves_none(folder: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "trioserve", "serve", str(folder)),
+            *("--pipeline-parallel-size", "2", "--port", "0"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        deadline = time.monotonic() + 60
+        while len(others := psutil.Process(process.pid).children(recursive=True)) < 3:
+            assert time.monotonic() < deadline, "there are no stages"
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in log
+    assert_gone(others)
+
+
+# ---- what is refused -----------------------------------------------------------------
+
+
+async def test_a_model_that_pools_is_refused(
+    tmp_path: Path, list_children: Children
+) -> None:
+    save_tiny_encoder("bert", tmp_path)
+    with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
+        async with trioserve.open_pooling_engine(
+            str(tmp_path), pipeline_parallel_size=2
+        ):
+            raise AssertionError("it is refused")

@@ -1,0 +1,99 @@
+"""The bench of a pipeline tells what it has measured."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+import sys
+from types import ModuleType
+
+import pytest
+import trio
+
+from trioserve.engine import Engine, LocalCore
+from trioserve.scheduler import Scheduler
+from trioserve.testing import FakeDevice, FakeExecutor, make_info
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "bench_pipeline", BENCH / "pipeline.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Where dataclasses look for it.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_rounds() -> dict[str, list[dict[str, float]]]:
+    return {
+        "one": [
+            {"read": r, "first_ms": 900.0, "written": 50.0} for r in (100, 110, 90)
+        ],
+        "two": [
+            {"read": r, "first_ms": 450.0, "written": 90.0} for r in (180, 220, 171)
+        ],
+        "forced": [{"read": r, "first_ms": 800.0} for r in (90, 110, 90)],
+    }
+
+
+def test_the_table_has_medians_and_leaves_out_what_was_not_measured(
+    bench: ModuleType,
+) -> None:
+    assert list(bench.write_table(make_rounds())) == [
+        "| | one | two | forced |",
+        "| --- | --- | --- | --- |",
+        "| tokens read per second | 100.0 | 180.0 | 90.0 |",
+        "| ms to the first token | 900.0 | 450.0 | 800.0 |",
+        "| tokens written per second | 50.0 | 90.0 |  |",
+    ]
+
+
+def test_ratios_are_those_of_rounds(bench: ModuleType) -> None:
+    assert list(bench.write_ratios(make_rounds())) == [
+        "two stages read 1.90 times (1.80 to 2.00)",
+        "two stages that wait in every step read 1.00 times (0.90 to 1.00)",
+        "not to wait is worth 2.00 times (1.90 to 2.00)",
+        "the first token comes after 0.50 times (0.50 to 0.50)",
+        "two stages write 1.80 times (1.80 to 1.80)",
+    ]
+
+
+def test_the_plot_is_drawn(bench: ModuleType, tmp_path: Path) -> None:
+    bench.draw(make_rounds(), "a title", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+async def test_a_turn_counts_what_a_device_of_known_speed_gives(
+    bench: ModuleType, autojump_clock: object
+) -> None:
+    """In virtual time: steps of 10 ms, which read a chunk, or write a token each."""
+    info = make_info(2048)
+    core = LocalCore(
+        Scheduler(
+            num_blocks=1024,
+            block_size=16,
+            max_num_seqs=bench.MAX_NUM_SEQS,
+            max_num_batched_tokens=bench.CHUNK_TOKENS,
+            max_model_len=info.max_model_len,
+            prefix_caching=False,
+        ),
+        FakeExecutor(FakeDevice().step, step_seconds=0.01, depth=2),
+        info=info,
+    )
+    engine = Engine(core, info=info, max_num_sequences=1024)
+    opened = bench.Opened(engine=engine, stages=())
+    load = bench.Load(num_prompts=4, prompt_tokens=512, num_streams=8, stream_tokens=5)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        figures = await bench.take_turn(opened, "two", load, 1)
+        nursery.cancel_scope.cancel()
+    assert figures["read"] == pytest.approx(25_600)
+    # After 2, 4, 6 and 8 steps.
+    assert figures["first_ms"] == pytest.approx(50)
+    assert figures["written"] == pytest.approx(800)
