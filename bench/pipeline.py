@@ -22,8 +22,8 @@ How to read it
            there; milliseconds to the first token, the median of the prompts.
   write    streams of short prompts: tokens per second from when all of them have their
            first one. Every step samples, so that nothing could be forced.
-  All three are opened once and take turns in each round, in an order that changes; one
-  round before does not count. Figures are medians of the rounds, and a ratio is the
+  All three are opened once and take turns in each round, in an order that changes; a
+  short round before does not count. Figures are medians of the rounds, and a ratio is the
   median of the rounds' ratios, with the least and the largest. idle: the share of a core
   that the stages take which have not their turn; it is to be nothing.
 
@@ -92,6 +92,8 @@ class Load:
 
 
 QUICK = Load(num_prompts=4, prompt_tokens=400, num_streams=8, stream_tokens=8)
+# A chunk of each size, and a step of all streams.
+WARM_UP = replace(QUICK, num_prompts=2, num_streams=MAX_NUM_SEQS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +277,8 @@ async def measure(
                 others = [each for key, each in opened.items() if key != name]
                 began = trio.current_time()
                 spent = sum(each.cpu_seconds() for each in others)
-                figures = await take_turn(opened[name], name, load, number)
+                turn = load if number else WARM_UP
+                figures = await take_turn(opened[name], name, turn, number)
                 spent = sum(each.cpu_seconds() for each in others) - spent
                 if number:
                     found[name].append(figures)

@@ -480,26 +480,6 @@ def test_a_killed_server_leaves_neither_engine_nor_stages(
     assert list_shared_memory() == shared
 
 
-def test_a_signal_while_stages_load_ends_with_0_and_leaves_none(folder: Path) -> None:
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "trioserve", "serve", str(folder)),
-            *("--pipeline-parallel-size", "2", "--port", "0"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        deadline = time.monotonic() + 60
-        while len(others := psutil.Process(process.pid).children(recursive=True)) < 3:
-            assert time.monotonic() < deadline, "there are no stages"
-        process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "Traceback" not in log
-    assert_gone(others)
-
-
 # ---- what is refused -----------------------------------------------------------------
 
 
