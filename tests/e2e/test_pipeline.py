@@ -11,10 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from typing import Any, TypeVar
 
 import httpx2 as httpx
