@@ -63,7 +63,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -1195,7 +1202,7 @@ def save_plot(results: Results, path: Path) -> None:
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for axes, (title, read) in zip(panels, PANELS):
             axes.set_title(title, loc="left", fontweight="bold")
-            draw_bars(axes, results, read)
+            draw_groups(axes, *list_groups(results, read), COLORS)
         panels[0].set_ylabel("milliseconds")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(
@@ -1210,26 +1217,41 @@ def save_plot(results: Results, path: Path) -> None:
         figure.savefig(path, format="png")
 
 
-def draw_bars(axes: Axes, results: Results, read: Callable[[Figures], float]) -> None:
-    """Draw one figure: a group a scenario, a bar a mode, on a log scale."""
-    scenarios = list(dict.fromkeys(each.scenario for each in results.results))
-    modes = list(dict.fromkeys(each.mode for each in results.results))
-    width = 0.8 / len(modes)
-    for index, mode in enumerate(modes):
-        shift = (index - (len(modes) - 1) / 2) * width
-        bars = axes.bar(
-            [number + shift for number in range(len(scenarios))],
-            [1000 * read(each.median) for each in results.results if each.mode == mode],
+def list_groups(
+    results: Results, read: Callable[[Figures], float]
+) -> tuple[list[str], dict[str, list[float]]]:
+    """Return the scenarios, and each mode's milliseconds in them."""
+    bars: dict[str, list[float]] = {}
+    for each in results.results:
+        bars.setdefault(each.mode, []).append(1000 * read(each.median))
+    return list(dict.fromkeys(each.scenario for each in results.results)), bars
+
+
+def draw_groups(
+    axes: Axes,
+    labels: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+) -> None:
+    """Draw groups of bars on a log scale, each with one of each mode."""
+    width = 0.8 / len(bars)
+    for index, (mode, values) in enumerate(bars.items()):
+        shift = (index - (len(bars) - 1) / 2) * width
+        drawn = axes.bar(
+            [number + shift for number in range(len(labels))],
+            values,
             width=0.92 * width,
-            color=COLORS[mode],
+            color=colors[mode],
             label=mode,
         )
-        axes.bar_label(bars, fmt=write_label, fontsize=7, padding=1)
+        axes.bar_label(drawn, fmt=write_label, fontsize=7, padding=1)
     axes.set_yscale("log")
+    # The bars have their numbers.
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xticks(range(len(scenarios)), scenarios)
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.1)
+    axes.margins(y=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
     axes.set_axisbelow(True)

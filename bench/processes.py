@@ -82,8 +82,6 @@ import trio
 from trioserve.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from trioserve.engine import LocalCore
     from trioserve.processes import MessageStream
     from trioserve.steps import StepPlan, StepResult
@@ -805,7 +803,7 @@ def save_plot(results: Results, path: Path) -> None:
         panels = figure.subplots(len(PANELS), 1, sharex=True)
         for axes, (title, read) in zip(panels, PANELS):
             axes.set_title(title, loc="left", fontweight="bold")
-            draw_bars(axes, results, read)
+            loop_stall.draw_groups(axes, *list_groups(results, read), COLORS)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside lower center", ncols=2, frameon=False
@@ -819,30 +817,16 @@ def save_plot(results: Results, path: Path) -> None:
         figure.savefig(path, format="png")
 
 
-def draw_bars(axes: Axes, results: Results, read: Callable[[Figures], float]) -> None:
-    """Draw one figure on a log scale, for a step lasts from 2 ms to a second."""
-    groups = list(dict.fromkeys(identify(each)[:2] for each in results.results))
-    for index, mode in enumerate(MODES):
-        seen = [each for each in results.results if each.mode == mode]
-        bars = axes.bar(
-            [groups.index(identify(each)[:2]) + 0.4 * (index - 0.5) for each in seen],
-            [read(each.median) for each in seen],
-            width=0.37,
-            color=COLORS[mode],
-            label=mode,
-        )
-        axes.bar_label(bars, fmt=loop_stall.write_label, fontsize=7, padding=1)
-    axes.set_yscale("log")
-    # The bars have their numbers.
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter("")
-    labels = [f"{device}\n{num_streams}" for device, num_streams in groups]
-    axes.set_xticks(range(len(groups)), labels)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)
+def list_groups(
+    results: Results, read: Callable[[Figures], float]
+) -> tuple[list[str], dict[str, list[float]]]:
+    """Return the devices with their loads, and each mode's figures of them."""
+    groups = dict.fromkeys(identify(each)[:2] for each in results.results)
+    bars = {
+        mode: [read(each.median) for each in results.results if each.mode == mode]
+        for mode in MODES
+    }
+    return [f"{device}\n{num_streams}" for device, num_streams in groups], bars
 
 
 # ---- the command line ---------------------------------------------------------------

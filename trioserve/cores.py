@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 import logging
-from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from . import __version__
 from .config import (
@@ -26,7 +25,7 @@ from .config import (
 )
 from .engine import LocalCore, LocalPoolingCore
 from .errors import InvalidConfig
-from .executor import LocalExecutor
+from .executor import LocalExecutor, make_local_executor
 from .logits import LogitsProcessor
 from .own_thread import OwnThread
 from .pipeline import Pipeline, open_pipeline
@@ -34,11 +33,8 @@ from .plugins import load_logits_processors
 from .pooling import PoolingInfo, PoolingTask, Task
 from .scheduler import PoolingScheduler, Scheduler
 from .sentence import SentenceFolder
-from .steps import ModelInfo, StepPlan, StepResult
+from .steps import ModelInfo
 from .weights import Weights, read_sentence_folder, resolve_weights
-
-if TYPE_CHECKING:
-    from .model import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +54,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCore:
-    """A core whose model is loaded; `pooling` where it pools."""
+    """A core whose model is loaded, in whichever process.
+
+    Args:
+      core: an engine.GenerationCore, or an engine.PoolingCore where there is `pooling`.
+    """
 
     source: Source
-    core: LocalCore | LocalPoolingCore
+    core: Any
     info: ModelInfo
     pooling: PoolingInfo | None = None
 
@@ -104,8 +104,11 @@ async def open_core(
             f"the model is served for {source.task}, which runs in one process",
         )
     else:
+        # First: a mistake in an option is told before gigabytes are read.
+        load = partial(load_logits_processors, config.model.logits_processor)
+        processors = await OwnThread(load).wait()
         async with open_pipeline(config) as pipeline:
-            yield await _make_pipeline_core(config, source, pipeline)
+            yield await _make_pipeline_core(config, source, pipeline, processors)
 
 
 def count_sequences(config: SchedulerConfig) -> int:
@@ -133,7 +136,7 @@ def _load_core(config: EngineConfig, source: Source) -> LoadedCore:
 def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     from .model import ModelRunner, count_blocks, load_model
 
-    # First: a mistake in an option is told before gigabytes are read.
+    # First, as in open_core.
     processors = load_logits_processors(config.model.logits_processor)
     name = config.model.served_model_name or source.weights.name
     model = load_model(source.weights.folder, config.model, name=name)
@@ -155,15 +158,19 @@ def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     )
     runner.warm_up()
     _log_loaded(info, config, num_blocks)
-    executor = _make_executor(runner, config.scheduler, model.device.type)
+    executor = make_local_executor(
+        runner, model.device.type, depth=1 + config.scheduler.async_scheduling
+    )
     core = LocalCore(scheduler, executor, info=info)
     return LoadedCore(source=source, core=core, info=info)
 
 
 async def _make_pipeline_core(
-    config: EngineConfig, source: Source, pipeline: Pipeline
+    config: EngineConfig,
+    source: Source,
+    pipeline: Pipeline,
+    processors: Sequence[type[LogitsProcessor]],
 ) -> LoadedCore:
-    processors = load_logits_processors(config.model.logits_processor)
     num_blocks = pipeline.num_blocks
     info = _resolve_info(config, source, pipeline.info, num_blocks, processors)
     executor = await pipeline.connect(config, info.max_model_len)
@@ -258,16 +265,6 @@ def _make_scheduler(
         prefix_caching=config.cache.prefix_caching,
         num_stages=config.parallel.pipeline_parallel_size,
     )
-
-
-def _make_executor(
-    runner: ModelRunner, config: SchedulerConfig, device_type: str
-) -> LocalExecutor[StepPlan, StepResult]:
-    depth = 2 if config.async_scheduling else 1
-    if device_type == "cpu" or depth == 1:
-        return LocalExecutor(runner.step, depth=depth)
-    # The thread that launches the next step must not be the one that waits for this.
-    return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
 
 
 def _make_pooling_scheduler(

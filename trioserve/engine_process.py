@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 from typing import Any
 
 from .cores import LoadedCore, open_core
@@ -27,13 +26,11 @@ async def main(stream: MessageStream[Any]) -> None:
         level=begin.log_level,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    # As in server.py: planning must not wait for the device's thread.
-    sys.setswitchinterval(0.0005)
     try:
         async with open_core(begin.config, begin.accepts) as loaded:
             await _host(loaded, stream)
     except StartupError as error:
-        stream.send_nowait(NotLoaded(kind=type(error).__name__, reason=str(error)))
+        stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
 
 

@@ -60,7 +60,6 @@ __all__ = [
     "PluginBroken",
     "StagesNotMet",
     "find_first",
-    "restore_startup_error",
 ]
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
@@ -315,10 +314,3 @@ class StagesNotMet(StartupError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the stages of the pipeline did not meet: {reason}")
-
-
-def restore_startup_error(kind: str, message: str) -> StartupError:
-    """Make once more what another process raised, by the name of its class."""
-    [found] = [each for each in StartupError.__subclasses__() if each.__name__ == kind]
-    # Constructors take facts, which have become a message already.
-    return found.__new__(found, message)

@@ -106,12 +106,10 @@ class AwaitedTokens:
         """
         for start in plan.starts:
             self._sampled_by.pop(start.slot, None)
-        needed = [self._sampled_by.get(row.slot) for row in plan.rows]
-        last = max(
-            (step_id for step_id in needed if step_id is not None),
-            default=plan.step_id - self._depth,
-        )
-        arrivals = self._close(max(last, plan.step_id - self._depth))
+        last = plan.step_id - self._depth
+        for row in plan.rows:
+            last = max(last, self._sampled_by.get(row.slot, last))
+        arrivals = self._close(last)
         if plan.num_sampled:
             slots = tuple(row.slot for row in plan.rows if row.sample)
             self._open.append((plan.step_id, slots))

@@ -21,7 +21,7 @@ from typing import Any
 import trio
 
 from .config import DEFAULT_MODEL, EngineConfig, build_config
-from .cores import Accepts, Source, count_sequences, find_source, open_core
+from .cores import Accepts, LoadedCore, count_sequences, find_source, open_core
 from .engine import (
     Engine,
     EngineProcessDied,
@@ -30,7 +30,7 @@ from .engine import (
     RemotePoolingCore,
 )
 from .engine.messages import Begin, FromEngine, Loaded
-from .errors import InvalidConfig, StartupError, restore_startup_error
+from .errors import InvalidConfig, StartupError
 from .executor.messages import NotLoaded
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
@@ -38,7 +38,6 @@ from .pooling import PoolingInfo
 from .pooling_engine import PoolingEngine
 from .processes import Child, PeerGone, open_child
 from .render import open_template_processes
-from .steps import ModelInfo
 from .text_engine import TextEngine
 
 
@@ -106,17 +105,6 @@ async def _open(
             nursery.cancel_scope.cancel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Core:
-    """A core with a model, here or in another process."""
-
-    source: Source
-    # By `pooling` it is known which: GenerationCore or PoolingCore.
-    core: Any
-    info: ModelInfo
-    pooling: PoolingInfo | None
-
-
 class _Cores:
     """The core of an engine, and those that come after it, one at a time.
 
@@ -133,10 +121,10 @@ class _Cores:
     ) -> None:
         self._config = config
         self._accepts = accepts
-        self._open_core = _open_process_core if process else _open_local_core
+        self._open_core = _open_process_core if process else open_core
         self._stack = stack
 
-    async def open(self) -> _Core:
+    async def open(self) -> LoadedCore:
         core = await self._stack.enter_async_context(
             self._open_core(self._config, self._accepts)
         )
@@ -155,22 +143,9 @@ class _Cores:
 
 
 @asynccontextmanager
-async def _open_local_core(
-    config: EngineConfig, accepts: Accepts
-) -> AsyncIterator[_Core]:
-    async with open_core(config, accepts) as loaded:
-        yield _Core(
-            source=loaded.source,
-            core=loaded.core,
-            info=loaded.info,
-            pooling=loaded.pooling,
-        )
-
-
-@asynccontextmanager
 async def _open_process_core(
     config: EngineConfig, accepts: Accepts
-) -> AsyncIterator[_Core]:
+) -> AsyncIterator[LoadedCore]:
     async with open_child(
         "trioserve.engine_process", receives=FromEngine, name="the engine process"
     ) as child:
@@ -179,7 +154,7 @@ async def _open_process_core(
         finding = OwnThread(partial(find_source, config, accepts))
         loaded = await _load_in(child, config, accepts)
         remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
-        yield _Core(
+        yield LoadedCore(
             source=await finding.wait(),
             core=remote(child.stream, child.describe_end),
             info=loaded.info,
@@ -202,7 +177,7 @@ async def _load_in(child: Child, config: EngineConfig, accepts: Accepts) -> Load
     except PeerGone:
         raise EngineProcessDied(await child.describe_end()) from None
     if isinstance(answer, NotLoaded):
-        raise restore_startup_error(answer.kind, answer.reason)
+        raise answer.restore()
     assert isinstance(answer, Loaded), "that is the answer to Begin"
     return answer
 
@@ -225,14 +200,14 @@ class _Front:
     engine: Engine | PoolingLoop
 
 
-def _load_front(config: EngineConfig, core: _Core, cores: _Cores) -> _Front:
+def _load_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _Front:
     """Load what a core does without; blocking, and takes seconds."""
     if core.pooling is None:
         return _load_text_front(config, core, cores)
     return _load_pooling_front(config, core, core.pooling)
 
 
-def _load_text_front(config: EngineConfig, core: _Core, cores: _Cores) -> _Front:
+def _load_text_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _Front:
     from .render import load_renderer
 
     renderer = load_renderer(
@@ -253,7 +228,7 @@ def _load_text_front(config: EngineConfig, core: _Core, cores: _Cores) -> _Front
 
 
 def _load_pooling_front(
-    config: EngineConfig, core: _Core, pooling: PoolingInfo
+    config: EngineConfig, core: LoadedCore, pooling: PoolingInfo
 ) -> _Front:
     from .render import load_pooling_renderer
 

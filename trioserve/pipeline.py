@@ -10,7 +10,7 @@ import logging
 import trio
 
 from .config import EngineConfig
-from .errors import InvalidConfig, StartupError, find_first, restore_startup_error
+from .errors import InvalidConfig, StartupError, find_first
 from .executor import PipelineExecutor, StageDied, StagePeer
 from .executor.messages import Allocate, Begin, Loaded, NotLoaded, Ready
 from .processes import PeerGone
@@ -100,7 +100,7 @@ async def _load(config: EngineConfig, stages: tuple[StartedStage, ...]) -> Pipel
         await _send(peer, begin)
         answer = await peer.receive()
         if isinstance(answer, NotLoaded):
-            raise restore_startup_error(answer.kind, answer.reason)
+            raise answer.restore()
         assert isinstance(answer, Loaded), "that is the answer to Begin"
         loaded[peer.name] = answer
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 import gc
 import logging
-from operator import methodcaller
 import os
 import signal
 import socket
@@ -27,7 +26,7 @@ import trio
 from .config import ModelConfig
 from .cores import find_source
 from .errors import InvalidConfig, StagesNotMet, StartupError
-from .executor import LocalExecutor, StepHandle
+from .executor import StepHandle, make_local_executor
 from .executor.messages import (
     Allocate,
     Beat,
@@ -44,12 +43,13 @@ from .own_thread import OwnThread
 from .plugins import load_logits_processors
 from .processes import (
     MessageStream,
+    beat,
     ignore_stops,
     run_as_child,
     run_with_parent,
     serve_peer,
 )
-from .steps import StepPlan, StepResult
+from .steps import StepResult
 from .torchrun import LOOPBACK_ENVIRONMENT, Torchrun
 
 if TYPE_CHECKING:
@@ -58,20 +58,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BEAT_SECONDS = 1.0
-
 
 async def serve_stage(stream: MessageStream[Any]) -> None:
     """Load what the other side asks for, and run its plans."""
     begin = await stream.receive()
     assert isinstance(begin, Begin), "that comes first"
     _set_up_logging(begin.log_level, begin.stage)
-    # As in server.py.
-    sys.setswitchinterval(0.0005)
     try:
         stage = await _work(partial(_load, begin), stream)
     except StartupError as error:
-        stream.send_nowait(NotLoaded(kind=type(error).__name__, reason=str(error)))
+        stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
         return
     stream.send_nowait(stage.describe())
@@ -174,13 +170,15 @@ class _Stage:
             )
         )
         config = self.begin.config
+        # Where logits are; the others need not have them installed.
+        processors = config.model.logits_processor if self.is_last else ()
         runner = ModelRunner(
             self.model,
             num_blocks=allocate.num_blocks,
             block_size=config.cache.block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=allocate.max_model_len,
-            logits_processors=load_logits_processors(config.model.logits_processor),
+            logits_processors=load_logits_processors(processors),
             links=links,
         )
         runner.warm_up()
@@ -195,11 +193,9 @@ class _Steps:
     ) -> None:
         self._stage = stage
         self._stream = stream
-        self._executor: LocalExecutor[StepPlan, StepResult]
-        if stage.model.device.type == "cpu":
-            self._executor = LocalExecutor(runner.step)
-        else:
-            self._executor = LocalExecutor(runner.launch, methodcaller("finish"))
+        self._executor = make_local_executor(
+            runner, stage.model.device.type, depth=stage.begin.num_stages
+        )
         self._in_flight: deque[StepHandle[StepResult]] = deque()
         self._has_done = trio.Event()
 
@@ -207,7 +203,7 @@ class _Steps:
         """Raises what a step raises."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
-            nursery.start_soon(self._beat)
+            nursery.start_soon(beat, self._tell_of_life)
             nursery.start_soon(self._answer)
             while True:
                 step = await self._stream.receive()
@@ -225,10 +221,8 @@ class _Steps:
                 if self._stage.is_last:
                     self._stream.send_nowait(Stepped(result=result))
 
-    async def _beat(self) -> None:
-        while True:
-            self._stream.send_nowait(Beat())
-            await trio.sleep(_BEAT_SECONDS)
+    def _tell_of_life(self) -> None:
+        self._stream.send_nowait(Beat())
 
 
 def _load(begin: Begin) -> _Stage:

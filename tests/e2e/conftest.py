@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+import json
 import os
 from pathlib import Path
 import re
@@ -12,7 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from trioserve.testing_models import save_tiny_model
@@ -21,6 +24,9 @@ from trioserve.testing_tokenizer import tiny_tokenizer
 START_SECONDS = 60
 
 README = Path(__file__).parents[2] / "README.rst"
+
+# Goes on until something happens to it.
+LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
 
 SERVE = (sys.executable, "-m", "trioserve", "serve")
 
@@ -41,6 +47,44 @@ class ServerProcess:
         """Send a signal and return the exit code."""
         self.process.send_signal(signum)
         return self.process.wait(seconds)
+
+
+@dataclass(kw_only=True)
+class EventStream:
+    """A long completion whose first event has come."""
+
+    lines: Iterator[str]
+
+    def read_last(self) -> dict[str, Any]:
+        """Read to the end and return the last event."""
+        rest = [line for line in self.lines if line]
+        assert rest[-1] == "data: [DONE]"
+        last: dict[str, Any] = json.loads(rest[-2].removeprefix("data: "))
+        return last
+
+
+@contextmanager
+def _open_stream(url: str) -> Iterator[EventStream]:
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=LONG, timeout=30
+    ) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield EventStream(lines=lines)
+
+
+@pytest.fixture(scope="session")
+def open_stream() -> Callable[[str], AbstractContextManager[EventStream]]:
+    """Return a function that asks a server for an EventStream."""
+    return _open_stream
+
+
+@pytest.fixture
+def no_shared_memory_left() -> Iterator[None]:
+    """See that the test leaves none behind."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    assert set(os.listdir("/dev/shm")) == before
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 import signal
 import subprocess
@@ -25,8 +22,7 @@ from trioserve.errors import WeightsNotFound
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
-
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+Open = Callable[[str], Any]
 
 # What the issue of ending promises.
 SECOND = 1.0
@@ -62,48 +58,31 @@ def wait_gone(process: psutil.Process, seconds: float = SECOND + LATE) -> None:
         pass
 
 
-@contextmanager
-def open_stream(url: str) -> Iterator[Iterator[str]]:
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=LONG, timeout=30
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
-        yield lines
-
-
-def list_shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
-
-
+@pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_killed_engine_is_told_to_every_client_and_ends_the_server(
-    start_server: Start, model_folder: Path
+    start_server: Start, model_folder: Path, open_stream: Open
 ) -> None:
-    before = list_shared_memory()
     server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
     engine = find_engine(server.process)
-    with open_stream(server.url) as lines:
+    with open_stream(server.url) as stream:
         engine.kill()
-        rest = [line for line in lines if line]
-    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
-    assert rest[-1] == "data: [DONE]"
+        last = stream.read_last()
+    assert last["error"]["code"] == 500
     assert server.process.wait(SECOND + LATE) == 3
     assert "the engine process was ended by SIGKILL" in "".join(server.log)
     assert not engine.is_running()
-    assert list_shared_memory() == before
 
 
+@pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_killed_server_leaves_no_engine(
-    start_server: Start, model_folder: Path
+    start_server: Start, model_folder: Path, open_stream: Open
 ) -> None:
-    before = list_shared_memory()
     server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
     engine = find_engine(server.process)
     with open_stream(server.url):
         server.process.kill()
         wait_gone(engine)
     assert not engine.is_running()
-    assert list_shared_memory() == before
 
 
 def test_a_stopped_engine_makes_progress_red_until_it_goes_on(server: Any) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-import json
-import os
 from pathlib import Path
 from queue import SimpleQueue
 import random
@@ -14,7 +11,6 @@ import signal
 import threading
 from typing import Any, TypeVar
 
-import httpx2 as httpx
 import psutil
 import pytest
 import trio
@@ -32,8 +28,7 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 Start = Callable[..., Any]
-
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+Open = Callable[[str], Any]
 
 # Of a process that is killed the system has gigabytes of mapped libraries to give back;
 # and machines that run tests have other things to do.
@@ -329,12 +324,12 @@ def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
 # ---- who is killed -------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_shared_memory_left")
 @pytest.mark.parametrize(("num_stages", "is_busy"), [(2, False), (3, True)])
 def test_a_killed_stage_ends_its_engine(
     host: Host, num_stages: int, is_busy: bool
 ) -> None:
     """It tells every open request, and takes the other stages along."""
-    shared = list_shared_memory()
 
     async def read(engine: TextEngine, is_told: trio.Event) -> None:
         wish = Wish((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
@@ -361,7 +356,6 @@ def test_a_killed_stage_ends_its_engine(
         assert not any(stage.is_running() for stage in pipeline.stages)
 
     host.run(story)
-    assert list_shared_memory() == shared
 
 
 def open_pipeline(folder: Path, **options: object) -> Any:
@@ -420,30 +414,11 @@ async def test_who_gives_up_loading_leaves_no_stage(
                 raise AssertionError("it cannot be loaded so soon")
 
 
-def start_pipeline(start_server: Start, folder: Path) -> tuple[Any, Any]:
-    """Return a server and its other processes: the engine's first, and the stages'."""
-    server = start_server(
+def start_pipeline(start_server: Start, folder: Path, *options: str) -> Any:
+    return start_server(
         *(str(folder), "--pipeline-parallel-size", "2"),
-        *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
+        *("--kv-cache-memory", "16MiB", "--num-threads", "1", *options),
     )
-    [engine] = psutil.Process(server.process.pid).children()
-    stages = engine.children()
-    assert len(stages) == 2
-    return server, [engine, *stages]
-
-
-@contextmanager
-def open_stream(url: str) -> Iterator[Iterator[str]]:
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=LONG, timeout=30
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
-        yield lines
-
-
-def list_shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:
@@ -451,32 +426,34 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
     assert not left
 
 
+@pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_stage_that_stands_still_is_told_to_every_client_and_ends_the_server(
-    start_server: Start, folder: Path
+    start_server: Start, folder: Path, open_stream: Open
 ) -> None:
-    shared = list_shared_memory()
-    server, others = start_pipeline(start_server, folder)
-    with open_stream(server.url) as lines:
-        others[1].send_signal(signal.SIGSTOP)
-        rest = [line for line in lines if line]
-    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
-    assert rest[-1] == "data: [DONE]"
+    # A process that imports torch less: the engine is the same wherever it is.
+    server = start_pipeline(start_server, folder, "--no-engine-process")
+    stages = psutil.Process(server.process.pid).children()
+    with open_stream(server.url) as stream:
+        stages[0].send_signal(signal.SIGSTOP)
+        last = stream.read_last()
+    assert last["error"]["code"] == 500
     assert server.process.wait(SILENCE + LATE) == 3
     assert "stage 0 has not been heard of for a while" in "".join(server.log)
-    assert_gone(others)
-    assert list_shared_memory() == shared
+    assert_gone(stages)
 
 
+@pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_killed_server_leaves_neither_engine_nor_stages(
-    start_server: Start, folder: Path
+    start_server: Start, folder: Path, open_stream: Open
 ) -> None:
-    """Each goes with who started it; so does a killed engine's stages."""
-    shared = list_shared_memory()
-    server, others = start_pipeline(start_server, folder)
+    """Each goes with who started it; so do a killed engine's stages."""
+    server = start_pipeline(start_server, folder)
+    [engine] = psutil.Process(server.process.pid).children()
+    stages = engine.children()
+    assert len(stages) == 2
     with open_stream(server.url):
         server.process.kill()
-        assert_gone(others)
-    assert list_shared_memory() == shared
+        assert_gone([engine, *stages])
 
 
 # ---- what is refused -----------------------------------------------------------------

@@ -21,6 +21,7 @@ import trio
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
+Open = Callable[[str], Any]
 
 # Where the engine is does not matter to these promises, and a second process takes seconds
 # to import torch; test_engine_process.py has those that need it.
@@ -29,6 +30,7 @@ INSIDE = "--no-engine-process"
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
 SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 SERVE, start_process = SIBLING["SERVE"], SIBLING["start_process"]
+LONG = SIBLING["LONG"]
 
 
 def request_of(body: dict[str, object]) -> bytes:
@@ -38,9 +40,6 @@ def request_of(body: dict[str, object]) -> bytes:
         b"Content-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
     )
-
-
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
 
 
 def read_gauges(url: str) -> dict[str, float]:
@@ -95,17 +94,14 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
         assert server.stop(signal.SIGTERM) == 0
 
 
-def test_a_drain_lets_a_stream_end(start_server: Start, model_folder: Path) -> None:
+def test_a_drain_lets_a_stream_end(
+    start_server: Start, model_folder: Path, open_stream: Open
+) -> None:
     server = start_server(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB")
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
+    with open_stream(server.url) as stream:
         server.process.send_signal(signal.SIGTERM)
-        rest = [line for line in lines if line]
-    assert rest[-1] == "data: [DONE]"
-    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+        last = stream.read_last()
+    assert last["choices"][0]["finish_reason"]
     assert server.process.wait(10) == 0
 
 
@@ -249,21 +245,16 @@ DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     ],
 )
 def test_the_hypercorn_door_serves_and_drains(
-    model_folder: Path, prefix: list[str], workers: str, signum: int
+    model_folder: Path, open_stream: Open, prefix: list[str], workers: str, signum: int
 ) -> None:
     with ExitStack() as stack:
         server = start_process(
             stack, [*prefix, *HYPERCORN, "-w", workers, create_app_of(model_folder)]
         )
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
-        ) as response:
-            lines = response.iter_lines()
-            next(lines)
+        with open_stream(server.url) as stream:
             if workers == "0":
                 server.process.send_signal(signum)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
+            assert "choices" in stream.read_last()
         if workers != "0":
             server.process.send_signal(signum)
         assert server.process.wait(20) == 0
@@ -329,7 +320,7 @@ model.ModelRunner.step = break_at_20
 
 @pytest.mark.parametrize("door", ["serve", "hypercorn"])
 def test_a_broken_device_tells_every_client_and_ends_with_3(
-    model_folder: Path, door: str
+    model_folder: Path, open_stream: Open, door: str
 ) -> None:
     if door == "serve":
         run = "from trioserve.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -341,11 +332,7 @@ def test_a_broken_device_tells_every_client_and_ends_with_3(
         server = start_process(
             stack, [sys.executable, "-c", BROKEN_DEVICE + run, *arguments]
         )
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
-        ) as response:
-            lines = [line for line in response.iter_lines() if line]
-        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 500
-        assert lines[-1] == "data: [DONE]"
+        with open_stream(server.url) as stream:
+            assert stream.read_last()["error"]["code"] == 500
         assert server.process.wait(20) == 3
     assert "the device is broken" in "".join(server.log)

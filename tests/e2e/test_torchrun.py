@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-import json
 from pathlib import Path
 import runpy
 import signal
@@ -28,7 +27,7 @@ start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
     "start_process"
 ]
 
-LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
+Open = Callable[[str], Any]
 
 # A chunked prompt, and the tokens after it.
 SHORT = {"prompt": "Once upon a time " * 20, "max_tokens": 40, "temperature": 0.0}
@@ -90,16 +89,6 @@ def start_cluster(model_folder: Path, log: Path, *options: str) -> Iterator[Clus
         yield Cluster(server=start_process(stack, launch(0)), other=other)
 
 
-@contextmanager
-def open_stream(url: str) -> Iterator[Iterator[str]]:
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=LONG, timeout=30
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
-        yield lines
-
-
 async def complete_alone(model_folder: Path) -> str:
     """Return what one process says to the same."""
     async with trioserve.open_engine(
@@ -113,7 +102,7 @@ async def complete_alone(model_folder: Path) -> str:
 
 
 def test_two_machines_say_what_one_says_and_fail_together(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, open_stream: Open
 ) -> None:
     log = tmp_path / "log"
     with start_cluster(model_folder, log) as cluster:
@@ -124,31 +113,28 @@ def test_two_machines_say_what_one_says_and_fail_together(
             f"{cluster.server.url}/v1/completions", json=SHORT, timeout=30
         ).json()
         assert answer["choices"][0]["text"] == trio.run(complete_alone, model_folder)
-        with open_stream(cluster.server.url) as lines:
+        with open_stream(cluster.server.url) as stream:
             cluster.find_stage().kill()
-            rest = [line for line in lines if line]
-        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == 500
-        assert rest[-1] == "data: [DONE]"
+            last = stream.read_last()
+        assert last["error"]["code"] == 500
         codes = cluster.wait(processes)
         assert 0 not in codes
     assert "StageDied: stage 1 hung up" in "".join(cluster.server.log)
 
 
 def test_a_stopped_server_lets_streams_end_and_ends_all(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, open_stream: Open
 ) -> None:
     """And the stage elsewhere leaves stopping to it; the engine is in its process."""
     log = tmp_path / "log"
     with start_cluster(model_folder, log, "--no-engine-process") as cluster:
         processes = cluster.list_processes()
-        with open_stream(cluster.server.url) as lines:
+        with open_stream(cluster.server.url) as stream:
             cluster.find_stage().send_signal(signal.SIGTERM)
             cluster.find_stage().send_signal(signal.SIGINT)
             cluster.server.process.send_signal(signal.SIGINT)
-            rest = [line for line in lines if line]
-        finish = json.loads(rest[-2].removeprefix("data: "))["choices"][0]
-        assert finish["finish_reason"] == "length"
-        assert rest[-1] == "data: [DONE]"
+            last = stream.read_last()
+        assert last["choices"][0]["finish_reason"] == "length"
         # torchrun itself has been stopped by a signal; its processes were not.
         assert cluster.wait(processes) == (1, 0)
     assert "the engine failed" not in "".join(cluster.server.log)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import trio
 
-from ..processes import MessageStream
-from ..steps import SequenceId, SequenceOutput
+from ..processes import MessageStream, beat
+from ..steps import SequenceId
 from .core import LocalCore, SequenceGroup
 from .messages import (
     Abort,
@@ -19,10 +19,7 @@ from .messages import (
     PoolingReport,
     Report,
 )
-from .pooling_core import LocalPoolingCore, PoolingOutputs
-
-# How often the engine tells that it is there, at least.
-BEAT_SECONDS = 1.0
+from .pooling_core import LocalPoolingCore
 
 
 async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
@@ -30,7 +27,7 @@ async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
 
     Raises: what a step raises, and PeerGone.
     """
-    await _Host(core, stream).run()
+    await _GenerationHost(core, stream).run()
 
 
 async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
@@ -39,25 +36,53 @@ async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) 
 
 
 class _Host:
-    def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
+    """What is alike for all cores."""
+
+    _report_type: ClassVar[type[Report] | type[PoolingReport]]
+
+    def __init__(self, core: Any, stream: MessageStream[Any]) -> None:
         self._core = core
         self._stream = stream
-        # Groups that are not among the core's yet, by their first sequence.
-        self._adding: dict[SequenceId, trio.CancelScope] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._core.run, self._deliver)
-            nursery.start_soon(_beat, self._report)
+            await nursery.start(self._core.run, self._report)
+            nursery.start_soon(beat, self._report)
             while True:
-                match await self._stream.receive():
-                    case Add(group=group):
-                        scope = self._adding[group.first_id] = trio.CancelScope()
-                        nursery.start_soon(self._add, group, scope)
-                    case Abort(sequence_ids=sequence_ids):
-                        self._abort(sequence_ids)
-                    case message:
-                        raise AssertionError(f"{message} is not for this engine")
+                self._take(await self._stream.receive(), nursery)
+
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        """Do what the client asks for."""
+        raise NotImplementedError
+
+    def _report(self, outputs: Iterable[Any] = ()) -> None:
+        self._stream.send_nowait(
+            self._report_type(
+                outputs=tuple(outputs),
+                statistics=self._core.statistics(),
+                counters=self._core.counters(),
+                stalled_seconds=self._core.stalled_seconds(),
+            )
+        )
+
+
+class _GenerationHost(_Host):
+    _report_type = Report
+
+    def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
+        super().__init__(core, stream)
+        # Groups that are not among the core's yet, by their first sequence.
+        self._adding: dict[SequenceId, trio.CancelScope] = {}
+
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        match message:
+            case Add(group=group):
+                scope = self._adding[group.first_id] = trio.CancelScope()
+                nursery.start_soon(self._add, group, scope)
+            case Abort(sequence_ids=sequence_ids):
+                self._abort(sequence_ids)
+            case _:
+                raise AssertionError(f"{message} is not for this engine")
 
     async def _add(self, group: SequenceGroup, scope: trio.CancelScope) -> None:
         with scope:
@@ -72,57 +97,19 @@ class _Host:
         self._core.abort(sequence_ids)
         self._report()
 
-    def _deliver(self, outputs: Iterable[SequenceOutput]) -> None:
-        self._report(tuple(outputs))
 
-    def _report(self, outputs: tuple[SequenceOutput, ...] = ()) -> None:
-        self._stream.send_nowait(
-            Report(
-                outputs=outputs,
-                statistics=self._core.statistics(),
-                counters=self._core.counters(),
-                stalled_seconds=self._core.stalled_seconds(),
-            )
-        )
+class _PoolingHost(_Host):
+    _report_type = PoolingReport
 
-
-class _PoolingHost:
-    def __init__(self, core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
-        self._core = core
-        self._stream = stream
-
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._core.run, self._deliver)
-            nursery.start_soon(_beat, self._report)
-            while True:
-                match await self._stream.receive():
-                    case AddInputs(batch=batch):
-                        self._core.add(batch)
-                    case AbortInputs(jobs=jobs):
-                        self._core.abort(jobs)
-                        self._report()
-                    case CloseFlow(flow=flow, kept=kept):
-                        self._core.close(flow, kept)
-                        self._report()
-                    case message:
-                        raise AssertionError(f"{message} is not for this engine")
-
-    def _deliver(self, outputs: PoolingOutputs) -> None:
-        self._report(tuple(outputs))
-
-    def _report(self, outputs: PoolingOutputs = ()) -> None:
-        self._stream.send_nowait(
-            PoolingReport(
-                outputs=tuple(outputs),
-                statistics=self._core.statistics(),
-                counters=self._core.counters(),
-                stalled_seconds=self._core.stalled_seconds(),
-            )
-        )
-
-
-async def _beat(report: Callable[[], None]) -> None:
-    while True:
-        report()
-        await trio.sleep(BEAT_SECONDS)
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        match message:
+            case AddInputs(batch=batch):
+                self._core.add(batch)
+            case AbortInputs(jobs=jobs):
+                self._core.abort(jobs)
+                self._report()
+            case CloseFlow(flow=flow, kept=kept):
+                self._core.close(flow, kept)
+                self._report()
+            case _:
+                raise AssertionError(f"{message} is not for this engine")

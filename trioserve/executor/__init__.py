@@ -5,7 +5,7 @@ it is. The door is the Executor protocol; LocalExecutor runs a model in this pro
 PipelineExecutor one that is spread over others, testing.FakeExecutor runs none.
 """
 
-from .local import LocalExecutor
+from .local import LocalExecutor, make_local_executor
 from .pipeline import PipelineExecutor, StageDied, StagePeer
 from .protocol import Executor, StepHandle
 
@@ -16,4 +16,5 @@ __all__ = [
     "StageDied",
     "StagePeer",
     "StepHandle",
+    "make_local_executor",
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from operator import methodcaller
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import outcome
 import trio
 
+from ..steps import StepPlan, StepResult
 from .handle import Handle
 
 PlanT = TypeVar("PlanT")
@@ -93,6 +95,31 @@ class LocalExecutor(Generic[PlanT, ResultT]):
                 given = outcome.capture(stage, given.value)
             put((handle, given))
         put(None)
+
+
+class _Launched(Protocol):
+    def finish(self) -> StepResult: ...
+
+
+class _Runner(Protocol):
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+    def launch(self, plan: StepPlan) -> _Launched: ...
+
+
+def make_local_executor(
+    runner: _Runner, device_type: str, *, depth: int
+) -> LocalExecutor[StepPlan, StepResult]:
+    """Make one with as many threads as a device of this type needs.
+
+    Args:
+      runner: a model.ModelRunner.
+      device_type: torch's.
+    """
+    if device_type == "cpu" or depth == 1:
+        return LocalExecutor(runner.step, depth=depth)
+    # The thread that launches the next step must not be the one that waits for this.
+    return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
 
 
 async def _run_in_thread(

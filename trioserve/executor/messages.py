@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from ..config import EngineConfig
+from ..errors import StartupError
 from ..steps import ModelInfo, StepPlan, StepResult
 
 
@@ -58,6 +59,18 @@ class NotLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     kind: str
     reason: str
+
+    @classmethod
+    def of(cls, error: StartupError) -> NotLoaded:
+        return cls(kind=type(error).__name__, reason=str(error))
+
+    def restore(self) -> StartupError:
+        """Make the error once more."""
+        [kind] = [
+            each for each in StartupError.__subclasses__() if each.__name__ == self.kind
+        ]
+        # Constructors take facts, which have become a message already.
+        return kind.__new__(kind, self.reason)
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):

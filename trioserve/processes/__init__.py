@@ -3,6 +3,7 @@
     open_child       starts `python -m MODULE` and ends it, whatever happens
     run_as_child     what such a module does first
     run_with_parent, serve_peer    its two halves, where somebody else starts it
+    beat             tells them that one of them is there
     MessageStream    msgspec structs both ways, tensors through shared memory
 
 It knows no engine and no device. Nothing is pickled: what a process sends is data.
@@ -11,6 +12,7 @@ It knows no engine and no device. Nothing is pickled: what a process sends is da
 from .child import Child, open_child
 from .messages import Mail, MessageStream, PeerGone, pack
 from .parent import (
+    beat,
     die_with_parent,
     ignore_stops,
     run_as_child,
@@ -23,6 +25,7 @@ __all__ = [
     "Mail",
     "MessageStream",
     "PeerGone",
+    "beat",
     "die_with_parent",
     "ignore_stops",
     "open_child",

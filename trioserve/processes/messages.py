@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 import errno
@@ -87,7 +87,8 @@ def pack(message: object, *, shares_memory: bool = True) -> Mail:
     Args:
       shares_memory: the receiver is on this machine.
     """
-    shared: list[memoryview] = []
+    # Where each of them begins in the memory.
+    shared: list[tuple[int, memoryview]] = []
     size = 0
 
     def encode(value: object) -> object:
@@ -99,7 +100,7 @@ def pack(message: object, *, shares_memory: bool = True) -> Mail:
         if not shares_memory or len(data) < _SHARED_BYTES:
             return value.dtype, value.shape, data
         begin = -(-size // _ALIGNMENT) * _ALIGNMENT
-        shared.append(data)
+        shared.append((begin, data))
         size = begin + len(data)
         return value.dtype, value.shape, (begin, size)
 
@@ -108,16 +109,15 @@ def pack(message: object, *, shares_memory: bool = True) -> Mail:
     return Mail(data=header + body, memory=_share(shared) if shared else None)
 
 
-def _share(tensors: Sequence[memoryview]) -> int:
+def _share(tensors: Iterable[tuple[int, memoryview]]) -> int:
     memory = os.memfd_create("trioserve", os.MFD_CLOEXEC)
     try:
-        begin = 0
-        for data in tensors:
-            os.lseek(memory, -(-begin // _ALIGNMENT) * _ALIGNMENT, os.SEEK_SET)
-            begin = os.lseek(memory, 0, os.SEEK_CUR) + len(data)
+        for place, data in tensors:
             # The system takes two gigabytes at a time, at most.
             while data:
-                data = data[os.write(memory, data) :]
+                written = os.pwrite(memory, data, place)
+                data = data[written:]
+                place += written
     except BaseException:
         os.close(memory)
         raise

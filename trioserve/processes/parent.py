@@ -22,6 +22,13 @@ _PR_SET_PDEATHSIG = 1
 # As the server ends when its engine has failed.
 FAILED = 3
 
+# How often a process tells that it is there, at least.
+_BEAT_SECONDS = 1.0
+
+# For which a thread may keep the GIL from others, as in server.py: what a process has to
+# tell must not wait for the thread of its device.
+_SWITCH_SECONDS = 0.0005
+
 
 def run_as_child(
     main: Callable[[MessageStream[Any]], Awaitable[None]], *, receives: Any
@@ -57,6 +64,7 @@ def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoRe
     a device keeps busy are not waited for.
     """
     die_with_parent(parent)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         trio.run(main)
     except BaseException:
@@ -65,6 +73,13 @@ def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoRe
     finally:
         sys.stderr.flush()
         os._exit(FAILED)
+
+
+async def beat(tell: Callable[[], None]) -> None:
+    """Tell it again and again, until cancelled."""
+    while True:
+        tell()
+        await trio.sleep(_BEAT_SECONDS)
 
 
 def die_with_parent(parent: int) -> None:
