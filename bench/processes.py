@@ -104,6 +104,9 @@ BLOCK_SIZE = 16
 
 _TOKEN = (65,)
 
+# Tells an engine process which device it has.
+DEVICE_VARIABLE = "TRIOSERVE_BENCH_DEVICE"
+
 
 # ---- devices ------------------------------------------------------------------------
 
@@ -195,13 +198,16 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
         return
     # This file is a module for whoever has its folder in the path, as its script has.
     async with open_child(
-        "processes", device.name, receives=FromEngine, name="the engine process"
+        "processes",
+        receives=FromEngine,
+        name="the engine process",
+        environment={DEVICE_VARIABLE: device.name},
     ) as child:
         yield RemoteCore(child.stream, child.describe_end)
 
 
 def run_engine_process(device: Device) -> None:
-    """Be the engine process: `python -m processes DESCRIPTOR PARENT DEVICE`."""
+    """Be the engine process: `python -m processes DESCRIPTOR PARENT`."""
     from trioserve.engine import host_core
     from trioserve.engine.messages import ToEngine
     from trioserve.processes import run_as_child
@@ -882,7 +888,7 @@ def main() -> None:
     if __spec__ is not None:
         # Run as a module, which none but open_core does.
         sleep_sharply()
-        run_engine_process(DEVICES[sys.argv[3]])
+        run_engine_process(DEVICES[os.environ[DEVICE_VARIABLE]])
     options = parse_arguments()
     if options.serve is not None:
         sleep_sharply()

@@ -10,8 +10,12 @@ import sys
 from types import ModuleType
 
 import pytest
+import trio
 
+from trioserve.engine import Engine
 from trioserve.observe import LoopStall, Metrics
+from trioserve.steps import Prompt, SamplingParams
+from trioserve.testing import make_info
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -106,6 +110,27 @@ def test_a_quantile_lies_where_prometheus_would_see_it() -> None:
 def test_no_step_at_all_is_no_figure() -> None:
     with pytest.raises(processes.StreamEnded):
         processes.sum_up(BEFORE, BEFORE, [0.1], PROBES)
+
+
+@pytest.mark.slow
+async def test_an_engine_process_without_a_model_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    info = make_info(processes.FAKE_MODEL_LEN)
+    sampling = SamplingParams(max_tokens=5)
+    with trio.fail_after(30):
+        async with (
+            processes.open_core(processes.DEVICES["2 ms"], "outside") as core,
+            trio.open_nursery() as nursery,
+        ):
+            engine = Engine(core, info=info, max_num_sequences=1)
+            await nursery.start(engine.run)
+            prompt = Prompt(token_ids=(1, 2, 3))
+            async with engine.open_stream([prompt], sampling) as deltas:
+                token_ids = [t async for delta in deltas for t in delta.token_ids]
+            nursery.cancel_scope.cancel()
+    assert len(token_ids) == 5
 
 
 def test_counts_are_read_from_what_a_server_says() -> None:
