@@ -10,7 +10,7 @@ import logging
 import trio
 
 from .config import EngineConfig
-from .errors import InvalidConfig, StartupError, find_first
+from .errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from .executor import PipelineExecutor, StageDied, StagePeer
 from .executor.messages import Allocate, Begin, Loaded, NotLoaded, Ready
 from .processes import PeerGone
@@ -77,10 +77,17 @@ async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
       StageDied: one of them has ended.
     """
     async with open_stages(config.parallel) as stages:
-        yield await _load(config, stages)
+        yield await load_stages(config, stages)
 
 
-async def _load(config: EngineConfig, stages: tuple[StartedStage, ...]) -> Pipeline:
+async def load_stages(
+    config: EngineConfig, stages: tuple[StartedStage, ...]
+) -> Pipeline:
+    """Have stages that have been told nothing yet load the model.
+
+    Raises:
+      StartupError, StageDied
+    """
     loaded: dict[str, Loaded] = {}
     level = logging.getLogger("trioserve").getEffectiveLevel()
     peers = tuple(stage.peer for stage in stages)
@@ -121,8 +128,13 @@ def _check_alike(first: Loaded, other: Loaded, name: str) -> None:
     """Refuse what machines may have different, and would compute nonsense with.
 
     Raises:
+      StagesNotMet: they run different versions of this program.
       InvalidConfig
     """
+    if other.version != first.version:
+        raise StagesNotMet(
+            f"{name} is trioserve {other.version}, and stage 0 {first.version}"
+        )
     if other.device_type != first.device_type:
         raise InvalidConfig(
             "device",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import outcome
 import trio
 
+from . import __version__
 from .config import ModelConfig
 from .cores import find_source
 from .errors import InvalidConfig, StagesNotMet, StartupError
@@ -148,6 +149,7 @@ class _Stage:
 
     def describe(self) -> Loaded:
         return Loaded(
+            version=__version__,
             info=self.model.info,
             device_type=self.model.device.type,
             num_blocks=self.num_blocks,

@@ -42,12 +42,14 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A stage's layers are there.
 
     Args:
+      version: trioserve's.
       info: the whole model's.
       device_type: torch's.
       num_blocks: KV blocks that its memory holds.
       port: where the first stage listens; 0 elsewhere.
     """
 
+    version: str
     info: ModelInfo
     device_type: str
     num_blocks: int
