@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": VOCABULARY,
     "executor": VOCABULARY | {"model", "processes"},
     "own_thread": set(),
-    "processes": {"steps"},
+    "interpreter": set(),
+    "processes": {"interpreter", "steps"},
     "engine": VOCABULARY | {"scheduler", "executor", "processes"},
     "text_engine": VOCABULARY | {"engine", "render"},
     "pooling_engine": VOCABULARY | {"engine", "render"},
@@ -44,17 +45,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stages": VOCABULARY | {"executor", "meeting", "processes", "torchrun"},
     "pipeline": VOCABULARY | {"executor", "processes", "stages"},
     "stage_process": VOCABULARY
-    | {"cores", "executor", "meeting", "model", "own_thread", "plugins"}
+    | {"cores", "executor", "interpreter", "meeting", "model", "own_thread", "plugins"}
     | {"processes", "torchrun"},
     "cores": VOCABULARY
     | {"engine", "executor", "model", "own_thread", "pipeline", "plugins"}
     | {"scheduler", "weights"},
-    "engine_process": VOCABULARY | {"cores", "engine", "executor", "processes"},
+    "engine_process": VOCABULARY
+    | {"cores", "engine", "executor", "interpreter", "processes"},
     "launch": VOCABULARY
     | {"cores", "engine", "executor", "own_thread", "plugins", "pooling_engine"}
     | {"processes", "render", "text_engine"},
-    "server": VOCABULARY | {"http", "launch"},
-    "asgi": VOCABULARY | {"http", "launch"},
+    "server": VOCABULARY | {"http", "interpreter", "launch"},
+    "asgi": VOCABULARY | {"http", "interpreter", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
     "__main__": VOCABULARY
     | {"processes", "server", "simulation", "stage_process", "torchrun"},

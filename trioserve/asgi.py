@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-import gc
 import logging
 import multiprocessing
 import os
@@ -29,6 +28,7 @@ from .config import (
     build_config,
 )
 from .http import ServerState, ServingApp, create_http_app, install_guard
+from .interpreter import prepare_interpreter, settle_interpreter
 from .launch import open_served_engine
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     app = create_http_app(ServerState(config=config.http))
 
     async def start() -> None:
-        # As in server.py.
-        sys.setswitchinterval(0.0005)
+        prepare_interpreter()
         trio.lowlevel.add_instrument(app.state.loop_stall)
         await app.nursery.start(_run_engine, app.state, config)
         app.nursery.start_soon(_drain_on_signal, app.state)
@@ -81,8 +80,7 @@ async def _run_engine(
             config.engine, process=config.process.engine_process
         ) as state.engine:
             is_serving = True
-            # As in server.py.
-            gc.freeze()
+            settle_interpreter()
             task_status.started()
             await trio.sleep_forever()
     except* Exception:

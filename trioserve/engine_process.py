@@ -6,7 +6,6 @@ What it is told and what it tells, engine/messages.py says.
 
 from __future__ import annotations
 
-import gc
 import logging
 from typing import Any
 
@@ -15,6 +14,7 @@ from .engine import LocalCore, host_core, host_pooling_core
 from .engine.messages import Begin, Loaded, ToEngine
 from .errors import StartupError
 from .executor.messages import NotLoaded
+from .interpreter import settle_interpreter
 from .processes import MessageStream, run_as_child
 
 
@@ -35,7 +35,7 @@ async def main(stream: MessageStream[Any]) -> None:
 
 
 async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
-    gc.freeze()
+    settle_interpreter()
     stream.send_nowait(Loaded(info=loaded.info, pooling=loaded.pooling))
     if isinstance(loaded.core, LocalCore):
         await host_core(loaded.core, stream)

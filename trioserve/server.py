@@ -10,11 +10,9 @@ drain_timeout, then two seconds for streams to say good-bye, then one step.
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import socket
-import sys
 import time
 
 import hypercorn.trio
@@ -23,6 +21,7 @@ import trio
 from .config import ServeConfig
 from .errors import StartupError, find_first
 from .http import ServerState, create_http_app, install_guard, make_config
+from .interpreter import prepare_interpreter, settle_interpreter
 from .launch import open_served_engine
 
 logger = logging.getLogger("trioserve.server")
@@ -70,16 +69,11 @@ class Server:
         state = self._state
         install_guard(enable_h2c=self._config.http.enable_h2c)
         trio.lowlevel.add_instrument(state.loop_stall)
-        # Waiting for the GIL is waiting: with the default of 5 ms a thread in pure
-        # Python delays the loop seven times as long.
-        sys.setswitchinterval(0.0005)
+        prepare_interpreter()
         async with open_served_engine(
             self._config.engine, process=self._config.process.engine_process
         ) as state.engine:
-            # A collection of torch's and transformers' objects, which live as long as
-            # the process, would stall the loop for half a second, and so would the one
-            # that the interpreter makes at its end.
-            gc.freeze()
+            settle_interpreter()
             async with trio.open_nursery() as nursery:
                 binds = await nursery.start(self._serve_http)
                 seconds = time.perf_counter() - self._began

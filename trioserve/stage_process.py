@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-import gc
 import logging
 import os
 import signal
@@ -39,6 +38,7 @@ from .executor.messages import (
     Stepped,
     ToStage,
 )
+from .interpreter import settle_interpreter
 from .meeting import join_engine
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
@@ -75,7 +75,7 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     allocate = await stream.receive()
     assert isinstance(allocate, Allocate), "that comes next"
     runner = await _work(partial(stage.connect, allocate), stream)
-    gc.freeze()
+    settle_interpreter()
     stream.send_nowait(Ready())
     await _Steps(stage, runner, stream).run()
 

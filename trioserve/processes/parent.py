@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import trio
 
+from ..interpreter import prepare_interpreter
 from .messages import MessageStream, PeerGone
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,6 @@ FAILED = 3
 
 # How often a process tells that it is there, at least.
 _BEAT_SECONDS = 1.0
-
-# For which a thread may keep the GIL from others, as in server.py: what a process has to
-# tell must not wait for the thread of its device.
-_SWITCH_SECONDS = 0.0005
 
 
 def run_as_child(
@@ -64,7 +61,7 @@ def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoRe
     a device keeps busy are not waited for.
     """
     die_with_parent(parent)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    prepare_interpreter()
     try:
         trio.run(main)
     except BaseException:
