@@ -82,6 +82,8 @@ def find_source(config: EngineConfig, accepts: Accepts) -> Source:
     from .model.encoding import find_task
 
     task = find_task(weights.folder, sentence, config.pooling)
+    if task != "generate":
+        _check_single(config)
     _check_task(task, config.model.model, accepts)
     return Source(weights=weights, task=task, sentence=sentence)
 
@@ -95,25 +97,42 @@ async def open_core(
     Raises:
       StartupError, StageDied
     """
-    source = await OwnThread(partial(find_source, config, accepts)).wait()
     if config.parallel.pipeline_parallel_size == 1:
+        source = await OwnThread(partial(find_source, config, accepts)).wait()
         yield await OwnThread(partial(_load_core, config, source)).wait()
-    elif source.task != "generate":
-        raise InvalidConfig(
-            "pipeline_parallel_size",
-            f"the model is served for {source.task}, which runs in one process",
-        )
-    else:
-        # First: a mistake in an option is told before gigabytes are read.
-        load = partial(load_logits_processors, config.model.logits_processor)
-        processors = await OwnThread(load).wait()
-        async with open_pipeline(config) as pipeline:
-            yield await _make_pipeline_core(config, source, pipeline, processors)
+        return
+    if accepts == "pooling":
+        _check_single(config)
+    source, processors = await OwnThread(partial(_find_written, config)).wait()
+    async with open_pipeline(config) as pipeline:
+        yield await _make_pipeline_core(config, source, pipeline, processors)
 
 
 def count_sequences(config: SchedulerConfig) -> int:
     """Return how many may run and wait together."""
     return config.max_num_seqs + config.max_num_waiting
+
+
+def _find_written(
+    config: EngineConfig,
+) -> tuple[Source, tuple[type[LogitsProcessor], ...]]:
+    """Find what a pipeline needs that is in no stage.
+
+    The stages find out what the model is for, and refuse it if need be. So this process
+    does without torch, which takes seconds and hundreds of megabytes.
+    """
+    # First: a mistake in an option is told before gigabytes are read.
+    processors = load_logits_processors(config.model.logits_processor)
+    weights = resolve_weights(config.model.model)
+    return Source(weights=weights, task="generate", sentence=None), processors
+
+
+def _check_single(config: EngineConfig) -> None:
+    """Refuse to spread what cannot be spread."""
+    if config.parallel.pipeline_parallel_size > 1:
+        raise InvalidConfig(
+            "pipeline_parallel_size", "a model that pools runs in one process"
+        )
 
 
 def _check_task(task: Task, model: str, accepts: Accepts) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 import random
 import signal
+import subprocess
+import sys
 import threading
+import time
 from typing import Any, TypeVar
 
 import psutil
@@ -16,6 +20,8 @@ import pytest
 import trio
 
 import trioserve
+from trioserve import cores
+from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig, find_first
 from trioserve.executor import StageDied
 from trioserve.steps import Prompt, SamplingParams
@@ -27,8 +33,6 @@ from trioserve.text_engine import TextDelta, TextEngine, TextParams
 pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
-Start = Callable[..., Any]
-Open = Callable[[str], Any]
 
 # Of a process that is killed the system has gigabytes of mapped libraries to give back;
 # and machines that run tests have other things to do.
@@ -324,35 +328,41 @@ def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
 # ---- who is killed -------------------------------------------------------------------
 
 
+async def wait_told(engine: TextEngine, is_told: trio.Event) -> None:
+    wish = Wish((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
+    try:
+        await answer(engine, wish)
+    except EngineDied:
+        is_told.set()
+
+
 @pytest.mark.usefixtures("no_shared_memory_left")
-@pytest.mark.parametrize(("num_stages", "is_busy"), [(2, False), (3, True)])
-def test_a_killed_stage_ends_its_engine(
-    host: Host, num_stages: int, is_busy: bool
+@pytest.mark.parametrize(
+    ("num_stages", "signum", "end"),
+    [
+        (2, signal.SIGKILL, "stage 1 was ended by SIGKILL"),
+        (3, signal.SIGSTOP, "stage 1 has not been heard of for a while"),
+    ],
+)
+def test_a_stage_that_dies_or_stands_still_ends_its_engine(
+    host: Host, num_stages: int, signum: signal.Signals, end: str
 ) -> None:
     """It tells every open request, and takes the other stages along."""
-
-    async def read(engine: TextEngine, is_told: trio.Event) -> None:
-        wish = Wish((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
-        try:
-            await answer(engine, wish)
-        except EngineDied:
-            is_told.set()
 
     async def story() -> None:
         pipeline = await host.open(num_stages)
         began = pipeline.engine.engine.counters().num_steps
         is_told = trio.Event()
         async with trio.open_nursery() as nursery:
-            if is_busy:
-                nursery.start_soon(read, pipeline.engine, is_told)
-                while pipeline.engine.engine.counters().num_steps < began + 10:
-                    await trio.lowlevel.checkpoint()
-            pipeline.stages[1].kill()
-            with trio.fail_after(LATE):
+            nursery.start_soon(wait_told, pipeline.engine, is_told)
+            while pipeline.engine.engine.counters().num_steps < began + 10:
+                await trio.lowlevel.checkpoint()
+            pipeline.stages[1].send_signal(signum)
+            with trio.fail_after(SILENCE + LATE):
                 await pipeline.has_ended.wait()
-        assert is_told.is_set() == is_busy
+        assert is_told.is_set()
         assert isinstance(pipeline.end, StageDied)
-        assert str(pipeline.end) == "stage 1 was ended by SIGKILL"
+        assert str(pipeline.end) == end
         assert not any(stage.is_running() for stage in pipeline.stages)
 
     host.run(story)
@@ -414,57 +424,49 @@ async def test_who_gives_up_loading_leaves_no_stage(
                 raise AssertionError("it cannot be loaded so soon")
 
 
-def start_pipeline(start_server: Start, folder: Path, *options: str) -> Any:
-    return start_server(
-        *(str(folder), "--pipeline-parallel-size", "2"),
-        *("--kv-cache-memory", "16MiB", "--num-threads", "1", *options),
-    )
-
-
-def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, LATE)
-    assert not left
-
-
 @pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_stage_that_stands_still_is_told_to_every_client_and_ends_the_server(
-    start_server: Start, folder: Path, open_stream: Open
-) -> None:
-    # A process that imports torch less: the engine is the same wherever it is.
-    server = start_pipeline(start_server, folder, "--no-engine-process")
-    stages = psutil.Process(server.process.pid).children()
-    with open_stream(server.url) as stream:
-        stages[0].send_signal(signal.SIGSTOP)
-        last = stream.read_last()
-    assert last["error"]["code"] == 500
-    assert server.process.wait(SILENCE + LATE) == 3
-    assert "stage 0 has not been heard of for a while" in "".join(server.log)
-    assert_gone(stages)
+def test_a_killed_server_leaves_neither_engine_nor_stages(folder: Path) -> None:
+    """Each goes with who started it, whatever it does; so do a killed engine's stages."""
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "trioserve", "serve", str(folder), "--port", "0"),
+            *("--pipeline-parallel-size", "2", "--kv-cache-memory", "16MiB"),
+        ],
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        deadline = time.monotonic() + 20
+        while len(others := list_ours(server.pid)) < 3:
+            assert time.monotonic() < deadline, "there are an engine and two stages"
+        server.kill()
+        _, left = psutil.wait_procs(others, LATE)
+        assert not left
 
 
-@pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_killed_server_leaves_neither_engine_nor_stages(
-    start_server: Start, folder: Path, open_stream: Open
-) -> None:
-    """Each goes with who started it; so do a killed engine's stages."""
-    server = start_pipeline(start_server, folder)
-    [engine] = psutil.Process(server.process.pid).children()
-    stages = engine.children()
-    assert len(stages) == 2
-    with open_stream(server.url):
-        server.process.kill()
-        assert_gone([engine, *stages])
+def list_ours(pid: int) -> list[psutil.Process]:
+    """List a process's offspring, without what others' imports start for a moment."""
+    ours = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(each.startswith("trioserve.") for each in process.cmdline()):
+                ours.append(process)
+    return ours
 
 
 # ---- what is refused -----------------------------------------------------------------
 
 
-async def test_a_model_that_pools_is_refused(
-    tmp_path: Path, list_children: Children
-) -> None:
+@pytest.mark.parametrize("accepts", ["generate", "pooling", "all"])
+def test_a_model_that_pools_is_refused(tmp_path: Path, accepts: cores.Accepts) -> None:
+    """By each stage, who tells it."""
     save_tiny_encoder("bert", tmp_path)
+    config = build_config(
+        EngineConfig, {"model": str(tmp_path), "pipeline_parallel_size": 2}
+    )
     with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
-        async with trioserve.open_pooling_engine(
-            str(tmp_path), pipeline_parallel_size=2
-        ):
+        cores.find_source(config, accepts)
+
+
+async def test_a_pipeline_does_not_pool(folder: Path, list_children: Children) -> None:
+    with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
+        async with trioserve.open_pooling_engine(str(folder), pipeline_parallel_size=2):
             raise AssertionError("it is refused")
