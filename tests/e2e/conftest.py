@@ -38,6 +38,7 @@ class ServerProcess:
     process: subprocess.Popen[str]
     url: str
     log: list[str]
+    reader: threading.Thread
 
     @property
     def port(self) -> int:
@@ -47,6 +48,11 @@ class ServerProcess:
         """Send a signal and return the exit code."""
         self.process.send_signal(signum)
         return self.process.wait(seconds)
+
+    def read_log(self) -> str:
+        """Return all that it has said; it has ended."""
+        self.reader.join()
+        return "".join(self.log)
 
 
 @dataclass(kw_only=True)
@@ -113,9 +119,13 @@ def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start_process(
+def begin_process(
     stack: ExitStack, command: list[str], **variables: str
-) -> ServerProcess:
+) -> Callable[[], ServerProcess]:
+    """Start a server and return a function that waits until it is ready.
+
+    For several at once: one alone leaves a core idle for the seconds of its imports.
+    """
     process = stack.enter_context(
         subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
@@ -140,9 +150,19 @@ def start_process(
     # Undone in reverse: killed, read to the end, waited for.
     stack.callback(thread.join)
     stack.callback(process.kill)
-    assert is_settled.wait(START_SECONDS), "the server neither starts nor ends"
-    assert urls, "".join(log)
-    return ServerProcess(process=process, url=urls[0], log=log)
+
+    def wait() -> ServerProcess:
+        assert is_settled.wait(START_SECONDS), "the server neither starts nor ends"
+        assert urls, "".join(log)
+        return ServerProcess(process=process, url=urls[0], log=log, reader=thread)
+
+    return wait
+
+
+def start_process(
+    stack: ExitStack, command: list[str], **variables: str
+) -> ServerProcess:
+    return begin_process(stack, command, **variables)()
 
 
 @pytest.fixture(scope="module")

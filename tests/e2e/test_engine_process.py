@@ -69,7 +69,7 @@ def test_a_killed_engine_is_told_to_every_client_and_ends_the_server(
         last = stream.read_last()
     assert last["error"]["code"] == 500
     assert server.process.wait(SECOND + LATE) == 3
-    assert "the engine process was ended by SIGKILL" in "".join(server.log)
+    assert "the engine process was ended by SIGKILL" in server.read_log()
     assert not engine.is_running()
 
 

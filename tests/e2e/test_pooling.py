@@ -240,4 +240,4 @@ def test_an_interrupt_ends_the_idle_server_and_its_engine(server: Any) -> None:
         engine.send_signal(signal.SIGINT)
         assert server.stop(signal.SIGINT) == 0
     assert not engine.is_running()
-    assert "Traceback" not in "".join(server.log)
+    assert "Traceback" not in server.read_log()

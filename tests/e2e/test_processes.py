@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 import json
 from pathlib import Path
@@ -20,8 +20,10 @@ import trio
 
 pytestmark = pytest.mark.slow
 
-Start = Callable[..., Any]
 Open = Callable[[str], Any]
+
+# Waits for a server that was started beside others.
+Wait = Callable[[], Any]
 
 # Where the engine is does not matter to these promises, and a second process takes seconds
 # to import torch; test_engine_process.py has those that need it.
@@ -29,7 +31,7 @@ INSIDE = "--no-engine-process"
 
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
 SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
-SERVE, start_process = SIBLING["SERVE"], SIBLING["start_process"]
+SERVE, begin_process = SIBLING["SERVE"], SIBLING["begin_process"]
 LONG = SIBLING["LONG"]
 
 
@@ -77,13 +79,28 @@ async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -
             await trio.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def drained(model_folder: Path) -> Iterator[dict[str, Wait]]:
+    """Servers to be stopped, one for each test."""
+    options = {
+        "unread": ["--drain-timeout", "0.5"],
+        "streaming": [],
+        "full": ["--max-num-seqs", "2"],
+        "idle": [],
+    }
+    serve = [*SERVE, str(model_folder), INSIDE, "--port", "0"]
+    serve += ["--kv-cache-memory", "64MiB"]
+    with ExitStack() as stack:
+        yield {
+            name: begin_process(stack, [*serve, *more])
+            for name, more in options.items()
+        }
+
+
 def test_a_client_that_never_reads_cannot_hold_up_the_exit(
-    start_server: Start, model_folder: Path
+    drained: dict[str, Wait],
 ) -> None:
-    server = start_server(
-        *(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB"),
-        *("--drain-timeout", "0.5"),
-    )
+    server = drained["unread"]()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # Logprobs make events long, so that the kernel's buffers fill.
@@ -94,10 +111,8 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
         assert server.stop(signal.SIGTERM) == 0
 
 
-def test_a_drain_lets_a_stream_end(
-    start_server: Start, model_folder: Path, open_stream: Open
-) -> None:
-    server = start_server(str(model_folder), INSIDE, "--kv-cache-memory", "16MiB")
+def test_a_drain_lets_a_stream_end(drained: dict[str, Wait], open_stream: Open) -> None:
+    server = drained["streaming"]()
     with open_stream(server.url) as stream:
         server.process.send_signal(signal.SIGTERM)
         last = stream.read_last()
@@ -105,13 +120,8 @@ def test_a_drain_lets_a_stream_end(
     assert server.process.wait(10) == 0
 
 
-def test_a_second_signal_cuts_the_drain(
-    start_server: Start, model_folder: Path
-) -> None:
-    server = start_server(
-        *(str(model_folder), INSIDE, "--kv-cache-memory", "64MiB"),
-        *("--max-num-seqs", "2"),
-    )
+def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
+    server = drained["full"]()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(request_of(LONG | {"n": 100}))
         while read_gauges(server.url)["trioserve_running"] == 0:
@@ -123,30 +133,26 @@ def test_a_second_signal_cuts_the_drain(
 
 
 def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
-    model_folder: Path,
+    drained: dict[str, Wait],
 ) -> None:
     """What an interrupt does, test_pooling.py says."""
-    command = [*SERVE, str(model_folder), INSIDE]
-    with ExitStack() as stack:
-        server = start_process(
-            stack, [*command, "--port", "0", "--kv-cache-memory", "16MiB"]
-        )
+    server = drained["idle"]()
 
-        def count_lines() -> int:
-            return sum("task steps, longest" in line for line in server.log)
+    def count_lines() -> int:
+        return sum("task steps, longest" in line for line in server.log)
 
-        for number in (1, 2):
-            server.process.send_signal(signal.SIGUSR1)
-            while count_lines() < number:
-                assert httpx.get(f"{server.url}/health").status_code == 200
-        metrics = httpx.get(f"{server.url}/metrics").text
-        assert "trioserve_event_loop_turn_seconds_count" in metrics
-        assert "trioserve_task_step_seconds_count 0.0" not in metrics
-        with socket.create_connection(("127.0.0.1", server.port)):
-            assert server.stop(signal.SIGTERM) == 0
+    for number in (1, 2):
+        server.process.send_signal(signal.SIGUSR1)
+        while count_lines() < number:
+            assert httpx.get(f"{server.url}/health").status_code == 200
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert "trioserve_event_loop_turn_seconds_count" in metrics
+    assert "trioserve_task_step_seconds_count 0.0" not in metrics
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert server.stop(signal.SIGTERM) == 0
+    assert "Traceback" not in server.read_log()
     # The third is its last word.
     assert count_lines() == 3
-    assert "Traceback" not in "".join(server.log)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -180,11 +186,16 @@ def test_a_wrong_model_is_one_sentence_and_exit_code_2() -> None:
 
 
 def test_so_are_those_that_are_found_to_be_wrong_as_they_are_loaded(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here and not in processes of their own, which would import torch first."""
     from trioserve.__main__ import main
 
+    # The collector is the other tests', too.
+    monkeypatch.setattr("trioserve.server.prepare_interpreter", lambda: None)
     empty = tmp_path / "empty"
     empty.mkdir()
     truncated = tmp_path / "truncated"
@@ -235,29 +246,39 @@ def create_app_of(model_folder: Path) -> str:
 DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
 
 
+@pytest.fixture(scope="module")
+def doors(model_folder: Path) -> Iterator[dict[str, Wait]]:
+    """Servers of hypercorn's, one for each test."""
+    serve = [*HYPERCORN, create_app_of(model_folder)]
+    commands = {
+        "alone": [*serve, "-w", "0"],
+        "worker": [*serve, "-w", "1"],
+        "deaf": [*DEAF_TO_SIGINT, *serve, "-w", "0"],
+    }
+    with ExitStack() as stack:
+        yield {name: begin_process(stack, each) for name, each in commands.items()}
+
+
 @pytest.mark.parametrize(
-    ("prefix", "workers", "signum"),
+    ("name", "signum"),
     [
-        ([], "0", signal.SIGINT),
-        ([], "1", signal.SIGTERM),
+        ("alone", signal.SIGINT),
+        ("worker", signal.SIGTERM),
         # As without the prefix, once it is undone.
-        (DEAF_TO_SIGINT, "0", signal.SIGTERM),
+        ("deaf", signal.SIGTERM),
     ],
 )
 def test_the_hypercorn_door_serves_and_drains(
-    model_folder: Path, open_stream: Open, prefix: list[str], workers: str, signum: int
+    doors: dict[str, Wait], open_stream: Open, name: str, signum: int
 ) -> None:
-    with ExitStack() as stack:
-        server = start_process(
-            stack, [*prefix, *HYPERCORN, "-w", workers, create_app_of(model_folder)]
-        )
-        with open_stream(server.url) as stream:
-            if workers == "0":
-                server.process.send_signal(signum)
-            assert "choices" in stream.read_last()
-        if workers != "0":
+    server = doors[name]()
+    with open_stream(server.url) as stream:
+        if name != "worker":
             server.process.send_signal(signum)
-        assert server.process.wait(20) == 0
+        assert "choices" in stream.read_last()
+    if name == "worker":
+        server.process.send_signal(signum)
+    assert server.process.wait(20) == 0
 
 
 def test_several_hypercorn_workers_are_refused_with_the_reason(
@@ -318,21 +339,31 @@ model.ModelRunner.step = break_at_20
 """
 
 
-@pytest.mark.parametrize("door", ["serve", "hypercorn"])
-def test_a_broken_device_tells_every_client_and_ends_with_3(
-    model_folder: Path, open_stream: Open, door: str
-) -> None:
-    if door == "serve":
-        run = "from trioserve.__main__ import main; sys.exit(main(sys.argv[1:]))"
-        arguments = ["serve", str(model_folder), INSIDE, "--port", "0"]
-    else:
-        run = "from hypercorn.__main__ import main; sys.exit(main(sys.argv[1:]))"
-        arguments = [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)]
+RUN = "from {}.__main__ import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture(scope="module")
+def broken(model_folder: Path) -> Iterator[dict[str, Wait]]:
+    """Servers whose device will break, one for each test."""
+    arguments = {
+        "trioserve": ["serve", str(model_folder), INSIDE, "--port", "0"],
+        "hypercorn": [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)],
+    }
     with ExitStack() as stack:
-        server = start_process(
-            stack, [sys.executable, "-c", BROKEN_DEVICE + run, *arguments]
-        )
-        with open_stream(server.url) as stream:
-            assert stream.read_last()["error"]["code"] == 500
-        assert server.process.wait(20) == 3
-    assert "the device is broken" in "".join(server.log)
+        yield {
+            door: begin_process(
+                stack, [sys.executable, "-c", BROKEN_DEVICE + RUN.format(door), *each]
+            )
+            for door, each in arguments.items()
+        }
+
+
+@pytest.mark.parametrize("door", ["trioserve", "hypercorn"])
+def test_a_broken_device_tells_every_client_and_ends_with_3(
+    broken: dict[str, Wait], open_stream: Open, door: str
+) -> None:
+    server = broken[door]()
+    with open_stream(server.url) as stream:
+        assert stream.read_last()["error"]["code"] == 500
+    assert server.process.wait(20) == 3
+    assert "the device is broken" in server.read_log()
