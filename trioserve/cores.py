@@ -103,7 +103,7 @@ async def open_core(
         return
     if accepts == "pooling":
         _check_single(config)
-    source, processors = await OwnThread(partial(_find_written, config)).wait()
+    source, processors = await OwnThread(partial(_find_for_pipeline, config)).wait()
     async with open_pipeline(config) as pipeline:
         yield await _make_pipeline_core(config, source, pipeline, processors)
 
@@ -113,7 +113,7 @@ def count_sequences(config: SchedulerConfig) -> int:
     return config.max_num_seqs + config.max_num_waiting
 
 
-def _find_written(
+def _find_for_pipeline(
     config: EngineConfig,
 ) -> tuple[Source, tuple[type[LogitsProcessor], ...]]:
     """Find what a pipeline needs that is in no stage.
