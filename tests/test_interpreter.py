@@ -8,6 +8,7 @@ import sys
 STORY = """
 import gc
 import sys
+import trio
 from trioserve.interpreter import prepare_interpreter, settle_interpreter
 
 class Loaded:
@@ -19,7 +20,7 @@ assert sys.getswitchinterval() < 0.001
 kept, garbage = Loaded(), Loaded()
 garbage.itself = garbage
 del garbage
-settle_interpreter()
+trio.run(settle_interpreter)
 assert gc.isenabled()
 assert not any(isinstance(each, Loaded) for each in gc.get_objects())
 gc.unfreeze()

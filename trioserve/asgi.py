@@ -80,7 +80,7 @@ async def _run_engine(
             config.engine, process=config.process.engine_process
         ) as state.engine:
             is_serving = True
-            settle_interpreter()
+            await settle_interpreter()
             task_status.started()
             await trio.sleep_forever()
     except* Exception:

@@ -35,7 +35,7 @@ async def main(stream: MessageStream[Any]) -> None:
 
 
 async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
-    settle_interpreter()
+    await settle_interpreter()
     stream.send_nowait(Loaded(info=loaded.info, pooling=loaded.pooling))
     if isinstance(loaded.core, LocalCore):
         await host_core(loaded.core, stream)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import sys
 
+import trio
+
 
 def prepare_interpreter() -> None:
     """Set it before a model, and all that it needs, is imported and loaded."""
@@ -19,9 +21,10 @@ def prepare_interpreter() -> None:
     gc.disable()
 
 
-def settle_interpreter() -> None:
+async def settle_interpreter() -> None:
     """Set it once everything is loaded, before anybody is served."""
-    gc.collect()
+    # Takes a third of a second, which would be told for ever as the loop's longest stall.
+    await trio.to_thread.run_sync(gc.collect)
     # A collection of torch's and transformers' objects would stall the loop for half a
     # second, and so would the one that the interpreter makes at its end.
     gc.freeze()

@@ -73,7 +73,7 @@ class Server:
         async with open_served_engine(
             self._config.engine, process=self._config.process.engine_process
         ) as state.engine:
-            settle_interpreter()
+            await settle_interpreter()
             async with trio.open_nursery() as nursery:
                 binds = await nursery.start(self._serve_http)
                 seconds = time.perf_counter() - self._began

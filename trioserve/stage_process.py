@@ -75,7 +75,7 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     allocate = await stream.receive()
     assert isinstance(allocate, Allocate), "that comes next"
     runner = await _work(partial(stage.connect, allocate), stream)
-    settle_interpreter()
+    await settle_interpreter()
     stream.send_nowait(Ready())
     await _Steps(stage, runner, stream).run()
 
