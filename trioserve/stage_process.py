@@ -172,15 +172,16 @@ class _Stage:
             )
         )
         config = self.begin.config
-        # Where logits are; the others need not have them installed.
-        processors = config.model.logits_processor if self.is_last else ()
+        # Only the last stage has logits; the others need not have them installed.
+        names = config.model.logits_processor
+        processors = load_logits_processors(names) if self.is_last else ()
         runner = ModelRunner(
             self.model,
             num_blocks=allocate.num_blocks,
             block_size=config.cache.block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=allocate.max_model_len,
-            logits_processors=load_logits_processors(processors),
+            logits_processors=processors,
             links=links,
         )
         runner.warm_up()

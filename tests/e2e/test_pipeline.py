@@ -24,7 +24,7 @@ from trioserve import cores
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig, find_first
 from trioserve.executor import StageDied
-from trioserve.steps import Prompt, SamplingParams
+from trioserve.steps import Prompt, SamplingParams, ThinkingBudget
 from trioserve.testing_encoders import save_tiny_encoder
 from trioserve.testing_models import save_tiny_model
 from trioserve.testing_tokenizer import tiny_tokenizer
@@ -40,6 +40,11 @@ LATE = 5.0
 
 # A stage that says nothing for so long is given up, at the next look.
 SILENCE = 7.0
+
+# Ends soon, by tokens that the model would not write.
+THINKING = ThinkingBudget(
+    num_tokens=5, start_token_ids=(7,), end_token_ids=(8, 9), is_open=True
+)
 
 NUM_LAYERS = 3
 BLOCK_SIZE = 4
@@ -157,11 +162,12 @@ class Host:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 16,
             "num_threads": 1,
+            "logits_processor": ("my_processors:NoRepeat",),
         }
 
 
 @pytest.fixture(scope="module")
-def host(folder: Path) -> Iterator[Host]:
+def host(folder: Path, plugin_folder: Path) -> Iterator[Host]:
     # Servers that other tests share are children, too.
     before = set(psutil.Process().children())
     host = Host(folder)
@@ -169,7 +175,9 @@ def host(folder: Path) -> Iterator[Host]:
     thread = threading.Thread(target=trio.run, args=(host.main, started))
     thread.start()
     started.get(timeout=10)
-    yield host
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(plugin_folder)
+        yield host
     host.stop()
     thread.join(30)
     assert set(psutil.Process().children()) == before
@@ -202,6 +210,8 @@ def make_wishes() -> list[Wish]:
         replace(seeded, logit_bias=((9, 4.0),), bad_words=((5,), (6, 7))),
         replace(seeded, stop_token_ids=tuple(range(3, 60)), min_tokens=5),
         replace(greedy, max_tokens=1),
+        replace(seeded, logits_processors=(("no-repeat", {"size": 1}),)),
+        replace(greedy, thinking=THINKING),
     ]
     return [
         Wish(make_prompt(number, length), sampling)
