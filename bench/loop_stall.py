@@ -93,6 +93,7 @@ import trio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from trioserve.http import ServingApp
 
@@ -1204,17 +1205,11 @@ def save_plot(results: Results, path: Path) -> None:
             axes.set_title(title, loc="left", fontweight="bold")
             draw_groups(axes, *list_groups(results, read), COLORS)
         panels[0].set_ylabel("milliseconds")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=3, frameon=False
-        )
-        figure.suptitle(
+        finish_figure(
+            figure,
             "A burst of requests that are expensive to read, by where that is done",
-            x=0.01,
-            ha="left",
-            fontsize=11,
+            path,
         )
-        figure.savefig(path, format="png")
 
 
 def list_groups(
@@ -1255,6 +1250,16 @@ def draw_groups(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def finish_figure(figure: Figure, title: str, path: Path) -> None:
+    """Give panels of groups one legend and a title, and write a PNG file."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, format="png")
 
 
 def write_label(value: float) -> str:

@@ -37,7 +37,6 @@ import argparse
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-import gc
 import json
 from pathlib import Path
 import random
@@ -51,6 +50,7 @@ import trio
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
 from trioserve.cores import open_core
 from trioserve.engine import Engine, LocalCore
+from trioserve.interpreter import prepare_interpreter, settle_interpreter
 from trioserve.pipeline import open_pipeline
 from trioserve.scheduler import Scheduler
 from trioserve.steps import ModelInfo, Prompt, SamplingParams
@@ -269,8 +269,7 @@ async def measure(
             )
             for name in CONFIGURATIONS
         }
-        # As the server does.
-        gc.freeze()
+        await settle_interpreter()
         # The first round warms up.
         for number in range(rounds + 1):
             for name in chance.sample(CONFIGURATIONS, len(CONFIGURATIONS)):
@@ -393,8 +392,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    # As the server has it.
-    sys.setswitchinterval(0.0005)
+    prepare_interpreter()
     load = QUICK if options.quick else Load()
     rounds, idle = trio.run(
         measure,

@@ -60,7 +60,6 @@ import ctypes
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from functools import partial
-import gc
 import math
 import os
 from pathlib import Path
@@ -80,6 +79,7 @@ from serving import Connection
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.interpreter import prepare_interpreter, settle_interpreter
 
 if TYPE_CHECKING:
     from trioserve.engine import LocalCore
@@ -213,9 +213,10 @@ def run_engine_process(device: Device) -> None:
     from trioserve.processes import run_as_child
 
     async def host(stream: MessageStream[Any]) -> None:
-        await host_core(make_core(device), stream)
+        core = make_core(device)
+        await settle_interpreter()
+        await host_core(core, stream)
 
-    settle()
     run_as_child(host, receives=ToEngine)
 
 
@@ -239,20 +240,13 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
         engine = Engine(core, info=info, max_num_sequences=2 * NUM_SEQUENCES)
         state.engine = TextEngine(engine, renderer)
         await nursery.start(engine.run)
-        settle()
+        await settle_interpreter()
         binds = await nursery.start(
             hypercorn.trio.serve,
             create_http_app(state),
             make_config(bind=["127.0.0.1:0"]),
         )
         tell(f"ready after a moment: {device.name} on {binds[0]}")
-
-
-def settle() -> None:
-    """Do what server.py and engine_process.py do."""
-    sys.setswitchinterval(0.0005)
-    gc.collect()
-    gc.freeze()
 
 
 # ---- one server, as it is seen from outside -----------------------------------------
@@ -810,17 +804,11 @@ def save_plot(results: Results, path: Path) -> None:
         for axes, (title, read) in zip(panels, PANELS):
             axes.set_title(title, loc="left", fontweight="bold")
             loop_stall.draw_groups(axes, *list_groups(results, read), COLORS)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=2, frameon=False
-        )
-        figure.suptitle(
+        loop_stall.finish_figure(
+            figure,
             "The engine in the server's process or outside, by device and streams",
-            x=0.01,
-            ha="left",
-            fontsize=11,
+            path,
         )
-        figure.savefig(path, format="png")
 
 
 def list_groups(
@@ -892,6 +880,7 @@ def main() -> None:
     options = parse_arguments()
     if options.serve is not None:
         sleep_sharply()
+        prepare_interpreter()
         trio.run(serve, DEVICES[options.serve], options.mode, options.folder)
         return
     results = trio.run(measure, read_load(options))
