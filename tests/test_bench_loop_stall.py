@@ -5,37 +5,20 @@ from __future__ import annotations
 import argparse
 from base64 import b64decode
 from dataclasses import replace
-import importlib.util
 import io
 import json
 from pathlib import Path
-import sys
 import threading
-from types import ModuleType
 from typing import Any
 
 from PIL import Image
+import loop_stall
 import pytest
 import torch
 import trio
 import trio.testing
 
 from trioserve.render import RendererWorkers
-
-SCRIPT = Path(__file__).parents[1] / "bench" / "loop_stall.py"
-
-
-def load_bench() -> ModuleType:
-    # bench is a folder of scripts, not a package; dataclasses and msgspec look the
-    # module of a class up by name.
-    spec = importlib.util.spec_from_file_location("bench_loop_stall", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-loop_stall = load_bench()
 
 SPREAD = loop_stall.Spread(p50=0.002, p95=0.02, p99=0.04, longest=0.05, count=100)
 

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-import sys
-from types import ModuleType
 
+import pipeline
 import pytest
 import trio
 
 from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
 from trioserve.testing import FakeDevice, FakeExecutor, make_info
-
-BENCH = Path(__file__).parent.parent / "bench"
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "bench_pipeline", BENCH / "pipeline.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Where dataclasses look for it.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def make_rounds() -> dict[str, list[dict[str, float]]]:
@@ -42,10 +25,8 @@ def make_rounds() -> dict[str, list[dict[str, float]]]:
     }
 
 
-def test_the_table_has_medians_and_leaves_out_what_was_not_measured(
-    bench: ModuleType,
-) -> None:
-    assert list(bench.write_table(make_rounds())) == [
+def test_the_table_has_medians_and_leaves_out_what_was_not_measured() -> None:
+    assert list(pipeline.write_table(make_rounds())) == [
         "| | one | two | forced |",
         "| --- | --- | --- | --- |",
         "| tokens read per second | 100.0 | 180.0 | 90.0 |",
@@ -54,8 +35,8 @@ def test_the_table_has_medians_and_leaves_out_what_was_not_measured(
     ]
 
 
-def test_ratios_are_those_of_rounds(bench: ModuleType) -> None:
-    assert list(bench.write_ratios(make_rounds())) == [
+def test_ratios_are_those_of_rounds() -> None:
+    assert list(pipeline.write_ratios(make_rounds())) == [
         "two stages read 1.90 times (1.80 to 2.00)",
         "two stages that wait in every step read 1.00 times (0.90 to 1.00)",
         "not to wait is worth 2.00 times (1.90 to 2.00)",
@@ -64,13 +45,13 @@ def test_ratios_are_those_of_rounds(bench: ModuleType) -> None:
     ]
 
 
-def test_the_plot_is_drawn(bench: ModuleType, tmp_path: Path) -> None:
-    bench.draw(make_rounds(), "a title", tmp_path / "plot.png")
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    pipeline.draw(make_rounds(), "a title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 async def test_a_turn_counts_what_a_device_of_known_speed_gives(
-    bench: ModuleType, autojump_clock: object
+    autojump_clock: object,
 ) -> None:
     """In virtual time: steps of 10 ms, which read a chunk, or write a token each."""
     info = make_info(2048)
@@ -78,8 +59,8 @@ async def test_a_turn_counts_what_a_device_of_known_speed_gives(
         Scheduler(
             num_blocks=1024,
             block_size=16,
-            max_num_seqs=bench.MAX_NUM_SEQS,
-            max_num_batched_tokens=bench.CHUNK_TOKENS,
+            max_num_seqs=pipeline.MAX_NUM_SEQS,
+            max_num_batched_tokens=pipeline.CHUNK_TOKENS,
             max_model_len=info.max_model_len,
             prefix_caching=False,
         ),
@@ -87,11 +68,13 @@ async def test_a_turn_counts_what_a_device_of_known_speed_gives(
         info=info,
     )
     engine = Engine(core, info=info, max_num_sequences=1024)
-    opened = bench.Opened(engine=engine, stages=())
-    load = bench.Load(num_prompts=4, prompt_tokens=512, num_streams=8, stream_tokens=5)
+    opened = pipeline.Opened(engine=engine, stages=())
+    load = pipeline.Load(
+        num_prompts=4, prompt_tokens=512, num_streams=8, stream_tokens=5
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        figures = await bench.take_turn(opened, "two", load, 1)
+        figures = await pipeline.take_turn(opened, "two", load, 1)
         nursery.cancel_scope.cancel()
     assert figures["read"] == pytest.approx(25_600)
     # After 2, 4, 6 and 8 steps.

@@ -8,18 +8,17 @@ import base64
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-import importlib.util
 import io
 import json
 import os
 from pathlib import Path
 import signal
 import sys
-from types import ModuleType
 from typing import Any
 
 import h11
 import msgspec
+import pooling
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -28,24 +27,6 @@ import trio
 import trio.testing
 
 from trioserve.testing_encoders import save_tiny_encoder
-
-BENCH = Path(__file__).parents[1] / "bench"
-
-
-def load_bench() -> ModuleType:
-    # bench is a folder of scripts, not a package: they find each other where Python
-    # looks for what stands beside a script. dataclasses and msgspec look the module of
-    # a class up by name.
-    sys.path.insert(0, str(BENCH))
-    spec = importlib.util.spec_from_file_location("bench_pooling", BENCH / "pooling.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCH))
-    return module
-
-
-pooling = load_bench()
 
 ONE = pooling.Case(name="one", num_texts=1, lengths=(5, 5), has_floor=True)
 MANY = pooling.Case(

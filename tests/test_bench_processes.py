@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-import importlib.util
 import math
 from pathlib import Path
-import sys
-from types import ModuleType
 
+import processes
 import pytest
 import trio
 
@@ -16,24 +14,6 @@ from trioserve.engine import Engine
 from trioserve.observe import LoopStall, Metrics
 from trioserve.steps import Prompt, SamplingParams
 from trioserve.testing import make_info
-
-BENCH = Path(__file__).parents[1] / "bench"
-
-
-def load_bench() -> ModuleType:
-    # As in test_bench_pooling.py.
-    sys.path.insert(0, str(BENCH))
-    spec = importlib.util.spec_from_file_location(
-        "bench_processes", BENCH / "processes.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(BENCH))
-    return module
-
-
-processes = load_bench()
 
 SPREAD = processes.loop_stall.Spread(
     p50=0.001, p95=0.002, p99=0.004, longest=0.01, count=10
@@ -113,10 +93,7 @@ def test_no_step_at_all_is_no_figure() -> None:
 
 
 @pytest.mark.slow
-async def test_an_engine_process_without_a_model_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCH)
+async def test_an_engine_process_without_a_model_answers() -> None:
     info = make_info(processes.FAKE_MODEL_LEN)
     sampling = SamplingParams(max_tokens=5)
     with trio.fail_after(30):

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-import sys
-from types import ModuleType
 
+import async_scheduling
+import placeholders
 import pytest
 
 from trioserve.testing_tokenizer import tiny_tokenizer
 
-BENCH = Path(__file__).parent.parent / "bench"
 
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Where dataclasses look for it.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_kind_of_placeholder_is_measured_and_drawn(tmp_path: Path) -> None:
-    placeholders = load("placeholders")
-    placeholders.NUM_SEQUENCES = 2
+def test_every_kind_of_placeholder_is_measured_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placeholders, "NUM_SEQUENCES", 2)
     figures = placeholders.measure(10, steps=2)
     assert figures.keys() == placeholders.KINDS.keys()
     assert all(milliseconds > 0 for milliseconds in figures.values())
@@ -37,7 +25,7 @@ def test_every_kind_of_placeholder_is_measured_and_drawn(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_a_scan_finds_the_placeholder_from_either_side(forward: bool) -> None:
-    scan = load("placeholders").Scan(3, forward=forward)
+    scan = placeholders.Scan(3, forward=forward)
     scan.step()
     scan.step()
     assert scan.outputs[0] == [0, 1, 2, 7, 7, -1]
@@ -48,9 +36,8 @@ async def test_a_device_that_is_always_served_first_is_never_idle(
     tmp_path: Path, autojump_clock: object, reads_text: bool
 ) -> None:
     """In virtual time the host takes none; with one step in flight it waits for none."""
-    scheduling = load("async_scheduling")
-    for depth in scheduling.DEPTHS:
-        figures = await scheduling.step_device(
+    for depth in async_scheduling.DEPTHS:
+        figures = await async_scheduling.step_device(
             tiny_tokenizer(tmp_path),
             depth=depth,
             step_seconds=0.01,

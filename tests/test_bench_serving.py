@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-import importlib.util
 import json
 from pathlib import Path
 import subprocess
 import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
+import serving
 import trio
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "serving.py"
-
-
-def load_bench() -> ModuleType:
-    # bench is a folder of scripts, not a package; dataclasses and msgspec look the
-    # module of a class up by name.
-    spec = importlib.util.spec_from_file_location("bench_serving", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-serving = load_bench()
 
 LOAD = serving.Load(
     concurrency=(1, 3), requests=6, warmup=2, output_tokens=5, timeout=30.0
