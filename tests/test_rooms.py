@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "torchrun": VOCABULARY,
     "meeting": VOCABULARY | {"own_thread", "torchrun"},
     "stages": VOCABULARY | {"executor", "meeting", "processes", "torchrun"},
-    "pipeline": VOCABULARY | {"executor", "processes", "stages"},
+    "pipeline": VOCABULARY | {"executor", "stages"},
     "stage_process": VOCABULARY
     | {"cores", "executor", "interpreter", "meeting", "model", "own_thread", "plugins"}
     | {"processes", "torchrun"},

@@ -13,7 +13,6 @@ from .config import EngineConfig
 from .errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from .executor import PipelineExecutor, StageDied, StagePeer
 from .executor.messages import Allocate, Begin, Loaded, NotLoaded, Ready
-from .processes import PeerGone
 from .stages import StartedStage, open_stages
 from .steps import ModelInfo
 
@@ -54,7 +53,7 @@ class Pipeline:
         )
 
         async def ask(stage: StagePeer) -> None:
-            await _send(stage, allocate)
+            await stage.send(allocate)
             answer = await stage.receive()
             assert isinstance(answer, Ready), "that is the answer to Allocate"
 
@@ -104,7 +103,7 @@ async def load_stages(
             listens_on=stage.listens_on,
             log_level=level,
         )
-        await _send(peer, begin)
+        await peer.send(begin)
         answer = await peer.receive()
         if isinstance(answer, NotLoaded):
             raise answer.restore()
@@ -145,13 +144,6 @@ def _check_alike(first: Loaded, other: Loaded, name: str) -> None:
     alike = replace(other.info, kv_bytes_per_token=first.info.kv_bytes_per_token)
     if alike != first.info:
         raise InvalidConfig("model", f"{name} has found another one than stage 0")
-
-
-async def _send(stage: StagePeer, message: object) -> None:
-    try:
-        await stage.stream.send(message)
-    except PeerGone:
-        raise StageDied(await stage.describe_end()) from None
 
 
 async def _for_each(

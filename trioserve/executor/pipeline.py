@@ -45,6 +45,17 @@ class StagePeer:
     stream: MessageStream[Any]
     describe_end: Callable[[], Awaitable[str]]
 
+    async def send(self, message: object) -> None:
+        """Send a message now, before the executor runs.
+
+        Raises:
+          StageDied
+        """
+        try:
+            await self.stream.send(message)
+        except PeerGone:
+            raise StageDied(await self.describe_end()) from None
+
     async def receive(self) -> Any:
         """Wait for the next message.
 
