@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from typing import Any, TypeVar
 
 import psutil
@@ -435,31 +431,21 @@ async def test_who_gives_up_loading_leaves_no_stage(
 
 
 @pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_killed_server_leaves_neither_engine_nor_stages(folder: Path) -> None:
-    """Each goes with who started it, whatever it does; so do a killed engine's stages."""
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-m", "trioserve", "serve", str(folder), "--port", "0"),
-            *("--pipeline-parallel-size", "2", "--kv-cache-memory", "16MiB"),
-        ],
-        stderr=subprocess.DEVNULL,
-    ) as server:
-        deadline = time.monotonic() + 20
-        while len(others := list_ours(server.pid)) < 3:
-            assert time.monotonic() < deadline, "there are an engine and two stages"
-        server.kill()
-        _, left = psutil.wait_procs(others, LATE)
+def test_a_killed_server_leaves_neither_engine_nor_stages(
+    start_server: Callable[..., Any], open_stream: Callable[[str], Any], folder: Path
+) -> None:
+    """Each goes with who started it; so do a killed engine's stages."""
+    server = start_server(
+        *(str(folder), "--pipeline-parallel-size", "2"),
+        *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
+    )
+    [engine] = psutil.Process(server.process.pid).children()
+    stages = engine.children()
+    assert len(stages) == 2
+    with open_stream(server.url):
+        server.process.kill()
+        _, left = psutil.wait_procs([engine, *stages], LATE)
         assert not left
-
-
-def list_ours(pid: int) -> list[psutil.Process]:
-    """List a process's offspring, without what others' imports start for a moment."""
-    ours = []
-    for process in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if any(each.startswith("trioserve.") for each in process.cmdline()):
-                ours.append(process)
-    return ours
 
 
 # ---- what is refused -----------------------------------------------------------------
