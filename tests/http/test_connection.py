@@ -299,7 +299,7 @@ async def test_connection_close_is_honoured(start_server: StartServer) -> None:
 async def test_an_ended_connection_is_closed_though_its_client_stays(
     start_server: StartServer, packet: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.http.connection.LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 0.0)
     with trio.fail_after(5):
         server = await start_server(make_app(Story()))
         async with await server.connect() as client:
@@ -410,7 +410,7 @@ async def test_bytes_after_the_last_request_keep_no_connection_open(
 async def test_a_refusal_reaches_a_client_that_is_still_uploading(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.http.connection.LINGER_SECONDS", 60.0)
+    monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 60.0)
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 2**24
     with trio.fail_after(10):
         server = await start_server(make_app(Story()))
@@ -849,7 +849,9 @@ def test_a_function_that_takes_something_else_is_named(
 def test_another_release_of_hypercorn_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trioserve.http.connection.version", lambda name: "0.19.1")
+    monkeypatch.setattr(
+        "trioserve.http.connection.guard.version", lambda name: "0.19.1"
+    )
     with pytest.raises(StartupError, match="0.18 is needed, but 0.19.1"):
         install_guard()
 

@@ -1,7 +1,7 @@
 """Speaks HTTP and JSON: requests in, answers and server-sent events out.
 
 It knows quart, hypercorn and the text engine; it knows no tensor, no block and no
-step. connection.py alone knows hypercorn's private names, and quart is known here only.
+step. connection/ alone knows hypercorn's private names, and quart is known here only.
 
 The doors: ServerState holds what a server's handlers share, create_http_app makes the
 ASGI app, install_guard and make_config prepare hypercorn for it.

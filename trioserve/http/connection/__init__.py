@@ -1,0 +1,40 @@
+"""hypercorn's sockets, mended: one peer can end one connection and no more.
+
+The only room that knows hypercorn's private names, and so hypercorn is pinned to
+0.18.*. The door:
+
+    install_guard  replaces hypercorn's connection classes, for this process. Call it
+                   before a server starts: when `trioserve.asgi` is imported (the plain
+                   `hypercorn -k trio` command imports the app first) and before
+                   `hypercorn.trio.serve` when hypercorn is embedded.
+    make_config    a hypercorn Config whose values suit token streams.
+
+What is mended, and where:
+
+    GuardedServer   an error of one connection ended the process
+                    no keep-alive timeout, no `Connection: close` and no end of an
+                    HTTP/1.0 stream after a response of quart-trio
+                    a peer that never reads held the exit up for ever
+                    each write cost a lock, a cancel scope and two checkpoints
+                    a refusal sent before the upload was read could get lost in a reset
+    GuardedH11      a client that left was not noticed after one byte too many
+    StrictConnection
+                    both Transfer-Encoding and Content-Length were accepted
+                    a target without a path ended in a 500
+                    any stranger could switch a plain port to HTTP/2 or to a websocket
+    GuardedH2       one malformed request, or body bytes that came after the answer,
+                    ended every other stream of the connection
+                    1,000 PRIORITY frames ended the connection
+
+Plain HTTP/2 (h2c) is refused unless enabled: a client that begins with its preface,
+by prior knowledge, is answered 505 and closed. Upgrades, to h2c (which RFC 9113 3.1
+gave up) or to websockets, are always ignored, as RFC 9110 7.8 allows: the request is
+served as the HTTP/1.1 request that it also is. HTTP/2 over TLS is not concerned.
+
+hypercorn's read_timeout, which would cut every stream whose client has nothing more
+to say, has no effect. A client that shuts its sending side down counts as gone.
+"""
+
+from .guard import install_guard, make_config
+
+__all__ = ["install_guard", "make_config"]

@@ -1,0 +1,121 @@
+"""Puts the guarded classes in the places of hypercorn's own."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+import inspect
+import logging
+import pkgutil
+from typing import Any
+
+import hypercorn.config
+import hypercorn.protocol
+import hypercorn.trio.run
+
+from ...errors import StartupError
+from .http1 import GuardedH11
+from .http2 import GuardedH2
+from .server import GuardedServer
+
+
+def install_guard(
+    *, enable_h2c: bool = False, write_timeout_seconds: float = 30.0
+) -> None:
+    """Have every connection that hypercorn accepts from now on guarded.
+
+    Calling it again only replaces the two values, which are the process's.
+
+    Args:
+      enable_h2c: speak HTTP/2 without TLS to clients that begin with its preface.
+      write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped.
+
+    Raises:
+      StartupError: hypercorn is not the release whose private names are used here.
+    """
+    _check_hypercorn()
+    GuardedServer.write_timeout_seconds = write_timeout_seconds
+    GuardedH11.enable_h2c = enable_h2c
+    for place, guarded in _PATCHES.items():
+        module, _, name = place.partition(":")
+        setattr(pkgutil.resolve_name(module), name, guarded)
+
+
+# Where hypercorn looks its connection classes up, and what it shall find there.
+_PATCHES: dict[str, type] = {
+    "hypercorn.trio.run:TCPServer": GuardedServer,
+    "hypercorn.protocol:H11Protocol": GuardedH11,
+    "hypercorn.protocol:H2Protocol": GuardedH2,
+}
+
+
+# Every private function that is overridden or called here, with its parameters.
+_CONNECTION = (
+    "self app config context task_group connection_state ssl client server send"
+)
+
+
+_PRIVATE = {
+    "hypercorn.trio.tcp_server:TCPServer.__init__": "self app config context state stream",
+    "hypercorn.trio.tcp_server:TCPServer.run": "self",
+    "hypercorn.trio.tcp_server:TCPServer.protocol_send": "self event",
+    "hypercorn.trio.tcp_server:TCPServer._read_data": "self",
+    "hypercorn.protocol.h11:H11Protocol.__init__": _CONNECTION,
+    "hypercorn.protocol.h11:H11Protocol.stream_send": "self event",
+    "hypercorn.protocol.h11:H11Protocol._handle_events": "self",
+    "hypercorn.protocol.h2:H2Protocol.__init__": _CONNECTION,
+    "hypercorn.protocol.h2:H2Protocol.stream_send": "self event",
+    "hypercorn.protocol.h2:H2Protocol._handle_events": "self events",
+    "hypercorn.protocol.h2:H2Protocol._flush": "self",
+}
+
+
+def _check_hypercorn() -> None:
+    installed = version("hypercorn")
+    if not installed.startswith("0.18."):
+        raise StartupError(f"hypercorn 0.18 is needed, but {installed} is installed")
+    for place, guarded in _PATCHES.items():
+        original = _find(place)
+        if not (isinstance(original, type) and issubclass(guarded, original)):
+            raise StartupError(f"hypercorn {installed} has another {place}")
+    for place, parameters in _PRIVATE.items():
+        if list(inspect.signature(_find(place)).parameters) != parameters.split():
+            raise StartupError(f"hypercorn {installed} has another {place}")
+
+
+def _find(place: str) -> Any:
+    try:
+        return pkgutil.resolve_name(place)
+    except (ImportError, AttributeError) as error:
+        raise StartupError(f"this hypercorn has no {place}") from error
+
+
+def make_config(
+    *,
+    bind: list[str],
+    keep_alive_timeout_seconds: float = 5.0,
+    graceful_timeout_seconds: float = 2.0,
+) -> hypercorn.config.Config:
+    """Make a hypercorn Config that suits token streams.
+
+    Args:
+      bind: "HOST:PORT", "unix:PATH" or "fd://N" each.
+      keep_alive_timeout_seconds: for so long a connection may be idle, or take to send
+        a request's headers.
+      graceful_timeout_seconds: once the shutdown trigger has fired, requests may go on
+        for so long before they are cancelled.
+    """
+    config = hypercorn.config.Config()
+    config.bind = bind
+    # hypercorn's 100 makes a burst of clients wait for a second's retransmission.
+    config.backlog = 2048
+    config.include_server_header = False
+    # Loading a model takes longer than hypercorn's minute.
+    config.startup_timeout = 1800.0
+    config.keep_alive_timeout = keep_alive_timeout_seconds
+    config.graceful_timeout = graceful_timeout_seconds
+    # Signed URLs, cookies and traces are long; it is still nothing to keep.
+    config.h11_max_incomplete_size = 64 * 1024
+    # A logger of hypercorn's own making writes to stderr whatever the host program's
+    # logging says.
+    config.errorlog = logging.getLogger("hypercorn.error")
+    return config

@@ -1,0 +1,120 @@
+"""HTTP/1.1: h11 and hypercorn's use of it, mended."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import h11
+from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
+from hypercorn.protocol.h11 import H11Protocol
+
+from .closing import finish
+
+# A peer that pipelines may be so far ahead before it is read no further.
+MAX_PIPELINED_BYTES = 2**16
+
+
+class StrictConnection(h11.Connection):
+    """h11 that refuses what is read in two ways, and goes on reading when it waits."""
+
+    def __init__(self, *, enable_h2c: bool, max_incomplete_event_size: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size)
+        self._enable_h2c = enable_h2c
+        self.is_paused = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        # h11 calls bytes after a last request an error, and hypercorn would answer 400
+        # in place of that request's answer. Nobody needs to read them.
+        is_over = self.their_state is h11.MUST_CLOSE and bool(self.trailing_data[0])
+        event = h11.PAUSED if is_over else super().next_event()
+        if isinstance(event, h11.Request):
+            return _check_request(event, enable_h2c=self._enable_h2c)
+        # hypercorn stops reading at PAUSED, and would not hear the peer leave.
+        self.is_paused = event is h11.PAUSED
+        return h11.NEED_DATA if self.is_paused else event
+
+
+class GuardedH11(H11Protocol):
+    """HTTP/1.1 that hears its peer leave whatever the peer sent before."""
+
+    enable_h2c: ClassVar[bool] = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.connection: StrictConnection = StrictConnection(
+            enable_h2c=self.enable_h2c and not self.ssl,
+            max_incomplete_event_size=self.config.h11_max_incomplete_size,
+        )
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, StreamClosed):
+            await finish(super().stream_send, event)
+        else:
+            await super().stream_send(event)
+
+    @property
+    def has_pipelined(self) -> bool:
+        return bool(self.connection.trailing_data[0])
+
+    @property
+    def is_far_ahead(self) -> bool:
+        """Whether the peer has sent more requests than are worth reading yet."""
+        num_bytes = len(self.connection.trailing_data[0])
+        return self.connection.is_paused and num_bytes > MAX_PIPELINED_BYTES
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there may be bytes on the wire that a close would leave unread."""
+        is_amid = self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+        return is_amid or self.connection.is_paused
+
+    async def resume(self) -> None:
+        """Go on with what came before the last answer was complete."""
+        await self._handle_events()
+
+
+def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
+    """Refuse a request that a proxy may have read differently; ignore upgrades.
+
+    Raises:
+      h11.RemoteProtocolError: hypercorn answers with its hint and closes.
+    """
+    names = {name for name, _ in request.headers}
+    if request.http_version not in (b"1.0", b"1.1"):
+        # h11 reads the preface of HTTP/2 as a request of version 2.0.
+        if enable_h2c and (request.method, request.target) == (b"PRI", b"*"):
+            return request
+        raise h11.RemoteProtocolError("unknown version", error_status_hint=505)
+    # RFC 9112, 6.1: either is a request smuggled past a proxy.
+    if b"transfer-encoding" in names and (
+        b"content-length" in names or request.http_version == b"1.0"
+    ):
+        raise h11.RemoteProtocolError("two lengths of one body", error_status_hint=400)
+    if not request.target.startswith(b"/") or b"upgrade" in names:
+        return _plain_request(request)
+    return request
+
+
+def _plain_request(request: h11.Request) -> h11.Request:
+    """Write a request's target as a path, and drop the upgrade it asks for."""
+    # RFC 9112, 3.2: an absolute form must be understood; the authority form belongs
+    # to CONNECT, which is not for an origin server.
+    target = _AUTHORITY.sub(b"", request.target, count=1)
+    if target != request.target and not target.startswith(b"/"):
+        target = b"/" + target
+    if not is_path(target):
+        raise h11.RemoteProtocolError("no path", error_status_hint=400)
+    return h11.Request(
+        method=request.method,
+        headers=[field for field in request.headers if field[0] != b"upgrade"],
+        target=target,
+        http_version=request.http_version,
+    )
+
+
+_AUTHORITY = re.compile(rb"\Ahttps?://[^/?]*", re.IGNORECASE)
+
+
+def is_path(target: bytes) -> bool:
+    return target == b"*" or target.startswith(b"/")

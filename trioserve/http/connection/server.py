@@ -1,0 +1,207 @@
+"""One connection's socket: reads, writes and its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from typing import Any, ClassVar
+
+import h2.exceptions
+import h11
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.tcp_server import TCPServer
+import trio
+
+from .http1 import GuardedH11
+
+logger = logging.getLogger(__name__)
+
+
+# The part of a long write for which a peer has one write timeout, and the first read;
+# hypercorn reads as much.
+CHUNK_SIZE = 2**16
+
+
+# Uploads are read in larger pieces: a read lets the renderer's threads have the GIL, and
+# gets it back only when one of them is forced to give it up, half a millisecond later.
+MAX_RECEIVE_SIZE = 2**18
+
+
+# For how long what is left of an upload is read and dropped after the last answer. A
+# close with bytes unread sends a reset, which may overtake that answer.
+LINGER_SECONDS = 2.0
+
+
+class GuardedServer(TCPServer):
+    """One connection: hypercorn's, with an end to everything."""
+
+    write_timeout_seconds: ClassVar[float] = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_plain = isinstance(self.stream, trio.SocketStream)
+        transport = self.stream if self._is_plain else self.stream.transport_stream
+        self._socket: trio.socket.SocketType = transport.socket
+        self._reader: trio.lowlevel.Task | None = None
+        self._reading = trio.CancelScope()
+        self._has_ended = False
+        self._receive_size = CHUNK_SIZE
+
+    async def run(self) -> None:
+        """Serve one connection; no error of it reaches its neighbours.
+
+        Cancelled, KeyboardInterrupt and SystemExit pass, whatever group they are in.
+        """
+        self._reader = trio.lowlevel.current_task()
+        try:
+            _detect_dead_peers(self._socket)
+            await super().run()
+        except* (OSError, h11.ProtocolError, h2.exceptions.H2Error) as errors:
+            logger.debug("a peer broke its connection", exc_info=errors)
+        except* Exception as errors:
+            logger.error("a connection failed and was closed", exc_info=errors)
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Closed):
+            await self._end()
+        else:
+            await super().protocol_send(event)
+            if self._has_pipelined(event):
+                self._reading.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        """Write `data`, or close the connection if it cannot be written in time."""
+        try:
+            num_sent = self._write_nowait(data)
+            if num_sent < len(data):
+                await self._write_queued(memoryview(data)[num_sent:])
+        except (
+            OSError,
+            trio.BrokenResourceError,
+            trio.ClosedResourceError,
+            trio.TooSlowError,
+        ):
+            self._drop()
+
+    def _write_nowait(self, data: bytes) -> int:
+        """Write what the kernel takes at once, unless others wait to write.
+
+        A token's chunk nearly always fits, and then costs one system call instead of
+        a lock, a scope and two checkpoints: 40 us become 20 us.
+        """
+        if not self._is_plain or self.send_lock.locked():
+            return 0
+        try:
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+
+    async def _write_queued(self, data: memoryview) -> None:
+        # A request that is cancelled in the middle of a write would leave half of it
+        # on the wire. The reader is no part of any request, and where it is cancelled
+        # the whole connection is.
+        is_request = trio.lowlevel.current_task() is not self._reader
+        with trio.CancelScope(shield=is_request):
+            async with self.send_lock:
+                for start in range(0, len(data), CHUNK_SIZE):
+                    with trio.fail_after(self.write_timeout_seconds):
+                        await self.stream.send_all(data[start : start + CHUNK_SIZE])
+
+    async def _read_data(self) -> None:
+        """Hand over what the peer sends until it, or the protocol, is done."""
+        try:
+            while await self._read_once():
+                pass
+            await self.protocol.handle(Closed())
+            protocol = self.protocol.protocol
+            if isinstance(protocol, GuardedH11) and protocol.has_unread:
+                with trio.move_on_after(LINGER_SECONDS):
+                    while await self._receive():
+                        pass
+        finally:
+            # Writes are shielded from their request's cancel, and so from the
+            # connection's as well: a closed socket ends them.
+            self._socket.close()
+
+    async def _read_once(self) -> bool:
+        """Handle what comes next; False when nothing more will."""
+        data = None
+        protocol = self.protocol.protocol
+        with trio.CancelScope() as self._reading:
+            if isinstance(protocol, GuardedH11) and protocol.is_far_ahead:
+                await trio.sleep_forever()
+            data = await self._receive()
+        if self._has_ended:
+            return False
+        if data is not None:
+            await self.protocol.handle(RawData(data))
+        elif isinstance(protocol, GuardedH11):
+            await protocol.resume()
+        return data != b"" and not self._has_ended
+
+    async def _receive(self) -> bytes:
+        try:
+            data = bytes(await self.stream.receive_some(self._receive_size))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+        # A read that was filled has more behind it.
+        is_full = len(data) == self._receive_size
+        self._receive_size = (
+            min(2 * self._receive_size, MAX_RECEIVE_SIZE) if is_full else CHUNK_SIZE
+        )
+        return data
+
+    def _has_pipelined(self, event: Event) -> bool:
+        """Whether the next request was read while this one was being answered."""
+        protocol = self.protocol.protocol
+        is_idle = isinstance(event, Updated) and event.idle
+        return is_idle and isinstance(protocol, GuardedH11) and protocol.has_pipelined
+
+    async def _end(self) -> None:
+        """Send the end of the stream; the reader closes the rest."""
+        self._has_ended = True
+        try:
+            if self._is_plain:
+                await self.stream.send_eof()
+            else:
+                await self.stream.aclose()
+        except (
+            trio.BrokenResourceError,
+            trio.ClosedResourceError,
+            trio.BusyResourceError,
+        ):
+            self._drop()
+        self._reading.cancel()
+
+    def _drop(self) -> None:
+        """Close at once; the reader tells the requests."""
+        self._has_ended = True
+        self._socket.close()
+        self._reading.cancel()
+
+
+def _detect_dead_peers(sock: trio.socket.SocketType) -> None:
+    """Have the kernel end connections whose peer is gone or never reads.
+
+    The write timeout sees a peer that stalls while there is more to write; these see
+    one that is gone while the engine is still computing, or that leaves what the
+    kernel holds already.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux" and sock.family != socket.AF_UNIX:
+        for option, value in _TCP_OPTIONS.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+if sys.platform == "linux":
+    # Milliseconds in the first, else seconds: half a minute without an answer is a
+    # peer that is gone, as with the write timeout.
+    _TCP_OPTIONS = {
+        socket.TCP_USER_TIMEOUT: 30_000,
+        socket.TCP_KEEPIDLE: 30,
+        socket.TCP_KEEPINTVL: 10,
+    }
