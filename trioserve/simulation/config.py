@@ -38,7 +38,8 @@ class SimulateConfig:
       json: File for the figures.
       timeline: File for a picture of the stages' time, as .png or .svg; needs
         trioserve[simulate].
-      timeline_window: First and last second of that picture; by default all.
+      timeline_window: First and last second of that picture; by default from the first
+        arrival to the last token.
     """
 
     pipeline_parallel_size: int = 4

@@ -57,6 +57,15 @@ class Record:
     messages: list[Message] = field(default_factory=list)
     num_steps: int = 0
 
+    def measure_utilization(
+        self, num_stages: int, begin: float, end: float
+    ) -> tuple[float, ...]:
+        """Return the share of these seconds that each stage was at work."""
+        busy = [0.0] * num_stages
+        for bar in self.bars:
+            busy[bar.stage] += max(0.0, min(bar.end, end) - max(bar.begin, begin))
+        return tuple(seconds / (end - begin) for seconds in busy)
+
 
 @dataclass(slots=True)
 class _Slot:

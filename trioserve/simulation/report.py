@@ -50,6 +50,7 @@ class Report:
     """What a simulation has shown.
 
     Args:
+      first_arrival: second of the simulation at which the first request came.
       seconds: from the first arrival to the last token.
       prefill_tokens_per_second, decode_tokens_per_second: prompts' and outputs' tokens
         over all these seconds.
@@ -61,6 +62,7 @@ class Report:
     """
 
     num_requests: int
+    first_arrival: float
     num_prompt_tokens: int
     num_output_tokens: int
     seconds: float
@@ -73,6 +75,11 @@ class Report:
     num_exchanges: int
     num_exchanges_skipped: int
     num_preemptions: int
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The first and last of the seconds that all figures are about."""
+        return self.first_arrival, self.first_arrival + self.seconds
 
     def format(self) -> str:
         """Return a short table for a terminal."""
@@ -131,6 +138,7 @@ def make_report(
     num_exchanges = sum(exchange.what == "sampled" for exchange in record.sent)
     return Report(
         num_requests=len(requests),
+        first_arrival=begin,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=num_output_tokens,
         seconds=seconds,
@@ -138,11 +146,7 @@ def make_report(
         decode_tokens_per_second=num_output_tokens / seconds,
         time_to_first_token=_summarize(r.first_token_seconds for r in requests),
         time_per_output_token=_summarize_known(r.token_seconds for r in requests),
-        utilization=tuple(
-            sum(bar.end - bar.begin for bar in record.bars if bar.stage == stage)
-            / seconds
-            for stage in range(num_stages)
-        ),
+        utilization=record.measure_utilization(num_stages, begin, begin + seconds),
         num_steps=record.num_steps,
         num_exchanges=num_exchanges,
         # One stage has nobody to tell.

@@ -56,7 +56,7 @@ def report_simulation(config: SimulateConfig) -> str:
             Path(config.timeline),
             num_stages=config.pipeline_parallel_size,
             title=_describe(config, report),
-            window=config.timeline_window,
+            window=config.timeline_window or report.window,
         )
     return report.format()
 
