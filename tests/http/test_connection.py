@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 import gc
+from importlib.metadata import version
 import itertools
 import logging
 import os
@@ -846,13 +847,17 @@ def test_a_function_that_takes_something_else_is_named(
         install_guard()
 
 
-def test_another_release_of_hypercorn_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("package", "release"), [("h11", "0.16"), ("hypercorn", "0.18")]
+)
+def test_another_release_is_refused(
+    monkeypatch: pytest.MonkeyPatch, package: str, release: str
 ) -> None:
     monkeypatch.setattr(
-        "trioserve.http.connection.guard.version", lambda name: "0.19.1"
+        "trioserve.http.connection.guard.version",
+        lambda name: "0.99.1" if name == package else version(name),
     )
-    with pytest.raises(StartupError, match="0.18 is needed, but 0.19.1"):
+    with pytest.raises(StartupError, match=f"{release} is needed, but 0.99.1"):
         install_guard()
 
 

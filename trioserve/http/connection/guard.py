@@ -30,9 +30,9 @@ def install_guard(
       write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped.
 
     Raises:
-      StartupError: hypercorn is not the release whose private names are used here.
+      StartupError: hypercorn or h11 is not the release whose private names are used.
     """
-    _check_hypercorn()
+    _check_names()
     GuardedServer.write_timeout_seconds = write_timeout_seconds
     GuardedH11.enable_h2c = enable_h2c
     for place, guarded in _PATCHES.items():
@@ -46,6 +46,10 @@ _PATCHES: dict[str, type] = {
     "hypercorn.protocol:H11Protocol": GuardedH11,
     "hypercorn.protocol:H2Protocol": GuardedH2,
 }
+
+
+# The releases whose private names are used.
+_RELEASES = {"h11": "0.16", "hypercorn": "0.18"}
 
 
 # Every private function that is overridden or called here, with its parameters.
@@ -62,6 +66,10 @@ _PRIVATE = {
     "hypercorn.protocol.h11:H11Protocol.__init__": _CONNECTION,
     "hypercorn.protocol.h11:H11Protocol.stream_send": "self event",
     "hypercorn.protocol.h11:H11Protocol._handle_events": "self",
+    "h11._connection:Connection._get_io_object": "self role event io_dict",
+    "h11._readers:ChunkedReader.__call__": "self buf",
+    "h11._receivebuffer:ReceiveBuffer.__bytes__": "self",
+    "h11._receivebuffer:ReceiveBuffer.maybe_extract_at_most": "self count",
     "hypercorn.protocol.h2:H2Protocol.__init__": _CONNECTION,
     "hypercorn.protocol.h2:H2Protocol.stream_send": "self event",
     "hypercorn.protocol.h2:H2Protocol._handle_events": "self events",
@@ -69,24 +77,27 @@ _PRIVATE = {
 }
 
 
-def _check_hypercorn() -> None:
-    installed = version("hypercorn")
-    if not installed.startswith("0.18."):
-        raise StartupError(f"hypercorn 0.18 is needed, but {installed} is installed")
+def _check_names() -> None:
+    for package, release in _RELEASES.items():
+        installed = version(package)
+        if not installed.startswith(f"{release}."):
+            raise StartupError(
+                f"{package} {release} is needed, but {installed} is installed"
+            )
     for place, guarded in _PATCHES.items():
         original = _find(place)
         if not (isinstance(original, type) and issubclass(guarded, original)):
-            raise StartupError(f"hypercorn {installed} has another {place}")
+            raise StartupError(f"the installed release has another {place}")
     for place, parameters in _PRIVATE.items():
         if list(inspect.signature(_find(place)).parameters) != parameters.split():
-            raise StartupError(f"hypercorn {installed} has another {place}")
+            raise StartupError(f"the installed release has another {place}")
 
 
 def _find(place: str) -> Any:
     try:
         return pkgutil.resolve_name(place)
     except (ImportError, AttributeError) as error:
-        raise StartupError(f"this hypercorn has no {place}") from error
+        raise StartupError(f"the installed release has no {place}") from error
 
 
 def make_config(

@@ -6,9 +6,11 @@ import re
 from typing import Any, ClassVar
 
 import h11
+from h11._readers import ChunkedReader
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
 
+from .chunked import JoiningReader
 from .closing import finish
 
 # A peer that pipelines may be so far ahead before it is read no further.
@@ -16,12 +18,16 @@ MAX_PIPELINED_BYTES = 2**16
 
 
 class StrictConnection(h11.Connection):
-    """h11 that refuses what is read in two ways, and goes on reading when it waits."""
+    """h11 that refuses what is read in two ways, joins small chunks, and reads while it waits."""
 
     def __init__(self, *, enable_h2c: bool, max_incomplete_event_size: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size)
         self._enable_h2c = enable_h2c
         self.is_paused = False
+
+    def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
+        made = super()._get_io_object(role, event, io_dict)
+        return JoiningReader() if type(made) is ChunkedReader else made
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         # h11 calls bytes after a last request an error, and hypercorn would answer 400

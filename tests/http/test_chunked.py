@@ -1,0 +1,148 @@
+"""Chunked bodies: small chunks are joined, and h11 is obeyed in everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import h11
+from hypercorn.trio import serve
+from hypothesis import given, strategies as st
+import pytest
+import trio
+
+from trioserve.http.connection import install_guard, make_config
+from trioserve.http.connection.chunked import MAX_CHUNKS_AT_ONCE
+from trioserve.http.connection.http1 import StrictConnection
+
+HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+TINY = b"1\r\n \r\n"
+
+Events = list[h11.Event]
+
+
+def make_connection() -> StrictConnection:
+    return StrictConnection(enable_h2c=False, max_incomplete_event_size=65_536)
+
+
+def read_events(connection: h11.Connection, reads: list[bytes]) -> Iterator[h11.Event]:
+    for data in [HEAD, *reads]:
+        connection.receive_data(data)
+        while not isinstance(event := connection.next_event(), type):
+            yield event
+
+
+def list_events(connection: h11.Connection, reads: list[bytes]) -> Events:
+    """Return the events until the first error."""
+    events: Events = []
+    try:
+        for event in read_events(connection, reads):
+            events.append(event)
+    except h11.RemoteProtocolError:
+        pass
+    return events
+
+
+def join_data(events: Events) -> bytes:
+    return b"".join(event.data for event in events if isinstance(event, h11.Data))
+
+
+def test_one_event_holds_many_chunks_and_one_turn_parses_a_bounded_number() -> None:
+    reads = [TINY * 10_000] * 4
+    events = list_events(make_connection(), reads)
+    sizes = [len(event.data) for event in events if isinstance(event, h11.Data)]
+    assert sum(sizes) == 40_000
+    assert max(sizes) <= MAX_CHUNKS_AT_ONCE
+    assert len(sizes) <= 40_000 / MAX_CHUNKS_AT_ONCE + len(reads)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"1;x\r\n \r\n",
+        b"1 \r\n \r\n",
+        b"1;\r\r\n \r\n",
+        b"00000000000000000001\r\n \r\n",
+    ],
+)
+def test_no_spelling_of_a_chunk_escapes_the_join(chunk: bytes) -> None:
+    assert len(list_events(make_connection(), [chunk * 1_000])) <= 3
+
+
+def test_a_body_that_is_nearly_all_extensions_is_refused() -> None:
+    chunk = b"1;" + b"x" * 100 + b"\r\n \r\n"
+    connection = make_connection()
+    with pytest.raises(h11.RemoteProtocolError, match="extensions"):
+        list(read_events(connection, [chunk * 10_000]))
+
+
+def test_large_chunks_with_short_extensions_are_taken() -> None:
+    chunk = b"1000;" + b"x" * 100 + b"\r\n" + bytes(4096) + b"\r\n"
+    events = list_events(make_connection(), [chunk] * 1_000)
+    assert len(join_data(events)) == 4096 * 1_000
+
+
+CHUNKS = st.sampled_from(
+    [
+        *(TINY, b"3\r\nabc\r\n", b"A;x=y\r\n0123456789\r\n", b"1 \t\r\n \r\n"),
+        *(b"0\r\n\r\n", b"0\r\nX: y\r\n\r\n", b"0;x\r\n\r\n", b"00\r\n\r\n"),
+        *(b"1;\r\r\n \r\n", b"1;\n\r\n \r\n", b"1 x\r\n \r\n", b"+1\r\n \r\n"),
+        *(b"3\r\nabcXX", b"1\n \n", b"-1\r\n", b"\r\n", b"g\r\n", b"1", b"\n", b" "),
+        *(b"2\r\n\r\n\r\n", b"1;" + b"x" * 99 + b"\r\n \r\n", b"f" * 21 + b"\r\n"),
+    ]
+)
+
+
+@given(wire=st.lists(CHUNKS, max_size=12).map(b"".join), data=st.data())
+def test_nothing_is_read_in_another_way_than_h11_reads_it(
+    wire: bytes, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=6)))
+    reads = [wire[i:j] for i, j in pairwise([0, *cuts, len(wire)]) if i < j]
+    plain, joined = h11.Connection(h11.SERVER), make_connection()
+    expected, actual = list_events(plain, reads), list_events(joined, reads)
+    assert join_data(actual) == join_data(expected)
+    assert [e for e in actual if not isinstance(e, h11.Data)] == [
+        e for e in expected if not isinstance(e, h11.Data)
+    ]
+    assert joined.their_state is plain.their_state
+    assert joined.trailing_data == plain.trailing_data
+
+
+async def test_others_have_their_turn_between_the_messages_of_tiny_chunks(
+    nursery: trio.Nursery,
+) -> None:
+    num_chunks = 40_000
+    num_turns = 0
+    turns: list[int] = []
+
+    async def take_turns() -> None:
+        nonlocal num_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_turns += 1
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        num_bytes = 0
+        while (message := await receive()).get("more_body"):
+            turns.append(num_turns)
+            num_bytes += len(message["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"%d" % num_bytes})
+
+    install_guard()
+    with trio.fail_after(10):
+        [address] = await nursery.start(serve, app, make_config(bind=["127.0.0.1:0"]))
+        port = int(address.rpartition(":")[2])
+        async with await trio.open_tcp_stream("127.0.0.1", port) as client:
+            nursery.start_soon(take_turns)
+            await client.send_all(HEAD + TINY * num_chunks + b"0\r\n\r\n")
+            answer = await client.receive_some()
+            while b"%d" % num_chunks not in answer:
+                answer += await client.receive_some()
+    assert len(turns) < num_chunks / 100
+    # trio shuffles the tasks of one turn, so two messages may come without one.
+    assert all(earlier < later for earlier, later in zip(turns, turns[2:]))
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,79 @@
+"""Chunked bodies: h11's reader, which joins small chunks."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import h11
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
+
+# Half a millisecond of work. The app is given what was joined, and every other task has
+# its turn, before the next.
+MAX_CHUNKS_AT_ONCE: Final = 1024
+
+# RFC 9112, 7.1.1: the extensions of all chunks ought to be limited in total. The numbers
+# are those of Go's net/http: a chunk may have 16 bytes of framing and twice its content,
+# and a body may have 16 KiB beyond that.
+_FREE_FRAMING_BYTES: Final = 16
+_MAX_EXCESS_BYTES: Final = 16 * 1024
+
+# A part of the chunk headers that h11 takes. It leaves longer ones to h11, and they count
+# as excess. The extension may hold a lone CR, as h11's may.
+_HEADER: Final = re.compile(rb"([0-9A-Fa-f]{1,20})(?:;[^\n]{0,16}?|[ \t]{1,16})?\r\n")
+
+
+class JoiningReader(ChunkedReader):
+    """Makes one event of many chunks.
+
+    An event costs 20 us until the app has it, and a peer may send a body in chunks of one
+    byte. Only whole and well-formed chunks are joined. Everything else is left to h11:
+    parts of chunks, the last chunk, and errors. So no body is read in another way than
+    h11 reads it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._excess_bytes = 0
+
+    def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if self._bytes_in_chunk == 0 and not self._reading_trailer:
+            data, end = _join_chunks(bytes(buf), self._bytes_to_discard)
+            if data:
+                buf.maybe_extract_at_most(end)
+                self._bytes_to_discard = b""
+                return h11.Data(data=data)
+        return self._read_counting(buf)
+
+    def _read_counting(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        num_before = len(buf)
+        event = super().__call__(buf)
+        num_read = num_before - len(buf)
+        num_content = len(event.data) if isinstance(event, h11.Data) else 0
+        excess = num_read - 3 * num_content - _FREE_FRAMING_BYTES
+        self._excess_bytes = max(0, self._excess_bytes + excess)
+        if self._excess_bytes > _MAX_EXCESS_BYTES:
+            raise h11.RemoteProtocolError("the chunks' extensions are too long")
+        return event
+
+
+def _join_chunks(wire: bytes, footer: bytes) -> tuple[bytes, int]:
+    """Join the whole chunks that `wire` begins with.
+
+    Args:
+      footer: the end of the chunk before, which comes first.
+
+    Returns:
+      their content, and the place in `wire` behind them.
+    """
+    parts: list[bytes] = []
+    place = len(footer) if wire.startswith(footer) else len(wire)
+    while len(parts) < MAX_CHUNKS_AT_ONCE and (header := _HEADER.match(wire, place)):
+        begin = header.end()
+        end = begin + int(header[1], 16)
+        if begin == end or wire[end : end + 2] != b"\r\n":
+            break
+        parts.append(wire[begin:end])
+        place = end + 2
+    return b"".join(parts), place
