@@ -20,7 +20,8 @@ VOCABULARY = {
 # Room -> what it may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "config": {"errors"},
+    "foreign_options": set(),
+    "config": {"errors", "foreign_options"},
     "steps": {"errors"},
     "exchanges": {"steps"},
     "pooling": {"steps"},
@@ -59,7 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asgi": VOCABULARY | {"http", "interpreter", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
     "__main__": VOCABULARY
-    | {"processes", "server", "simulation", "stage_process", "torchrun"},
+    | {"foreign_options", "processes", "server", "simulation", "stage_process"}
+    | {"torchrun"},
     "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
     "testing": {"executor", "pooling", "steps"},
     "testing_server": VOCABULARY

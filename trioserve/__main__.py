@@ -25,7 +25,8 @@ import trio
 
 from . import __version__
 from .config import BindConfig, ServeConfig, build_config
-from .errors import InvalidConfig, StartupError
+from .errors import ForeignOption, InvalidConfig, StartupError
+from .foreign_options import explain_foreign
 from .processes import die_with_parent
 from .torchrun import find_torchrun
 
@@ -119,6 +120,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
 
     Raises:
       InvalidConfig: the file is unreadable, or an option in it is wrong.
+      ForeignOption: a flag, or an option in the file, is another server's.
       SystemExit: a flag is wrong (2), or --help was asked for (0).
     """
     import tyro
@@ -126,6 +128,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     known, rest = parser.parse_known_args(arguments)
+    _refuse_foreign_flags(rest)
     if rest and not rest[0].startswith("-"):
         rest = ["--model", *rest]
     return tyro.cli(
@@ -139,6 +142,12 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
         default=build_config(ServeConfig, _read_options(known.config)),
         config=(tyro.conf.OmitArgPrefixes,),
     )
+
+
+def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
+    flags = (each.partition("=")[0] for each in arguments if each.startswith("-"))
+    if explanation := explain_foreign(flags):
+        raise ForeignOption(explanation)
 
 
 def _read_options(path: str | None) -> dict[str, object]:

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
-from .errors import InvalidConfig
+from .errors import ForeignOption, InvalidConfig
+from .foreign_options import explain_foreign
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
@@ -367,8 +368,11 @@ def build_config(config_type: type[Config], options: Mapping[str, object]) -> Co
 
     Raises:
       InvalidConfig: an option is unknown, has the wrong type or a senseless value.
+      ForeignOption: it is another server's.
     """
     known = {option.name for option in list_options(config_type)}
+    if explanation := explain_foreign(options.keys() - known):
+        raise ForeignOption(explanation)
     for name in options:
         if name not in known:
             raise InvalidConfig(name, "there is no such option here")

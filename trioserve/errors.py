@@ -23,6 +23,7 @@
       - WeightsBroken
       - UnsupportedModel
       - InvalidConfig
+      - ForeignOption
       - PluginBroken
       - StagesNotMet
 
@@ -57,6 +58,7 @@ __all__ = [
     "WeightsBroken",
     "UnsupportedModel",
     "InvalidConfig",
+    "ForeignOption",
     "PluginBroken",
     "StagesNotMet",
     "find_first",
@@ -294,6 +296,17 @@ class InvalidConfig(StartupError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"--{field.replace('_', '-')}: {reason}")
         self.field = field
+
+
+class ForeignOption(StartupError):
+    """Raised when an option is another server's.
+
+    Args:
+      explanation: what takes its place, as foreign_options.explain_foreign says.
+    """
+
+    def __init__(self, explanation: str) -> None:
+        super().__init__(explanation)
 
 
 class PluginBroken(StartupError):

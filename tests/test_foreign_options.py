@@ -1,0 +1,125 @@
+"""Options of other servers are refused with the name that they have here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import inspect
+from pathlib import Path
+import re
+
+import pytest
+
+from trioserve import __main__ as command
+from trioserve.config import EngineConfig, ServeConfig, build_config, list_options
+from trioserve.errors import ForeignOption
+from trioserve.foreign_options import explain_foreign, list_foreign
+
+OPTIONS = list(list_options(ServeConfig))
+OURS = {option.name.replace("_", "-") for option in OPTIONS}
+SWITCHES = {
+    "no-" + option.name.replace("_", "-")
+    for option in OPTIONS
+    if isinstance(option.default, bool)
+}
+
+# Those of vLLM that recipes and questions on the web have most.
+MOST_USED = """
+    tensor-parallel-size gpu-memory-utilization enable-prefix-caching quantization
+    enable-auto-tool-choice tool-call-parser trust-remote-code api-key uvicorn-log-level
+    swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
+    download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
+    root-path enable-lora lora-modules data-parallel-size distributed-executor-backend
+    kv-cache-dtype speculative-config seed hf-token tokenizer-mode cpu-offload-gb
+    max-seq-len-to-capture compilation-config disable-log-stats model-impl
+    chat-template-content-format response-role enable-reasoning
+    guided-decoding-backend mm-processor-cache-gb kv-cache-memory-bytes runner
+""".split()
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], arguments: Sequence[str]
+) -> tuple[int, str]:
+    code = command.main(["serve", *arguments])
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return code, printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            ["--gpu-memory-utilization", "0.9"],
+            "--kv-cache-fraction is the name here for --gpu-memory-utilization",
+        ),
+        (
+            ["MODEL", "--gpu_memory_utilization=0.9"],
+            "--kv-cache-fraction is the name here for --gpu-memory-utilization",
+        ),
+        (
+            ["-tp", "2", "--port", "1", "--ctx-size", "10", "-tp", "2"],
+            "-tp: no layer is spread over devices, and --pipeline-parallel-size gives "
+            "each device some of the layers; --max-model-len is the name here for "
+            "--ctx-size",
+        ),
+        (
+            ["--compilation-config.level", "3"],
+            "--compilation-config: models run eagerly, without CUDA graphs or "
+            "torch.compile",
+        ),
+    ],
+)
+def test_a_flag_of_another_server_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert run(capsys, arguments) == (2, f"trioserve: {expected}\n")
+
+
+def test_so_is_a_key_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text('tool_call_parser = "hermes"\nport = 1\n')
+    assert run(capsys, ["--config", str(path)]) == (
+        2,
+        "trioserve: --tool-call-parser: tool calls are not parsed, and come back as the "
+        "text that the model writes\n",
+    )
+
+
+def test_so_is_a_keyword_of_a_program() -> None:
+    with pytest.raises(ForeignOption, match="--kv-cache-fraction is the name here"):
+        build_config(EngineConfig, {"gpu_memory_utilization": 0.9})
+
+
+@pytest.mark.parametrize("name", MOST_USED)
+def test_options_that_vllms_users_have_most_are_known(name: str) -> None:
+    assert name in list_foreign()
+
+
+def test_all_that_is_advised_is_there_and_nothing_of_ours_is_refused() -> None:
+    assert not list_foreign() & (OURS | SWITCHES)
+    for name in list_foreign():
+        explanation = explain_foreign([f"--{name}"])
+        assert name in explanation
+        # Several are put together on one line, with semicolons.
+        assert not re.search(r"[;\n]", explanation)
+        advised = re.findall(r"--([a-z0-9-]+)", explanation)
+        assert set(advised) - {name} <= OURS | SWITCHES
+
+
+def test_none_is_in_the_table_twice() -> None:
+    import trioserve.foreign_options as table
+
+    keys = re.findall(r'^    "([a-z0-9-]+)": ', inspect.getsource(table), re.MULTILINE)
+    assert len(keys) == len(set(keys)) == len(list_foreign())
+
+
+def test_options_that_nobody_has_are_left_to_the_parser(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert explain_foreign(["--nonsense", "--port", "-x", ""]) == ""
+    with pytest.raises(SystemExit) as caught:
+        command.main(["serve", "--nonsense"])
+    assert caught.value.code == 2
+    assert "--nonsense" in capsys.readouterr().err

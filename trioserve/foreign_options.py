@@ -1,0 +1,250 @@
+"""Options of other servers, and what takes their place here.
+
+Whoever comes from vLLM, SGLang, TGI or llama.cpp brings a command line along. Its options
+are refused, because nothing is accepted and ignored; each refusal tells what to write
+instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Their name -> ours, for the same thing in the same unit.
+_RENAMED = {
+    # vLLM
+    "gpu-memory-utilization": "--kv-cache-fraction",
+    "kv-cache-memory-bytes": "--kv-cache-memory",
+    "enable-prefix-caching": "--prefix-caching",
+    "no-enable-prefix-caching": "--no-prefix-caching",
+    "logits-processors": "--logits-processor",
+    "uvicorn-log-level": "--log-level",
+    "disable-frontend-multiprocessing": "--no-engine-process",
+    "max-num-queued-reqs": "--max-num-waiting",
+    "shutdown-timeout": "--drain-timeout",
+    "runner": "--task",
+    "convert": "--task",
+    "pp": "--pipeline-parallel-size",
+    # SGLang
+    "model-path": "--model",
+    "mem-fraction-static": "--kv-cache-fraction",
+    "context-length": "--max-model-len",
+    "max-running-requests": "--max-num-seqs",
+    "max-queued-requests": "--max-num-waiting",
+    "chunked-prefill-size": "--max-num-batched-tokens",
+    "max-prefill-tokens": "--max-num-batched-tokens",
+    "page-size": "--block-size",
+    "disable-radix-cache": "--no-prefix-caching",
+    "disable-overlap-schedule": "--no-async-scheduling",
+    "pp-size": "--pipeline-parallel-size",
+    "watchdog-timeout": "--progress-timeout",
+    # TGI
+    "model-id": "--model",
+    "hostname": "--host",
+    "max-total-tokens": "--max-model-len",
+    "max-batch-prefill-tokens": "--max-num-batched-tokens",
+    "max-batch-size": "--max-num-seqs",
+    "cuda-memory-fraction": "--kv-cache-fraction",
+    "validation-workers": "--renderer-num-workers",
+    "payload-limit": "--max-body-size",
+    # llama-server
+    "m": "--model",
+    "a": "--served-model-name",
+    "alias": "--served-model-name",
+    "c": "--max-model-len",
+    "ctx-size": "--max-model-len",
+    "t": "--num-threads",
+    "threads": "--num-threads",
+    "np": "--max-num-seqs",
+    "parallel": "--max-num-seqs",
+    "b": "--max-num-batched-tokens",
+    "batch-size": "--max-num-batched-tokens",
+    "chat-template-file": "--chat-template",
+    "reasoning-format": "--reasoning-parser",
+}
+
+_NO_TENSOR_PARALLELISM = (
+    "no layer is spread over devices, and --pipeline-parallel-size gives each device "
+    "some of the layers"
+)
+_NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
+_NO_QUANTISATION = (
+    "weights are run in the type of --dtype, and no option quantises them"
+)
+_NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
+_NO_TOOL_PARSER = (
+    "tool calls are not parsed, and come back as the text that the model writes"
+)
+_NO_TLS = (
+    "there is no TLS here, so put a proxy in front, or serve by hypercorn's command"
+)
+_NO_KEYS = (
+    "there are no API keys, so listen on localhost or behind a proxy that checks them"
+)
+_NO_HUB_FILES = (
+    "a hub id is a folder with safetensors, and a .gguf file is named by its path"
+)
+_NO_SPECULATION = "there is no speculative decoding"
+_NO_GRAPHS = "models run eagerly, without CUDA graphs or torch.compile"
+_CHUNKED = "always on, and --max-num-batched-tokens is the longest chunk"
+_NO_OFFLOAD = (
+    "keys and values stay on the device, and preempted sequences are computed again"
+)
+_NO_REVISION = "a hub id is taken at its main revision, so name a folder for another"
+_HUB_FOLDER = "the hub's client keeps models where HF_HOME says"
+_FORMATS = (
+    "the format is recognised, and only safetensors, .gguf files and pypi: wheels are "
+    "read"
+)
+_NO_ACCESS_LOG = "requests are not logged one by one"
+_NO_CORS = "there are no CORS headers, so let a proxy add them"
+_ONE_KV_TYPE = "keys and values have the type of --dtype"
+_ALL_LAYERS = "all layers are on the device that --device names"
+
+# Their name -> what there is here, in a sentence without a full stop.
+_EXPLAINED = {
+    # vLLM
+    "tensor-parallel-size": _NO_TENSOR_PARALLELISM,
+    "tp": _NO_TENSOR_PARALLELISM,
+    "data-parallel-size": _NO_REPLICAS,
+    "dp": _NO_REPLICAS,
+    "api-server-count": "one process serves HTTP",
+    "enable-expert-parallel": _NO_TENSOR_PARALLELISM,
+    "distributed-executor-backend": (
+        "--pipeline-parallel-size starts its own processes, or finds those of torchrun"
+    ),
+    "quantization": _NO_QUANTISATION,
+    "q": _NO_QUANTISATION,
+    "kv-cache-dtype": _ONE_KV_TYPE,
+    "swap-space": _NO_OFFLOAD,
+    "cpu-offload-gb": "all weights stay on the device",
+    "kv-offloading-size": _NO_OFFLOAD,
+    "num-gpu-blocks-override": (
+        "the memory is given in bytes by --kv-cache-memory, as 2GiB"
+    ),
+    "enforce-eager": _NO_GRAPHS,
+    "compilation-config": _NO_GRAPHS,
+    "cuda-graph-sizes": _NO_GRAPHS,
+    "enable-chunked-prefill": _CHUNKED,
+    "no-enable-chunked-prefill": _CHUNKED,
+    "max-seq-len-to-capture": _NO_GRAPHS,
+    "limit-mm-per-prompt": "--max-images takes the number of images, as 4",
+    "mm-processor-cache-gb": "--processor-cache-memory takes it with a unit, as 4GiB",
+    "enable-lora": _NO_LORA,
+    "lora-modules": _NO_LORA,
+    "max-loras": _NO_LORA,
+    "max-lora-rank": _NO_LORA,
+    "speculative-config": _NO_SPECULATION,
+    "speculative-model": _NO_SPECULATION,
+    "num-speculative-tokens": _NO_SPECULATION,
+    "trust-remote-code": "code from a hub is never run",
+    "tokenizer": "the tokenizer is the one in the model's folder",
+    "tokenizer-mode": "only fast tokenizers (tokenizer.json) are run",
+    "revision": _NO_REVISION,
+    "tokenizer-revision": _NO_REVISION,
+    "download-dir": _HUB_FOLDER,
+    "load-format": _FORMATS,
+    "hf-token": "the hub's client reads HF_TOKEN, or what `hf auth login` has saved",
+    "hf-overrides": "config.json is read as it is, so edit a copy of it",
+    "override-generation-config": (
+        "defaults come from the model's generation_config.json, or from nothing by "
+        "--generation-config none"
+    ),
+    "seed": "seeds belong to requests (`seed`)",
+    "max-logprobs": "a request may have up to 20",
+    "model-impl": "all models are run by transformers",
+    "enable-auto-tool-choice": _NO_TOOL_PARSER,
+    "tool-call-parser": _NO_TOOL_PARSER,
+    "enable-reasoning": "--reasoning-parser alone is enough",
+    "guided-decoding-backend": "there is no structured output",
+    "structured-outputs-config": "there is no structured output",
+    "chat-template-content-format": "the template's own format is recognised",
+    "response-role": "answers come from the assistant",
+    "api-key": _NO_KEYS,
+    "ssl-keyfile": _NO_TLS,
+    "ssl-certfile": _NO_TLS,
+    "ssl-ca-certs": _NO_TLS,
+    "root-path": "paths begin at /, so let a proxy cut a prefix off",
+    "allowed-origins": _NO_CORS,
+    "middleware": (
+        "wrap the app of trioserve.asgi in a program of your own, and serve that by "
+        "hypercorn's command"
+    ),
+    "uds": "only TCP is listened on, at --host and --port",
+    "disable-log-requests": _NO_ACCESS_LOG,
+    "no-enable-log-requests": _NO_ACCESS_LOG,
+    "enable-log-requests": _NO_ACCESS_LOG,
+    "disable-uvicorn-access-log": _NO_ACCESS_LOG,
+    "disable-log-stats": "figures are not logged, and GET /metrics has them",
+    "max-log-len": "neither prompts nor answers are logged",
+    "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
+    # SGLang
+    "tp-size": _NO_TENSOR_PARALLELISM,
+    "dp-size": _NO_REPLICAS,
+    "is-embedding": "--task embed is how it is said here",
+    "disable-cuda-graph": _NO_GRAPHS,
+    "attention-backend": "the best one is chosen by itself",
+    "log-requests": _NO_ACCESS_LOG,
+    "enable-metrics": "GET /metrics is always there",
+    # TGI
+    "num-shard": _NO_TENSOR_PARALLELISM,
+    "sharded": _NO_TENSOR_PARALLELISM,
+    "quantize": _NO_QUANTISATION,
+    "max-input-length": "--max-model-len bounds prompt and output together",
+    "max-input-tokens": "--max-model-len bounds prompt and output together",
+    "max-batch-total-tokens": (
+        "the memory is given in bytes by --kv-cache-memory, as 2GiB"
+    ),
+    "max-concurrent-requests": (
+        "--max-num-seqs sequences run, --max-num-waiting wait, and the others get 429"
+    ),
+    "huggingface-hub-cache": _HUB_FOLDER,
+    # llama-server
+    "hf": _NO_HUB_FILES,
+    "hf-repo": _NO_HUB_FILES,
+    "hf-file": _NO_HUB_FILES,
+    "ngl": _ALL_LAYERS,
+    "n-gpu-layers": _ALL_LAYERS,
+    "gpu-layers": _ALL_LAYERS,
+    "fa": "the best attention is chosen by itself",
+    "flash-attn": "the best attention is chosen by itself",
+    "cont-batching": "sequences join and leave the batch at every step",
+    "cache-type-k": _ONE_KV_TYPE,
+    "cache-type-v": _ONE_KV_TYPE,
+    "jinja": "chats always go through the model's Jinja template",
+    "embedding": "--task embed is how it is said here",
+    "embeddings": "--task embed is how it is said here",
+    "reranking": "--task classify is how it is said here",
+    "mmproj": "a model that sees has its vision weights in its own folder",
+    "metrics": "GET /metrics is always there",
+}
+
+
+def list_foreign() -> frozenset[str]:
+    """Return all known names, without dashes in front."""
+    return frozenset(_RENAMED) | frozenset(_EXPLAINED)
+
+
+def explain_foreign(names: Iterable[str]) -> str:
+    """Tell what takes the place of other servers' options.
+
+    Args:
+      names: options in any spelling: --max-logprobs, max_logprobs, -tp. Others are left
+        out.
+
+    Returns:
+      One line, or "" where no name is known.
+    """
+    # Each once, in the order in which they stand on the command line.
+    known = dict.fromkeys(filter(None, map(_explain, names)))
+    return "; ".join(known)
+
+
+def _explain(name: str) -> str | None:
+    # vLLM takes members of its configurations, as --compilation-config.level.
+    plain = name.lstrip("-").replace("_", "-").partition(".")[0]
+    dashes = "-" if len(plain) <= 3 else "--"
+    if plain in _RENAMED:
+        return f"{_RENAMED[plain]} is the name here for {dashes}{plain}"
+    if plain in _EXPLAINED:
+        return f"{dashes}{plain}: {_EXPLAINED[plain]}"
+    return None
