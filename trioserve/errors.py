@@ -9,6 +9,7 @@
       - TaskNotServed               400
       - PayloadTooLarge             413
       - UnsupportedMediaType        415
+      - MalformedRequest            400, 431, 501 or 505
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
       - RendererStuck               503
@@ -44,6 +45,7 @@ __all__ = [
     "TaskNotServed",
     "PayloadTooLarge",
     "UnsupportedMediaType",
+    "MalformedRequest",
     "Unavailable",
     "QueueFull",
     "RendererStuck",
@@ -174,6 +176,19 @@ class UnsupportedMediaType(RequestError):
 
     def __init__(self) -> None:
         super().__init__("Content-Type must be application/json.")
+
+
+class MalformedRequest(RequestError):
+    """Raised when a request breaks HTTP/1.1, or needs a part of it that is not served.
+
+    Args:
+      status: 431 for a head that is too long, 501 for an unknown Transfer-Encoding, 505
+        for an unknown version, and 400 for everything else.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"The request is malformed: {reason}.")
+        self.status = status
 
 
 class Unavailable(TrioserveError):

@@ -17,9 +17,11 @@ What is mended, and where:
                     a peer that never reads held the exit up for ever
                     each write cost a lock, a cancel scope and two checkpoints
                     a refusal sent before the upload was read could get lost in a reset
-    GuardedH11      a client that left was not noticed after one byte too many
+    GuardedH11      a request that h11 refused was answered without a body
+                    a client that left was not noticed after one byte too many
     StrictConnection
                     both Transfer-Encoding and Content-Length were accepted
+                    an empty line before a request was refused
                     a target without a path ended in a 500
                     any stranger could switch a plain port to HTTP/2 or to a websocket
     JoiningReader   a body of one-byte chunks cost 22 us a byte

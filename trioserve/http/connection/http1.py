@@ -10,6 +10,8 @@ from h11._readers import ChunkedReader
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
 
+from ...errors import MalformedRequest
+from ..responses import ErrorBody, encode
 from .chunked import JoiningReader
 from .closing import finish
 
@@ -18,27 +20,58 @@ MAX_PIPELINED_BYTES = 2**16
 
 
 class StrictConnection(h11.Connection):
-    """h11 that refuses what is read in two ways, joins small chunks, and reads while it waits."""
+    """h11, stricter about ambiguous requests and faster with small chunks.
+
+    It ignores empty lines before a request, and never pauses: hypercorn stops reading at
+    PAUSED, and would not hear the peer leave.
+
+    Attributes:
+      is_head: the last request asked for no body in its answer.
+      refusal: why the peer's last bytes are no request; None as long as they are.
+    """
 
     def __init__(self, *, enable_h2c: bool, max_incomplete_event_size: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size)
         self._enable_h2c = enable_h2c
+        self.is_head = False
         self.is_paused = False
+        self.refusal: MalformedRequest | None = None
 
     def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
         made = super()._get_io_object(role, event, io_dict)
         return JoiningReader() if type(made) is ChunkedReader else made
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        try:
+            return self._read_event()
+        except h11.RemoteProtocolError as error:
+            # h11 quotes the peer behind a colon.
+            reason = str(error).partition(":")[0]
+            if error.error_status_hint == 431:
+                reason = (
+                    f"its head is longer than {self._max_incomplete_event_size} bytes"
+                )
+            self.refusal = MalformedRequest(error.error_status_hint, reason)
+            raise
+
+    def _read_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE:
+            self._skip_empty_lines()
         # h11 calls bytes after a last request an error, and hypercorn would answer 400
         # in place of that request's answer. Nobody needs to read them.
         is_over = self.their_state is h11.MUST_CLOSE and bool(self.trailing_data[0])
         event = h11.PAUSED if is_over else super().next_event()
         if isinstance(event, h11.Request):
+            self.is_head = event.method == b"HEAD"
             return _check_request(event, enable_h2c=self._enable_h2c)
-        # hypercorn stops reading at PAUSED, and would not hear the peer leave.
         self.is_paused = event is h11.PAUSED
         return h11.NEED_DATA if self.is_paused else event
+
+    def _skip_empty_lines(self) -> None:
+        """Obey RFC 9112, 2.2: some clients send a line end too many after a body."""
+        data = self.trailing_data[0]
+        num_skipped = len(data) - len(data.lstrip(b"\r\n"))
+        self._receive_buffer.maybe_extract_at_most(num_skipped)
 
 
 class GuardedH11(H11Protocol):
@@ -58,6 +91,24 @@ class GuardedH11(H11Protocol):
             await finish(super().stream_send, event)
         else:
             await super().stream_send(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Tell the peer why, where hypercorn would send a status without a body."""
+        refusal = self.connection.refusal
+        assert refusal is not None, "the connection has told its error"
+        body = encode(ErrorBody.of(refusal))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(
+            h11.Response(status_code=status_code, headers=headers)
+        )
+        if not self.connection.is_head:
+            await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
 
     @property
     def has_pipelined(self) -> bool:
@@ -91,12 +142,16 @@ def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
         # h11 reads the preface of HTTP/2 as a request of version 2.0.
         if enable_h2c and (request.method, request.target) == (b"PRI", b"*"):
             return request
-        raise h11.RemoteProtocolError("unknown version", error_status_hint=505)
+        raise h11.RemoteProtocolError(
+            "only HTTP/1.0 and HTTP/1.1 are served", error_status_hint=505
+        )
     # RFC 9112, 6.1: either is a request smuggled past a proxy.
     if b"transfer-encoding" in names and (
         b"content-length" in names or request.http_version == b"1.0"
     ):
-        raise h11.RemoteProtocolError("two lengths of one body", error_status_hint=400)
+        raise h11.RemoteProtocolError(
+            "the length of the body is ambiguous", error_status_hint=400
+        )
     if not request.target.startswith(b"/") or b"upgrade" in names:
         return _plain_request(request)
     return request
@@ -110,7 +165,7 @@ def _plain_request(request: h11.Request) -> h11.Request:
     if target != request.target and not target.startswith(b"/"):
         target = b"/" + target
     if not is_path(target):
-        raise h11.RemoteProtocolError("no path", error_status_hint=400)
+        raise h11.RemoteProtocolError("the target has no path", error_status_hint=400)
     return h11.Request(
         method=request.method,
         headers=[field for field in request.headers if field[0] != b"upgrade"],

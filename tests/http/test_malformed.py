@@ -1,0 +1,109 @@
+"""Requests that break HTTP/1.1 are told so in the shape of every other error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+import json
+from typing import Any
+
+from hypercorn.trio import serve
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trioserve.http.connection import install_guard, make_config
+
+POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+
+Reply = tuple[int, dict[bytes, bytes], bytes]
+
+
+async def answer_well(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "http", "no lifespan"
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-length", b"4")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"well"})
+
+
+@pytest.fixture
+async def client(nursery: trio.Nursery) -> AsyncIterator[trio.SocketStream]:
+    install_guard()
+    config = make_config(bind=["127.0.0.1:0"])
+    [address] = await nursery.start(serve, answer_well, config)
+    port = int(address.rpartition(":")[2])
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        yield stream
+    nursery.cancel_scope.cancel()
+
+
+async def ask(client: trio.SocketStream, packet: bytes) -> Reply:
+    """Send `packet` and read all that comes until the server closes."""
+    with trio.fail_after(5):
+        await client.send_all(packet)
+        data = b"".join([part async for part in client])
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    return int(status.split()[1]), dict(line.split(b": ", 1) for line in lines), body
+
+
+@pytest.mark.parametrize(
+    ("packet", "status", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "Missing mandatory Host"),
+        (b"GET\x00\r\n\r\n", 400, "illegal request line"),
+        (
+            POST + b"Transfer-Encoding: chunked\r\n\r\nx\r\n",
+            400,
+            "illegal chunk header",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 200_000, 431, "65536 bytes"),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501, "Transfer-Encoding"),
+        (b"GET / HTTP/9.9\r\nHost: h\r\n\r\n", 505, "only HTTP/1.0 and"),
+    ],
+)
+async def test_an_error_of_the_protocol_has_a_body(
+    client: trio.SocketStream, packet: bytes, status: int, reason: str
+) -> None:
+    answered, headers, body = await ask(client, packet)
+    error = json.loads(body)["error"]
+    assert answered == error["code"] == status
+    assert reason in error["message"]
+    assert "bytearray" not in error["message"], "quotes the packet"
+    assert error["type"] == "BadRequestError"
+    assert headers[b"content-type"] == b"application/json"
+    assert headers[b"connection"] == b"close"
+    assert int(headers[b"content-length"]) == len(body)
+
+
+async def test_an_error_after_head_has_no_body(client: trio.SocketStream) -> None:
+    fields = b"Host: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    status, headers, body = await ask(client, b"HEAD / HTTP/1.1\r\n" + fields)
+    assert (status, body) == (400, b"")
+    assert headers[b"connection"] == b"close"
+
+
+@pytest.mark.parametrize("lines", [[b"\r\n"], [b"\r", b"\n"], [b"\r\n\r\n"], [b"\n"]])
+async def test_empty_lines_before_a_request_are_ignored(
+    client: trio.SocketStream, lines: list[bytes]
+) -> None:
+    with trio.fail_after(5):
+        for _ in range(2):
+            for part in [*lines, GET]:
+                await client.send_all(part)
+                await wait_all_tasks_blocked()
+            answer = await client.receive_some()
+            assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_an_empty_line_after_a_body_breaks_nothing(
+    client: trio.SocketStream,
+) -> None:
+    request = POST + b"Content-Length: 1\r\n\r\nx\r\n"
+    with trio.fail_after(5):
+        for _ in range(2):
+            await client.send_all(request)
+            answer = await client.receive_some()
+            assert answer.startswith(b"HTTP/1.1 200")
