@@ -6,7 +6,7 @@ room and for programs that embed the engine. It knows no HTTP and no tensor.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,7 +18,12 @@ import msgspec
 from .engine import EngineClient, TokenStream
 from .errors import InvalidParameter
 from .logits import LogitsProcessor
-from .render import Detokenizer, Renderer, TextDelta as RenderedDelta
+from .render import (
+    Detokenizer,
+    Renderer,
+    TextDelta as RenderedDelta,
+    check_stop_strings,
+)
 from .steps import (
     FinishReason,
     ModelInfo,
@@ -66,6 +71,7 @@ class TextParams:
                 "stop",
                 f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
             )
+        check_stop_strings(self.stop)
         budget = self.thinking_token_budget
         if budget is not None and not 0 <= budget <= MAX_THINKING_TOKEN_BUDGET:
             raise InvalidParameter(
@@ -119,6 +125,11 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class TextStream:
     """An async iterator over the text of one request's sequences.
 
+    Args:
+      open_detokenizer: called with a sequence's index when its first tokens come. A
+        request of thousands of sequences would hold the event loop up if it made all
+        its detokenizers at once.
+
     Attributes:
       splits_reasoning: reasoning is told apart.
     """
@@ -126,21 +137,20 @@ class TextStream:
     def __init__(
         self,
         tokens: TokenStream,
-        detokenizers: Sequence[Detokenizer],
+        open_detokenizer: Callable[[int], Detokenizer],
         prompts: Sequence[Prompt],
         text: TextParams,
         *,
+        num_sequences: int,
         splits_reasoning: bool = False,
     ) -> None:
         self._tokens = tokens
-        self._detokenizers = detokenizers
+        self._open_detokenizer = open_detokenizer
+        self._detokenizers: dict[int, Detokenizer] = {}
         self._text = text
         self.prompts = prompts
+        self.num_sequences = num_sequences
         self.splits_reasoning = splits_reasoning
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self._detokenizers)
 
     def __aiter__(self) -> TextStream:
         return self
@@ -153,7 +163,7 @@ class TextStream:
         return await collect_texts(self, self.num_sequences)
 
     def _render(self, delta: TokenDelta) -> TextDelta:
-        detokenizer = self._detokenizers[delta.index]
+        detokenizer = self._find_detokenizer(delta.index)
         taken = detokenizer.push(self._visible_ids(delta))
         if taken.finished:
             self._tokens.stop(delta.index)
@@ -169,6 +179,11 @@ class TextStream:
         return _make_delta(
             delta, taken, num_tokens, delta.finish_reason, delta.stop_token_id
         )
+
+    def _find_detokenizer(self, index: int) -> Detokenizer:
+        if index not in self._detokenizers:
+            self._detokenizers[index] = self._open_detokenizer(index)
+        return self._detokenizers[index]
 
     def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
         # The token that ended the sequence is no part of the answer.
@@ -228,26 +243,26 @@ class TextEngine:
             thinking = self._limit_thinking(prompts, text.thinking_token_budget)
             sampling = replace(sampling, thinking=thinking)
         await self._check_arguments(sampling)
-        detokenizers = [
-            self.renderer.open_detokenizer(
-                prompt,
+
+        def open_detokenizer(index: int) -> Detokenizer:
+            return self.renderer.open_detokenizer(
+                prompts[index // sampling.n],
                 stop=text.stop,
                 include_stop_str_in_output=text.include_stop_str_in_output,
                 skip_special_tokens=text.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
                 splits_reasoning=splits_reasoning,
             )
-            for prompt in prompts
-            for _ in range(sampling.n)
-        ]
+
         async with self.engine.open_stream(
             prompts, sampling, priority=priority
         ) as tokens:
             yield TextStream(
                 tokens,
-                detokenizers,
+                open_detokenizer,
                 prompts,
                 text,
+                num_sequences=len(prompts) * sampling.n,
                 splits_reasoning=splits_reasoning
                 and self.renderer.reasoning is not None,
             )
@@ -288,6 +303,7 @@ class TextEngine:
           TrioserveError: see errors.py.
         """
         sampling, text, priority = self._split(options)
+        self.engine.check_room(sampling.n)
         rendered = await self.renderer.render_text(prompt)
         async with self.open_text(
             [rendered], sampling, text, priority=priority
@@ -305,6 +321,7 @@ class TextEngine:
             or a list of OpenAI's parts, images among them where the model sees any.
         """
         sampling, text, priority = self._split(options)
+        self.engine.check_room(sampling.n)
         rendered = await self.renderer.render_chat(messages)
         async with self.open_text(
             [rendered], sampling, text, priority=priority, splits_reasoning=True

@@ -28,6 +28,9 @@ class EngineClient(Protocol):
     def check_alive(self) -> None:
         """Raise why no request can be opened now, if none can."""
 
+    def check_room(self, num_sequences: int) -> None:
+        """Refuse a request that has no room now; see Engine."""
+
     def open_stream(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, *, priority: int = 0
     ) -> AbstractAsyncContextManager[TokenStream]:

@@ -125,6 +125,17 @@ class Engine:
         """
         self._requests.close(error)
 
+    def check_room(self, num_sequences: int) -> None:
+        """Refuse a request that has no room now, before anything is made for it.
+
+        Raises:
+          InvalidParameter: there is never room for so many sequences.
+          QueueFull: too many wait.
+          EngineDied, ShuttingDown: there is no engine any more.
+        """
+        self._requests.check_alive()
+        self._check_room(num_sequences)
+
     @asynccontextmanager
     async def open_stream(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, *, priority: int = 0

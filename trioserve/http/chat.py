@@ -14,10 +14,11 @@ from .body import read_request, respond_built
 from .chunks import ChatChunks, ReasoningChunks, StreamHeader, chat_usage_event
 from .generation import (
     make_header,
+    make_sampling,
     make_token_texts,
     make_tokenize_options,
     open_stream,
-    resolve_sampling,
+    tokenize_bad_words,
 )
 from .logprobs import (
     TokenTexts,
@@ -37,7 +38,9 @@ from .state import ServerState
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, whole or token by token."""
     asked, engine = await read_request(state, request, decode_chat)
-    sampling = await resolve_sampling(asked, engine)
+    sampling = make_sampling(asked, engine)
+    engine.engine.check_room(sampling.n)
+    sampling = await tokenize_bad_words(asked, engine, sampling)
     prompt = await engine.renderer.render_chat(
         MessageMappings(asked.messages),
         to_chat_options(asked),

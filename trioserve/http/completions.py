@@ -16,10 +16,11 @@ from .body import read_request, respond_built
 from .chunks import CompletionChunks, StreamHeader, completion_usage_event
 from .generation import (
     make_header,
+    make_sampling,
     make_token_texts,
     make_tokenize_options,
     open_stream,
-    resolve_sampling,
+    tokenize_bad_words,
 )
 from .logprobs import (
     TokenTexts,
@@ -39,7 +40,9 @@ from .state import ServerState
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, whole or token by token."""
     asked, engine = await read_request(state, request, decode_completion)
-    sampling = await resolve_sampling(asked, engine)
+    sampling = make_sampling(asked, engine)
+    engine.engine.check_room(asked.num_prompts * sampling.n)
+    sampling = await tokenize_bad_words(asked, engine, sampling)
     options = make_tokenize_options(asked, sampling, engine)
     prompts = await _render(engine, asked, options)
     # Or megabytes of the body would be kept for as long as the answer takes.
@@ -160,10 +163,7 @@ class _CompletionEvents:
     def __init__(self, header: StreamHeader, choices: _Choices) -> None:
         self._header = header
         self._choices = choices
-        self._chunks = [
-            CompletionChunks(header, index)
-            for index in range(choices.stream.num_sequences)
-        ]
+        self._chunks: dict[int, CompletionChunks] = {}
         # Prompt logprobs come chunk by chunk, before the first token.
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
@@ -184,7 +184,7 @@ class _CompletionEvents:
         if not (text or delta.finish_reason or logprobs or shows_ids):
             return b""
         prompt = choices.prompt(delta.index)
-        return self._chunks[delta.index].text(
+        return self._find_chunks(delta.index).text(
             text,
             logprobs=logprobs,
             token_ids=delta.token_ids if shows_ids else None,
@@ -198,6 +198,12 @@ class _CompletionEvents:
         if not self._choices.asked.reports_usage:
             return b""
         return completion_usage_event(self._header, self._choices.stream.usage)
+
+    def _find_chunks(self, index: int) -> CompletionChunks:
+        # Made when it is needed: there may be thousands of choices.
+        if index not in self._chunks:
+            self._chunks[index] = CompletionChunks(self._header, index)
+        return self._chunks[index]
 
     def _usage_so_far(self) -> Usage | None:
         if not self._choices.asked.reports_usage_continuously:

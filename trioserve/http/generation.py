@@ -70,15 +70,27 @@ def make_tokenize_options(
     )
 
 
-async def resolve_sampling(
+def make_sampling(
     asked: ChatRequest | CompletionRequest, engine: TextEngine
 ) -> SamplingParams:
-    """Work out how to sample, with the words that the tokenizer has to read.
+    """Work out how to sample, without the words that the tokenizer has to read.
 
     Raises:
-      InvalidParameter: a number is out of its range, or a bad word is too long.
+      InvalidParameter: a number is out of its range.
     """
-    sampling = to_sampling(asked, dict(engine.info.default_sampling))
+    return to_sampling(asked, dict(engine.info.default_sampling))
+
+
+async def tokenize_bad_words(
+    asked: ChatRequest | CompletionRequest,
+    engine: TextEngine,
+    sampling: SamplingParams,
+) -> SamplingParams:
+    """Add the words that must not be written.
+
+    Raises:
+      InvalidParameter: a word is too long, or has no token.
+    """
     if not asked.bad_words:
         return sampling
     words = await engine.renderer.render_bad_words(asked.bad_words)

@@ -304,6 +304,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             return (cast(tuple[int, ...], prompt),)
         return cast(tuple[str | tuple[int, ...], ...], prompt)
 
+    @property
+    def num_prompts(self) -> int:
+        """How many there are, those of vectors included."""
+        return len(self.prompt_embeds or ()) + len(self.prompts)
+
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of POST /tokenize: a prompt, or messages as chat takes them."""

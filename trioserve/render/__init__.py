@@ -21,6 +21,7 @@ from .pooling import (
 )
 from .processes import open_template_processes
 from .renderer import Renderer
+from .stop import check_stop_strings
 from .template import ChatOptions
 from .together import run_together
 from .tokens import TokenizeOptions
@@ -39,6 +40,7 @@ __all__ = [
     "TextInput",
     "TextOptions",
     "TokenizeOptions",
+    "check_stop_strings",
     "load_pooling_renderer",
     "load_renderer",
     "open_template_processes",

@@ -1,0 +1,111 @@
+"""Hostile requests are refused early, and what others wait meanwhile is bounded.
+
+Waiting is measured in calls of functions, and not in seconds: so many calls the event
+loop makes at most between two looks at its sockets, on however busy a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+import itertools
+from pathlib import Path
+import sys
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.observe import LoopStall
+from trioserve.testing_server import FakeServer, open_fake_server
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
+
+# Only whoever tokenizes it finds out, and answers 400.
+TOO_LONG = "1" * 2000
+
+# Calls that the loop may make without a look at its sockets: to answer a request takes
+# one to two thousand of them.
+MANY_CALLS = 20_000
+
+
+@contextmanager
+def count_calls() -> Iterator[LoopStall]:
+    """Watch the loop of this thread; its seconds are calls of functions."""
+    num_calls = itertools.count()
+    stall = LoopStall(clock=lambda: float(next(num_calls)))
+    sys.setprofile(lambda frame, event, argument: next(num_calls) and None)
+    trio.lowlevel.add_instrument(stall)
+    try:
+        yield stall
+    finally:
+        sys.setprofile(None)
+        trio.lowlevel.remove_instrument(stall)
+
+
+@asynccontextmanager
+async def read_beside(server: FakeServer) -> AsyncIterator[None]:
+    """Read an endless stream while the block runs; it gets on in the meantime."""
+    num_chunks = 0
+
+    async def read(*, task_status: trio.TaskStatus[None]) -> None:
+        nonlocal num_chunks
+        body = {"prompt": [5], "max_tokens": 250, "stream": True}
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            for _ in itertools.count():
+                async with client.stream("POST", COMPLETION_PATH, json=body) as answer:
+                    async for line in answer.aiter_lines():
+                        if line and num_chunks == 0:
+                            task_status.started()
+                        num_chunks += 1
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(read)
+        before = num_chunks
+        yield
+        assert num_chunks > before
+        nursery.cancel_scope.cancel()
+
+
+async def test_more_sequences_than_there_is_room_for_are_refused_before_they_are_made(
+    tokenizer_folder: Path,
+) -> None:
+    with trio.fail_after(60):
+        async with (
+            open_fake_server(tokenizer_folder) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+            read_beside(server),
+        ):
+            with count_calls() as stall:
+                body = {"prompt": ["a"] * 1024, "n": 128}
+                answer = await client.post(COMPLETION_PATH, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"
+    assert stall.statistics().turns.longest_seconds < MANY_CALLS
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION_PATH, {"prompt": TOO_LONG}),
+        (CHAT_PATH, {"messages": [{"role": "user", "content": TOO_LONG}]}),
+    ],
+)
+async def test_a_full_engine_refuses_before_anything_is_rendered(
+    tokenizer_folder: Path, path: str, body: dict[str, object]
+) -> None:
+    async with (
+        open_fake_server(
+            tokenizer_folder, max_num_waiting=0, step_seconds=0.05
+        ) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+        trio.open_nursery() as nursery,
+    ):
+        filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
+        nursery.start_soon(lambda: client.post(COMPLETION_PATH, json=filling))
+        while server.engine.statistics().num_streams == 0:
+            await trio.lowlevel.checkpoint()
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 429
+        nursery.cancel_scope.cancel()
