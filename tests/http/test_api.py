@@ -240,6 +240,63 @@ async def test_tokenize_renders_a_chat(client: httpx.AsyncClient) -> None:
     assert text.json()["prompt"].endswith("<|im_start|>assistant\n")
 
 
+TALK = [
+    {"role": "user", "content": "What is the weather in Wien?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "ask", "arguments": '{"city": "Wien"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+]
+
+
+async def test_calls_that_the_template_has_no_place_for_are_400(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post(CHAT_PATH, json={"messages": TALK})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages[1].tool_calls"
+
+
+async def test_earlier_calls_reach_the_model(tokenizer_folder: Path) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+        "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
+    )
+    async with (
+        open_fake_server(tokenizer_folder, chat_template=template) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        body = {"messages": TALK, "max_tokens": 1}
+        assert (await client.post(CHAT_PATH, json=body)).status_code == 200
+        tokens = (await client.post("/tokenize", json={"messages": TALK})).json()
+        text = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert text.json()["prompt"] == (
+        "[user:What is the weather in Wien?]"
+        '[assistant:<ask {"city": "Wien"}>][tool:42]'
+    )
+
+
+async def test_tools_that_shall_not_be_called_need_no_place_in_the_template(
+    client: httpx.AsyncClient,
+) -> None:
+    tools = [{"type": "function", "function": {"name": "ask"}}]
+    body = CHAT | {"max_tokens": 1, "tools": tools}
+    refused = await client.post(CHAT_PATH, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
+    answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
+    assert answer.status_code == 200
+
+
 async def test_operations_answer(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).status_code == 200
     assert (await client.get("/version")).json()["version"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 import msgspec
 import pytest
 
+from trioserve.errors import RequestError
 from trioserve.http import schema
 from trioserve.http.outline import take_out
 from trioserve.http.schema import MessageMappings, decode_chat, decode_completion
@@ -41,7 +42,7 @@ def test_one_tensor_and_no_list() -> None:
 def test_images_and_tensors_of_a_chat(indent: int | None) -> None:
     body = user(
         {"type": "text", "text": LONG},
-        {"type": "image_url", "image_url": {"detail": "low", "url": f"data:,{LONG}"}},
+        {"type": "image_url", "image_url": {"detail": "high", "url": f"data:,{LONG}"}},
         {"type": "image_url", "image_url": f"data:{LONG}"},
         {"type": "image_url", "image_url": {"url": "data:short"}},
         {"type": "prompt_embeds", "prompt_embeds": LONG},
@@ -84,13 +85,14 @@ def test_what_is_no_json_stays_none(body: bytes) -> None:
 
 TEXT = st.text(alphabet='ab"\\:,{}[]/\u00e9 ', max_size=12)
 PAYLOAD = TEXT | st.text("ABC=", min_size=8, max_size=30)
+DETAIL = st.sampled_from(["auto", "high", "low", "x", 7])
 PART = st.one_of(
     st.fixed_dictionaries({"type": st.just("text"), "text": PAYLOAD}),
     st.fixed_dictionaries(
         {
             "type": st.just("image_url"),
             "image_url": PAYLOAD
-            | st.fixed_dictionaries({"url": PAYLOAD}, optional={"detail": TEXT}),
+            | st.fixed_dictionaries({"url": PAYLOAD}, optional={"detail": DETAIL}),
         }
     ),
     st.fixed_dictionaries({"type": st.just("prompt_embeds"), "prompt_embeds": PAYLOAD}),
@@ -164,7 +166,10 @@ def read_chat(body: bytes, long_bytes: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
         set_threshold(patch, long_bytes)
         request = decode_chat(body)
-    return list(MessageMappings(request.messages)), request.user
+    try:
+        return list(MessageMappings(request.messages)), request.user
+    except RequestError as error:
+        return error.param, str(error)
 
 
 def read_completion(body: bytes, long_bytes: int) -> object:

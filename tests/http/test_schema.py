@@ -429,6 +429,8 @@ def test_a_value_that_cannot_be_decoded_is_not_neutral(value: bytes) -> None:
             {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
             "messages[0].content[0].type",
         ),
+        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "refusal": "No."}, "messages[0].refusal"),
     ],
 )
 def test_sounds_and_old_calls_are_not_supported(
@@ -789,6 +791,26 @@ def test_an_images_url_stays_bytes_of_the_body(url: Any) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("detail", "is_taken"),
+    [(None, True), ("auto", True), ("high", True), ("low", False), ("x", False)],
+)
+def test_an_image_cannot_be_seen_in_little_detail(
+    detail: str | None, is_taken: bool
+) -> None:
+    image = {"url": "data:,", "detail": detail}
+    part = {"type": "image_url", "image_url": image}
+    messages = MessageMappings(
+        chat(messages=[{"role": "user", "content": [part]}]).messages
+    )
+    if is_taken:
+        assert messages[0]["content"]
+        return
+    with pytest.raises(NotSupported) as caught:
+        messages[0]
+    assert caught.value.param == "messages[0].content[0].image_url.detail"
+
+
 def test_embeddings_in_a_chat_stay_bytes_of_the_body() -> None:
     text, embeds = parts(
         {"type": "text", "text": "a"},
@@ -967,6 +989,67 @@ def test_tools_and_templates_reach_the_renderer_as_they_are() -> None:
     assert options == ChatOptions(
         tools=(tool,), chat_template="{{ 1 }}", variables={"a": [1]}
     )
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+@pytest.mark.parametrize(
+    ("choice", "shown"), [(None, (TOOL,)), ("auto", (TOOL,)), ("none", ())]
+)
+def test_tools_that_must_not_be_called_are_not_shown(
+    endpoint: str, choice: str | None, shown: tuple[object, ...]
+) -> None:
+    body = encode("chat", tools=[TOOL], tool_choice=choice)
+    assert to_chat_options(DECODERS[endpoint](body)).tools == shown
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "f"}}, 7]
+)
+def test_a_call_cannot_be_forced(endpoint: str, choice: object) -> None:
+    with pytest.raises(NotSupported, match="auto or none") as caught:
+        DECODERS[endpoint](encode("chat", tools=[TOOL], tool_choice=choice))
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "parallel_tool_calls": True},
+        {"tools": [TOOL], "parallel_tool_calls": None},
+        # Without a call there are never two.
+        {"parallel_tool_calls": False},
+        {"tools": [], "parallel_tool_calls": False},
+        {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
+    ],
+)
+def test_calls_side_by_side_may_be_allowed(fields: dict[str, Any]) -> None:
+    chat(**fields)
+
+
+def test_calls_side_by_side_cannot_be_forbidden() -> None:
+    with pytest.raises(NotSupported) as caught:
+        chat(tools=[TOOL], parallel_tool_calls=False)
+    assert caught.value.param == "parallel_tool_calls"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"chat_template": "x"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"tools": [TOOL]},
+    ],
+)
+def test_a_prompt_takes_nothing_that_is_for_messages(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="only taken with messages") as caught:
+        decode_tokenize(encode("tokenize", **fields))
+    assert caught.value.param == next(iter(fields))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,42 @@ TOOLS = (
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
     "{% endfor %}{% endfor %}"
 )
+# As Qwen's, but for the words around it.
+CALLS = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
+)
+# As DeepSeek's: calls stand in messages without content, and arguments are a text.
+TEXT_CALLS = (
+    "{% for m in messages %}{% if m.content is none %}"
+    "{% for call in m.tool_calls %}<{{ call.function.name + ' ' "
+    "+ call.function.arguments }}>{% endfor %}"
+    "{% else %}[{{ m.role + ':' + m.content }}]{% endif %}{% endfor %}"
+)
+# As gpt-oss's: one call in a message.
+ONE_CALL = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}{% if m.tool_calls %}"
+    "<{{ m.tool_calls[0].function.name }}>{% endif %}]{% endfor %}"
+)
+# As Llama's: an exception for all but one order of roles.
+STRICT_CALLS = (
+    "{% if messages | length != 3 or not messages[1].tool_calls %}"
+    "{{ raise_exception('roles') }}{% endif %}" + CALLS
+)
+# As Gemma's, but that no exception tells of it.
+NO_RESULTS = (
+    "{% for m in messages if m.role in ('user', 'assistant') %}"
+    "[{{ m.role }}:{{ m.content }}]{% endfor %}"
+)
+# Calls are only shown to a model that has tools.
+CALLS_OF_TOOLS = (
+    "{% if tools %}{{ tools | tojson }}"
+    + CALLS
+    + "{% else %}"
+    + STRINGS
+    + "{% endif %}"
+)
 ENDLESS = (
     "{% for a in range(100000) %}{% for b in range(100000) %}"
     "{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}"
@@ -112,6 +148,82 @@ async def test_the_arguments_of_earlier_calls_are_objects(load: Load) -> None:
     empty = {"id": "2", "function": {"name": "look_up", "arguments": ""}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, empty]}
     assert await render(load(TOOLS), message) == '{"word": "a"}{}'
+
+
+CALL = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"word":"ä"}'},
+}
+RESULT = {"role": "tool", "content": "42", "tool_call_id": "1"}
+
+
+def call(content: object = None, *calls: object) -> dict[str, object]:
+    return {"role": "assistant", "content": content, "tool_calls": calls or (CALL,)}
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (CALLS, None, '[assistant:<look_up {"word": "ä"}>]'),
+        (CALLS, "", '[assistant:<look_up {"word": "ä"}>]'),
+        (CALLS, "so", '[assistant:so<look_up {"word": "ä"}>]'),
+        (STRICT_CALLS, None, '[assistant:<look_up {"word": "ä"}>]'),
+        (TEXT_CALLS, None, '<look_up {"word":"ä"}>'),
+        (TEXT_CALLS, "", '<look_up {"word":"ä"}>'),
+        (ONE_CALL, None, "[assistant:<look_up>]"),
+    ],
+)
+async def test_earlier_calls_come_in_the_form_that_the_template_reads(
+    load: Load, template: str, content: object, expected: str
+) -> None:
+    text = await render(load(template), USER, call(content), RESULT)
+    assert text == f"[user:Hi]{expected}[tool:42]"
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "reason"),
+    [
+        (STRINGS, call(), "shows the model no calls"),
+        (STRINGS, call("so"), "shows the model no calls"),
+        (TEXT_CALLS, call("so"), "no calls in a message with content"),
+        (ONE_CALL, call(None, CALL, CALL), "only the first call"),
+        (CALLS_OF_TOOLS, call(), "shows the model no calls"),
+    ],
+)
+async def test_calls_that_a_template_would_drop_are_refused(
+    load: Load, template: str, message: object, reason: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=reason) as caught:
+        await render(load(template), USER, message, RESULT)
+    assert caught.value.param == "messages[1].tool_calls"
+
+
+async def test_calls_are_taken_with_the_tools_without_which_they_are_dropped(
+    load: Load,
+) -> None:
+    text = await render(load(CALLS_OF_TOOLS), USER, call(), RESULT, tools=[TOOL])
+    assert text.endswith('[user:Hi][assistant:<look_up {"word": "ä"}>][tool:42]')
+
+
+async def test_a_result_comes_with_the_name_of_what_was_called(load: Load) -> None:
+    named = CALLS.replace("[{{ m.role }}:", "[{{ m.role }} {{ m.name }}:")
+    text = await render(load(named), USER, call(), RESULT)
+    assert text.endswith("[tool look_up:42]")
+
+
+async def test_results_that_a_template_would_drop_are_refused(load: Load) -> None:
+    with pytest.raises(InvalidParameter, match="no results of tools") as caught:
+        await render(load(NO_RESULTS), USER, RESULT)
+    assert caught.value.param == "messages[1].role"
+
+
+async def test_a_template_from_a_request_shows_what_its_sender_wants(
+    load: Load,
+) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True)
+    text = await render(renderer, USER, call(), chat_template=CALLS)
+    assert text == '[user:Hi][assistant:<look_up {"word": "ä"}>]'
 
 
 async def test_a_template_from_a_request_is_refused(load: Load) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from .requests import ContentPart, Message
+from .large import begins_with
+from .requests import ContentPart, ImageUrl, Message
 
 # Shorter ones are not worth it.
 _LONG_BYTES: Final = 65_536
@@ -104,8 +105,20 @@ def _complete(message: Message, strings: Strings) -> Message:
 
 def _complete_part(part: ContentPart, strings: Strings) -> ContentPart:
     for field in ("image_url", "prompt_embeds"):
-        # Of an image's object nothing but the URL is read.
-        if found := _LABEL.search(getattr(part, field)):
+        raw = getattr(part, field)
+        found = _LABEL.search(raw)
+        # Of an image's object only the URL is left. One that is wrong stays whole: it is
+        # refused where it is read.
+        if found and not _is_wrong_image(raw):
             if (payload := strings.get(found[1])) is not None:
                 part = msgspec.structs.replace(part, **{field: msgspec.Raw(payload)})
     return part
+
+
+def _is_wrong_image(raw: msgspec.Raw) -> bool:
+    if not begins_with(raw, b"{"):
+        return False
+    try:
+        return not msgspec.json.decode(raw, type=ImageUrl).wants_detail
+    except ValueError:
+        return True

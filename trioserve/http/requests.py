@@ -41,6 +41,7 @@ RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Side = Literal["left", "right"]
 ToolType = Literal["function"]
+ToolChoice = Literal["none", "auto"]
 
 # What each field with a fixed set of values takes, for the decoder's error does not say.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -65,10 +66,19 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where an image comes from; `detail` is the model's own business."""
+    """Where an image comes from.
+
+    Args:
+      detail: images are seen in full, as the model's processor prepares them, so that
+        `low` is refused.
+    """
 
     url: msgspec.Raw
     detail: str | None = None
+
+    @property
+    def wants_detail(self) -> bool:
+        return self.detail in (None, "auto", "high")
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -91,7 +101,11 @@ class Unread(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    Args:
+      name: for templates that tell speakers apart; others leave it out.
+    """
 
     role: Role
     content: str | tuple[ContentPart, ...] | None = None
@@ -100,6 +114,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tool_calls: tuple[ToolCall, ...] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Unread | None = None
     function_call: Unread | None = None
 
 
@@ -227,7 +243,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions.
+
+    Args:
+      tool_choice: `none` hides the tools from the model, because nothing else would keep
+        it from calling them; by default it sees them.
+      parallel_tool_calls: False is refused with tools: nothing limits how many calls a
+        model writes.
+    """
 
     messages: Messages
     max_completion_tokens: Int64 | None = None
@@ -240,6 +263,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
     tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,6 +272,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         check_continuation(self.add_generation_prompt, self.continue_final_message)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
+        if self.parallel_tool_calls is False and self.shown_tools:
+            raise NotSupported(
+                "parallel_tool_calls", "nothing limits how many calls the model writes"
+            )
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model sees."""
+        return _shown_tools(self)
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -310,6 +344,16 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return len(self.prompt_embeds or ()) + len(self.prompts)
 
 
+# Of what /tokenize takes, all that has a meaning for conversations alone.
+_CHAT_FIELDS: Final = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+)
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of POST /tokenize: a prompt, or messages as chat takes them."""
 
@@ -323,10 +367,14 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
     tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidParameter("prompt", "send either prompt or messages")
+        for name in _CHAT_FIELDS:
+            if self.messages is None and getattr(self, name):
+                raise InvalidParameter(name, "is only taken with messages")
         check_messages(self.messages or ())
         check_continuation(self.add_generation_prompt, self.continue_final_message)
 
@@ -334,6 +382,11 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     def adds_generation_prompt(self) -> bool:
         """Whether the assistant's turn is opened; not where a message goes on."""
         return _adds_generation_prompt(self)
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model would see."""
+        return _shown_tools(self)
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -358,12 +411,17 @@ def check_messages(messages: tuple[Message, ...], param: str = "messages") -> No
 
     Raises:
       InvalidParameter: a message, or a part of one, is empty.
-      NotSupported: a message holds audio, video or files, or calls in an older form.
+      NotSupported: a message holds audio, video or files, a refusal, or calls in an
+        older form.
     """
     for index, message in enumerate(messages):
         path = f"{param}[{index}]"
         if message.function_call is not None:
             raise NotSupported(f"{path}.function_call")
+        if message.audio is not None:
+            raise NotSupported(f"{path}.audio")
+        if message.refusal:
+            raise NotSupported(f"{path}.refusal", "send it as content")
         # An assistant's turn may be empty, and is null where it only called tools.
         if message.content is None and message.role != "assistant":
             raise InvalidParameter(f"{path}.content", "is required")
@@ -392,6 +450,12 @@ def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None
         raise InvalidParameter(
             "continue_final_message", "cannot be combined with add_generation_prompt"
         )
+
+
+def _shown_tools(
+    request: ChatRequest | TokenizeRequest,
+) -> tuple[dict[str, object], ...]:
+    return () if request.tool_choice == "none" else request.tools or ()
 
 
 def _adds_generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:

@@ -10,12 +10,12 @@ may be megabytes long is left as bytes by that call, and large.py decodes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, get_args, overload
 
 import msgspec
 
 from . import unsupported
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, NotSupported
 from ..render import ChatOptions
 from ..steps import SamplingParams
 from .explain import explain
@@ -37,6 +37,7 @@ from .requests import (
     ImageUrl,
     Message,
     TokenizeRequest,
+    ToolChoice,
 )
 
 __all__ = [
@@ -236,6 +237,7 @@ class MessageMappings(Sequence[dict[str, object]]):
 
     Raises:
       InvalidParameter: on reading; the URL of an image, or a tensor, is not a string.
+      NotSupported: on reading; an image shall be seen in little detail.
     """
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
@@ -264,7 +266,7 @@ def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         variables=request.chat_template_kwargs or {},
-        tools=request.tools or (),
+        tools=request.shown_tools,
         chat_template=request.chat_template,
     )
 
@@ -377,6 +379,8 @@ def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
     if begins_with(raw, b'"'):
         return read_string(path, raw)
     image: ImageUrl = decode_field(path, raw, ImageUrl)
+    if not image.wants_detail:
+        raise NotSupported(f"{path}.detail", "images are seen in full; send auto")
     return read_string(f"{path}.url", image.url)
 
 
@@ -401,6 +405,19 @@ def _decode_tools(
         name, raw, tuple[dict[str, object], ...] | None
     )
     return tools or None
+
+
+def _decode_tool_choice(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> ToolChoice | None:
+    """Decode whether the model sees the tools.
+
+    Raises:
+      NotSupported: the model shall call one: no output can be forced yet.
+    """
+    unsupported.refuse(name, raw, get_args(ToolChoice))
+    choice: ToolChoice | None = decode_field(name, raw, ToolChoice | None)
+    return choice
 
 
 def _decode_processors(
@@ -430,6 +447,7 @@ _GENERATION_FIELDS: Final = {"logits_processors": _decode_processors}
 _TEMPLATE_FIELDS: Final = {
     "chat_template_kwargs": decode_template_kwargs,
     "tools": _decode_tools,
+    "tool_choice": _decode_tool_choice,
 }
 _CHAT: Final = BodyDecoder(
     ChatRequest, unsupported.CHAT, {**_GENERATION_FIELDS, **_TEMPLATE_FIELDS}

@@ -48,16 +48,13 @@ BOTH: Final[Mapping[str, Neutral]] = {
 
 CHAT: Final[Mapping[str, Neutral]] = {
     **BOTH,
-    # Tools are shown to the model; what it calls comes back as the text that it writes.
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "echo": (False,),
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": (),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": (),
     "return_prompt_text": (False,),
     "modalities": (["text"],),
     "audio": (),
@@ -103,7 +100,14 @@ SCORING: Final[Mapping[str, Neutral]] = {
 COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
 
 # What to do instead, where there is something.
-INSTEAD: Final[Mapping[str, str]] = {"normalize": "send use_activation"}
+INSTEAD: Final[Mapping[str, str]] = {
+    "normalize": "send use_activation",
+    "reasoning_effort": (
+        "send chat_template_kwargs with the switch of the model's own template, or "
+        "thinking_token_budget"
+    ),
+    "tool_choice": "the model cannot be made to call a tool; send auto or none",
+}
 
 # Names that label a request for its sender and ask nothing of the server.
 LABELS: Final = frozenset(

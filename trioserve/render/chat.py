@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-import json
 import secrets
 from typing import Any, Protocol
 
-import msgspec
-
 from ..errors import InvalidParameter, NotSupported
+from .fields import read_fields
+from .template_form import TemplateForm, text_part
+from .tool_history import ToolHistory
 
 # OpenAI's roles; `developer` is its newer name for what templates call `system`.
 _ROLES = {
@@ -71,22 +71,6 @@ class EmbedsPart:
     marker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateForm:
-    """What a template reads.
-
-    Args:
-      takes_strings: content that is one string.
-      takes_parts: content that is a list of parts.
-      image_token: what stands for an image where the template has no word for it; None
-        for a model that sees none.
-    """
-
-    takes_strings: bool = True
-    takes_parts: bool = False
-    image_token: str | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class Conversation:
     """Messages as the template reads them, and what was taken out of them."""
@@ -108,7 +92,8 @@ def read_messages(
     """Check messages and bring them into the form that the template expects.
 
     Raises:
-      InvalidParameter: there are none, or a field has the wrong type.
+      InvalidParameter: there are none, a field has the wrong type, or the template
+        would not show the calls or results of tools.
       NotSupported: a part of a kind that nobody reads.
     """
     if not messages:
@@ -123,22 +108,24 @@ class _Reader:
     def __init__(self, form: TemplateForm) -> None:
         self.conversation = Conversation()
         self._form = form
+        self._tools = ToolHistory(form)
 
     def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
-        fields = _read_fields(message, param)
+        fields = read_fields(message, param)
         role = fields.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise InvalidParameter(
                 f"{param}.role", f"must be one of {', '.join(_ROLES)}"
             )
+        if role == "tool":
+            self._tools.read_result(fields, param)
         content = self._read_content(fields.get("content"), f"{param}.content")
         rendered = {**fields, "role": _ROLES[role], "content": content}
         if role == "assistant":
             _read_reasoning(rendered, param)
         if fields.get("tool_calls"):
-            rendered["tool_calls"] = _read_tool_calls(
-                fields["tool_calls"], f"{param}.tool_calls"
-            )
+            is_null = fields.get("content") is None
+            self._tools.read_calls(rendered, f"{param}.tool_calls", is_null=is_null)
         self.conversation.messages.append(rendered)
 
     def _read_content(self, content: object, param: str) -> object:
@@ -147,7 +134,7 @@ class _Reader:
             content = ""
         if isinstance(content, str):
             self.conversation.num_characters += len(content)
-            return content if self._form.takes_strings else [_text_part(content)]
+            return content if self._form.takes_strings else [text_part(content)]
         if not isinstance(content, Sequence) or isinstance(content, bytes):
             raise InvalidParameter(param, "must be a string or a list of parts")
         parts = [
@@ -164,7 +151,7 @@ class _Reader:
         )
 
     def _read_part(self, part: object, param: str) -> dict[str, str]:
-        fields = _read_fields(part, param)
+        fields = read_fields(part, param)
         kind = fields.get("type")
         match kind:
             case "text":
@@ -182,7 +169,7 @@ class _Reader:
         if not isinstance(text, str):
             raise InvalidParameter(f"{param}.text", "must be a string")
         self.conversation.num_characters += len(text)
-        return _text_part(text)
+        return text_part(text)
 
     def _read_image(self, fields: dict[str, object], param: str) -> dict[str, str]:
         if self._form.image_token is None:
@@ -204,11 +191,7 @@ class _Reader:
         self.conversation.embeds.append(
             EmbedsPart(payload=payload, param=param, marker=marker)
         )
-        return _text_part(marker)
-
-
-def _text_part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
+        return text_part(marker)
 
 
 def _read_reasoning(message: dict[str, Any], param: str) -> None:
@@ -227,41 +210,3 @@ def _read_reasoning(message: dict[str, Any], param: str) -> None:
     if thought:
         for name, text in texts.items():
             message[name] = thought[0] if text is None else text
-
-
-def _read_tool_calls(calls: object, param: str) -> list[object]:
-    """Calls that the assistant made before, with arguments as templates read them.
-
-    OpenAI's API carries arguments as a string of JSON; templates were trained on, and
-    print, the object.
-    """
-    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
-        raise InvalidParameter(param, "must be a list")
-    return [_read_tool_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
-
-
-def _read_tool_call(call: object, param: str) -> dict[str, object]:
-    fields = _read_fields(call, param)
-    function = _read_fields(fields.get("function"), f"{param}.function")
-    if not isinstance(function.get("name"), str):
-        raise InvalidParameter(f"{param}.function.name", "must be a string")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments else {}
-        except (ValueError, RecursionError):
-            raise InvalidParameter(
-                f"{param}.function.arguments", "is not valid JSON"
-            ) from None
-    return {**fields, "function": {**function, "arguments": arguments}}
-
-
-def _read_fields(value: object, param: str) -> dict[str, object]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    # Strings and None would pass through to_builtins as themselves.
-    plain = value is None or isinstance(value, (str, bytes))
-    fields = value if plain else msgspec.to_builtins(value)
-    if not isinstance(fields, dict):
-        raise InvalidParameter(param, "must be an object")
-    return fields

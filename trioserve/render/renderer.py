@@ -181,7 +181,9 @@ class Renderer:
             return await self._run_template(
                 partial(self._finish_chat, begun, media, chat, options)
             )
-        conversation = await self.workers.run(partial(self._read, messages, options))
+        conversation = await self.workers.run(
+            partial(self._read, messages, chat, options)
+        )
         media = await self._render_media(conversation)
         call = self._template.prepare(conversation.messages, chat)
         with explain_slow_template(self._config.template_timeout):
@@ -337,7 +339,7 @@ class Renderer:
         options: TokenizeOptions,
     ) -> Prompt | Conversation:
         """Render a chat of text alone; give others back to wait for their media."""
-        conversation = self._read(messages, options)
+        conversation = self._read(messages, chat, options)
         if conversation.has_media:
             return conversation
         return self._finish_chat(conversation, _NO_MEDIA, chat, options)
@@ -345,9 +347,10 @@ class Renderer:
     def _read(
         self,
         messages: Sequence[ChatMessage | Mapping[str, object]],
+        chat: ChatOptions,
         options: TokenizeOptions,
     ) -> Conversation:
-        conversation = read_messages(messages, self._template.form)
+        conversation = read_messages(messages, self._template.find_form(chat))
         if options.truncate_to is None:
             self._tokenizer.check_num_characters(
                 conversation.num_characters, "messages"

@@ -8,6 +8,7 @@ nor its memory; what it refuses is the request's fault and becomes a 400.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from ..errors import InvalidParameter
-from .chat import TemplateForm
+from .probing import PROBE_TOOL, TemplateProbe
+from .template_form import TemplateForm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,9 +40,6 @@ _RENDERER_NAMES = frozenset({"self", "conversations", "messages"})
 
 # A reason may quote the whole chat; a client needs its beginning.
 _MAX_REASON_CHARACTERS = 300
-
-# A word that no template writes by itself.
-_PROBE = "trioserveprobe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,27 @@ class ChatTemplate:
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
         self._image_token = image_token
-        self.form = self._find_form()
+        # By the template's source, and by whether it is given tools.
+        self._forms: dict[tuple[str, bool], TemplateForm] = {}
+        # Compiled and tried before the first request, which would wait for it.
+        with suppress(InvalidParameter):
+            self.find_form(ChatOptions())
+
+    def find_form(self, options: ChatOptions) -> TemplateForm:
+        """Return what the template that these options choose reads.
+
+        Blocking, once for each template: it is tried (probing.py).
+
+        Raises:
+          InvalidParameter: there is no template, or the request's is not welcome.
+        """
+        source = self._choose(options)
+        if options.chat_template is not None:
+            return self._believe(source)
+        key = source, bool(options.tools)
+        if key not in self._forms:
+            self._forms[key] = self._probe(*key)
+        return self._forms[key]
 
     def prepare(
         self, messages: list[dict[str, Any]], options: ChatOptions
@@ -144,7 +163,7 @@ class ChatTemplate:
                     "chat_template_kwargs", f"{name} cannot be set here"
                 )
         source = self._choose(options)
-        if options.tools and "tools" not in source:
+        if options.tools and not self.find_form(options).shows_tools:
             # A client would wait for calls that the model cannot know of.
             raise InvalidParameter(
                 "tools", "the chat template shows the model no tools"
@@ -181,31 +200,35 @@ class ChatTemplate:
         except ValueError as error:
             raise InvalidParameter("messages", _shorten(error)) from None
 
-    def _find_form(self) -> TemplateForm:
-        """Try what the template makes of a string and of a list of parts.
+    def _believe(self, source: str) -> TemplateForm:
+        """Return the form for a request's own template.
 
-        vLLM reads this from the template's syntax tree; a template that is run cannot
-        be misread.
+        It is not tried, because it may not end. Contents come as the model's own template
+        wants them, and what else it shows is its sender's business.
         """
-        if self._tokenizer.chat_template is None:
-            return TemplateForm(image_token=self._image_token)
-        takes_strings = self._shows(_PROBE)
+        own = TemplateForm()
+        with suppress(InvalidParameter):
+            own = self.find_form(ChatOptions())
         return TemplateForm(
-            takes_strings=takes_strings,
-            takes_parts=self._shows([{"type": "text", "text": _PROBE}]),
+            takes_strings=own.takes_strings,
+            takes_parts=own.takes_parts,
             image_token=self._image_token,
+            shows_tools="tools" in source,
+            shows_calls_beside=frozenset({"text", "empty"}),
         )
 
-    def _shows(self, content: object) -> bool:
-        messages = [{"role": "user", "content": content}]
-        try:
-            text = self.prepare(messages, ChatOptions()).render()
-        except InvalidParameter:
-            # Some want a system message first, or turns in another order; most of
-            # those take strings.
-            return isinstance(content, str)
-        # A list that was printed whole shows its keys.
-        return _PROBE in text and "'text'" not in text and '"text"' not in text
+    def _probe(self, source: str, with_tools: bool) -> TemplateForm:
+        def render(messages: list[dict[str, Any]]) -> str:
+            return TemplateCall(
+                source=source,
+                messages=messages,
+                tools=[PROBE_TOOL] if with_tools else None,
+                add_generation_prompt=True,
+                continue_final_message=False,
+                variables=dict(self._tokenizer.special_tokens_map),
+            ).render()
+
+        return TemplateProbe(source, render).find_form(image_token=self._image_token)
 
 
 def _shorten(error: BaseException) -> str:

@@ -213,7 +213,7 @@ class PoolingRenderer:
 
 
 def _read(chat: ChatInput, template: ChatTemplate) -> Conversation:
-    conversation = read_messages(chat.messages, template.form)
+    conversation = read_messages(chat.messages, template.find_form(chat.chat))
     # Images the template's form refused already.
     for part in conversation.embeds:
         raise NotSupported(part.param, "only texts are pooled")
