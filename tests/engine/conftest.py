@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trioserve.config import SchedulingPolicy
 from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
 from trioserve.steps import ModelInfo
@@ -38,6 +39,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
         max_num_waiting: int = 1000,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
+        scheduling_policy: SchedulingPolicy = "fcfs",
         device: FakeDevice | None = None,
         reopen: Any = None,
         **executor: object,
@@ -69,6 +71,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
             HostedCore(core) if is_remote else core,
             info=info,
             max_num_sequences=max_num_seqs + max_num_waiting,
+            scheduling_policy=scheduling_policy,
             reopen=reopen,
         )
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from trioserve.engine.admission import check_request
+from trioserve.config import SchedulingPolicy
+from trioserve.engine.admission import (
+    MAX_PRIORITY,
+    check_priority,
+    check_request,
+)
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
 from trioserve.steps import (
     KEY_BYTES,
@@ -45,6 +50,31 @@ def make_prompt(*items: EmbeddedInput, num_tokens: int = 8) -> Prompt:
         for begin, end in item.runs:
             token_ids[begin:end] = [NO_TOKEN] * (end - begin)
     return Prompt(token_ids=tuple(token_ids), embedded=items)
+
+
+@pytest.mark.parametrize(
+    ("priority", "policy", "is_taken"),
+    [
+        (0, "fcfs", True),
+        (1, "fcfs", False),
+        (-1, "fcfs", False),
+        (0, "priority", True),
+        (MAX_PRIORITY, "priority", True),
+        (-MAX_PRIORITY, "priority", True),
+        (MAX_PRIORITY + 1, "priority", False),
+        (-MAX_PRIORITY - 1, "priority", False),
+    ],
+)
+def test_a_priority_is_taken(
+    priority: int, policy: SchedulingPolicy, is_taken: bool
+) -> None:
+    """Only by its policy, and within bounds: others may wait no longer than ageing says."""
+    if is_taken:
+        check_priority(priority, policy)
+        return
+    with pytest.raises(InvalidParameter) as caught:
+        check_priority(priority, policy)
+    assert caught.value.param == "priority"
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ async def test_preempted_streams_get_the_same_tokens(
 async def test_a_higher_priority_is_admitted_first(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    engine = make_engine(max_num_seqs=1)
+    engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
     await nursery.start(engine.run)
     ended = []
 
@@ -170,6 +170,37 @@ async def test_a_higher_priority_is_admitted_first(
         for priority in (3, 1, 2):
             streams.start_soon(run, priority)
     assert ended == [0, 1, 2, 3]
+
+
+async def test_a_priority_lets_nobody_wait_for_ever(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Urgent requests follow each other without a gap; a later one has no precedence."""
+    engine = make_engine(max_num_seqs=1, scheduling_policy="priority", step_seconds=1.0)
+    await nursery.start(engine.run)
+
+    async def keep_asking() -> None:
+        while True:
+            await collect(engine, prompt_of(3), priority=-2)
+
+    for _ in range(3):
+        nursery.start_soon(keep_asking)
+    await trio.testing.wait_all_tasks_blocked()
+    # Two levels are worth 20 s. Four requests of 5 s may be before it then, and it takes
+    # as long itself.
+    with trio.fail_after(20 + 4 * 5 + 5):
+        await collect(engine, prompt_of(3))
+
+
+async def test_without_its_policy_a_priority_is_refused(
+    make_engine: MakeEngine, nursery: trio.Nursery
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.run)
+    with pytest.raises(InvalidParameter) as caught:
+        await collect(engine, prompt_of(3), priority=-1)
+    assert caught.value.param == "priority"
+    assert engine.statistics() == make_engine().statistics()
 
 
 async def test_leaving_the_block_frees_the_blocks_at_once(

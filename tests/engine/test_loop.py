@@ -30,7 +30,7 @@ class Planner:
         self._num_planned += 1
         return StepPlan(step_id=self._num_planned, starts=(), rows=())
 
-    def update(self, plan: StepPlan, result: StepResult) -> str:
+    def update(self, plan: StepPlan, result: StepResult, seconds: float) -> str:
         assert plan.step_id == result.step_id
         self.story.append(f"update {plan.step_id}")
         return f"deliver {plan.step_id}"

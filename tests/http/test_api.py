@@ -354,6 +354,8 @@ async def test_openapi_lists_every_route(
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 3}, "top_logprobs"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 2**62}, "priority"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
@@ -366,6 +368,21 @@ async def test_bad_fields_are_400_and_named(
     assert error["code"] == 400
     assert error["message"]
     assert error["param"].split("[")[0] == param
+
+
+@pytest.mark.parametrize("priority", [0, None])
+async def test_the_priority_of_everybody_may_be_named(
+    client: httpx.AsyncClient, priority: int | None
+) -> None:
+    body = CHAT | {"max_tokens": 1, "priority": priority}
+    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
+
+
+async def test_completions_take_no_priority_either(client: httpx.AsyncClient) -> None:
+    body = {"prompt": "Hello", "max_tokens": 1, "priority": -1}
+    response = await client.post(COMPLETION_PATH, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"
 
 
 @pytest.mark.parametrize(

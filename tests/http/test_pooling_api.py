@@ -351,6 +351,7 @@ async def test_the_servers_option_is_for_those_that_say_nothing(
         ({"input": ["a"] * 2049}, "input"),
         ({"normalize": True}, "normalize"),
         ({"encoding_format": "hex"}, "encoding_format"),
+        ({"priority": -1}, "priority"),
     ],
 )
 async def test_bad_fields_are_400_and_named(
@@ -358,6 +359,23 @@ async def test_bad_fields_are_400_and_named(
 ) -> None:
     error = await refuse(client, EMBEDDINGS, **{"input": IDS, **fields})
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/score", {"queries": "a", "documents": ["b"]}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/pooling", {"input": "a"}),
+    ],
+)
+async def test_no_endpoint_takes_a_priority(
+    client: httpx.AsyncClient, path: str, fields: dict[str, object]
+) -> None:
+    error = await refuse(client, path, priority=-1, **fields)
+    assert error["param"] == "priority"
+    answer = await client.post(path, json={"priority": 0, **fields})
+    assert answer.status_code == 200
 
 
 # Tasks.
@@ -671,6 +689,7 @@ async def test_cohere_says_what_texts_are_for(open_server: Open) -> None:
         ({"output_dimension": 4}, "output_dimension"),
         ({"embedding_types": ["int8"]}, "embedding_types[0]"),
         ({"images": ["data:,"]}, "images"),
+        ({"priority": -1}, "priority"),
     ],
 )
 async def test_what_cohere_may_not_have_is_named(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 from hypothesis import given, settings, strategies as st
+import pytest
 
 from trioserve.pooling import (
     KeptKey,
@@ -110,6 +111,22 @@ def test_the_lower_priority_goes_first() -> None:
     assert run_step(scheduler) + run_step(scheduler) == [first, last]
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_new_requests_do_not_keep_another_waiting_for_ever(priority: int) -> None:
+    """Two short ones come in each step, which has room for one and a half."""
+    scheduler = make_scheduler(max_num_batched_tokens=1500)
+    patient = PoolingFlow(priority)
+    scheduler.add(make_row(1000), patient)
+    last = scheduler.add(make_row(1000), patient)
+    scheduler.add(make_row(1000), PoolingFlow(0))
+    for _ in range(1000):
+        for _ in range(2):
+            scheduler.add(make_row(1000), PoolingFlow(0))
+        if last in run_step(scheduler):
+            return
+    raise AssertionError("it waits for ever")
+
+
 def test_what_is_given_up_is_not_planned() -> None:
     scheduler, flow = make_scheduler(), PoolingFlow(0)
     jobs = [scheduler.add(make_row(1), flow) for _ in range(3)]
@@ -125,7 +142,8 @@ def test_given_up_inputs_do_not_pile_up() -> None:
     scheduler.add(make_row(1), flow)
     for _ in range(10_000):
         scheduler.abort([scheduler.add(make_row(1), flow)])
-    assert len(scheduler._heap) < 100
+        scheduler.abort([scheduler.add(make_row(1), PoolingFlow(0))])
+    assert len(scheduler._heap) + len(flow.jobs) < 200
 
 
 def test_an_idle_device_is_told_what_to_forget() -> None:

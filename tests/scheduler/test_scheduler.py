@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler import LEVEL_SECONDS, Scheduler, Sequence
 from trioserve.steps import SamplingParams, SequenceId, SequenceOutput, StepPlan
 from trioserve.testing import FakeDevice
 
@@ -118,6 +118,22 @@ def test_the_lower_priority_number_is_admitted_first_then_the_earlier_arrival() 
     while (step := run_step(scheduler, device)) is not None:
         order += [output.sequence_id for output in step[1]]
     assert order == [3, 1, 4, 2]
+
+
+def test_a_level_of_priority_is_worth_a_bounded_time() -> None:
+    """An urgent one comes in each second, and needs one: it could be first for ever."""
+    scheduler, device = make_scheduler(max_num_seqs=1), make_device()
+    patient = make_sequence(0, max_tokens=1, priority=1)
+    scheduler.add(patient)
+    for number in range(1, 100):
+        scheduler.add(make_sequence(number, max_tokens=1))
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.update(plan, device.step(plan), seconds=1.0)
+        if patient.is_ended:
+            break
+    # Ten seconds, and its own.
+    assert number == LEVEL_SECONDS + 1
 
 
 def test_who_waits_first_is_not_passed_by_a_shorter_prompt() -> None:

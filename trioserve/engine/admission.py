@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..config import SchedulingPolicy
 from ..errors import ContextLengthExceeded, InvalidParameter
 from ..steps import (
     KEY_BYTES,
@@ -14,6 +15,10 @@ from ..steps import (
     Prompt,
     SamplingParams,
 )
+
+# Priorities lie between this number and its negative. With larger ones a request could be
+# passed by others for hours, since one level is worth 10 seconds of waiting.
+MAX_PRIORITY = 100
 
 # Far more than a plug-in wants to read, and far less than what ends a decoder.
 _MAX_ARGUMENT_DEPTH = 32
@@ -53,6 +58,22 @@ def check_request(
                 f"logits_processors.{name}",
                 f"may be nested {_MAX_ARGUMENT_DEPTH} deep, with numbers of 64 bits",
             )
+
+
+def check_priority(priority: int, policy: SchedulingPolicy) -> None:
+    """Refuse a priority that the policy does not take.
+
+    Raises:
+      InvalidParameter
+    """
+    if priority != 0 and policy != "priority":
+        raise InvalidParameter(
+            "priority", "is only taken with --scheduling-policy priority"
+        )
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidParameter(
+            "priority", f"must be between {-MAX_PRIORITY} and {MAX_PRIORITY}"
+        )
 
 
 def resolve_sampling(

@@ -15,10 +15,11 @@ import secrets
 
 import trio
 
+from ..config import SchedulingPolicy
 from ..errors import EngineRestarting, InvalidParameter, QueueFull
 from ..scheduler import SchedulerCounters, SchedulerStatistics
 from ..steps import ModelInfo, Prompt, SamplingParams, SequenceId, SequenceOutput
-from .admission import check_request
+from .admission import check_priority, check_request
 from .core import GenerationCore, SequenceGroup
 from .delivery import TokenStream
 from .requests import OpenRequests
@@ -72,6 +73,7 @@ class Engine:
       core: what computes, here or in another process.
       info: bounds every request is checked against.
       max_num_sequences: those that run and wait together; more are refused.
+      scheduling_policy: whether requests may have a priority.
       reopen: what to put in the place of a core that has failed; by default the engine
         fails with it.
     """
@@ -82,12 +84,14 @@ class Engine:
         *,
         info: ModelInfo,
         max_num_sequences: int,
+        scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
     ) -> None:
         self.info = info
         self._core = core
         self._reopen = reopen
         self._max_num_sequences = max_num_sequences
+        self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._next_id = 0
         self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
         self._requests = OpenRequests()
@@ -144,14 +148,15 @@ class Engine:
 
         Args:
           prompts: sequence k of prompt i has the index i * n + k in the deltas.
-          priority: the lower goes first; among equals who came first.
+          priority: requests with a lower number go first; see SchedulerConfig.
 
         Raises:
-          InvalidParameter, ContextLengthExceeded: see check_request.
+          InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
           QueueFull: too many sequences wait.
           EngineDied, ShuttingDown: there is no engine any more.
         """
         self._requests.check_alive()
+        check_priority(priority, self._scheduling_policy)
         check_request(prompts, sampling, self.info)
         self._check_room(len(prompts) * sampling.n)
         group = self._make_group(prompts, sampling, priority)

@@ -34,8 +34,12 @@ class Planner(Protocol[PlanT, TakenT, GivenT]):
     def schedule(self) -> PlanT | None:
         """Return the next plan, or None where there is nothing to do now."""
 
-    def update(self, plan: PlanT, result: TakenT) -> GivenT:
-        """Take in a plan's result; called in the order of the plans."""
+    def update(self, plan: PlanT, result: TakenT, seconds: float) -> GivenT:
+        """Take in a plan's result; called in the order of the plans.
+
+        Args:
+          seconds: how long the device was busy with the plan.
+        """
 
 
 class StepLoop(Generic[PlanT, ResultT, OutputsT]):
@@ -85,8 +89,11 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         while True:
             if in_flight and in_flight[0][1].is_done:
                 plan, handle = in_flight.popleft()
+                # The device begins a step when the one before it is done. If that was
+                # done before the step was submitted, it begins with the submission.
+                seconds = self.step_age_seconds
                 self._step_began = trio.current_time() if in_flight else None
-                outputs = self._planner.update(plan, handle.take())
+                outputs = self._planner.update(plan, handle.take(), seconds)
                 self._fill(in_flight, depth)
                 self._deliver(outputs)
                 # However fast the device is, others have their turn.

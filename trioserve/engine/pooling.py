@@ -14,10 +14,12 @@ import itertools
 
 import trio
 
+from ..config import SchedulingPolicy
 from ..errors import InvalidParameter, QueueFull
 from ..pooling import KeptKey, PoolingInfo, PoolingInput, PoolingParams, PoolingRow
 from ..scheduler import PoolingCounters, PoolingStatistics
 from ..steps import ModelInfo, TensorBytes
+from .admission import check_priority
 from .pooling_admission import check_input, check_params
 from .pooling_core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .requests import OpenRequests
@@ -49,6 +51,7 @@ class PoolingLoop:
       core: what computes, here or in another process.
       info, pooling: bounds every input is checked against.
       max_num_inputs: those of all open requests together; more are refused.
+      scheduling_policy: whether requests may have a priority.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class PoolingLoop:
         info: ModelInfo,
         pooling: PoolingInfo,
         max_num_inputs: int,
+        scheduling_policy: SchedulingPolicy = "fcfs",
     ) -> None:
         self.info = info
         self.pooling = pooling
         self._core = core
         self._max_num_inputs = max_num_inputs
+        self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._num_reserved = 0
         self._keys = itertools.count()
         self._flows = itertools.count()
@@ -125,15 +130,17 @@ class PoolingLoop:
 
         Args:
           num_inputs: how many there will be, about; chunks of long texts not counted.
-          priority: the lower goes first; equals take turns.
+          priority: requests with a lower number go first; equals take turns.
           param: the request's field that brings them, for errors.
 
         Raises:
           QueueFull: other requests have too many.
-          InvalidParameter, TaskNotServed: the model does not do what is asked for.
+          InvalidParameter, TaskNotServed: the model does not do what is asked for, or
+            the priority is refused; see check_priority.
           EngineDied, ShuttingDown: there is no engine any more.
         """
         self._requests.check_alive()
+        check_priority(priority, self._scheduling_policy)
         check_params(params, self.info, self.pooling)
         self._check_room(num_inputs, param)
         request = PoolingRequest(self, params, FlowId(next(self._flows)), priority)

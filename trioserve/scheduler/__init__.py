@@ -16,10 +16,16 @@ from .pooling import (
     PoolingScheduler,
     PoolingStatistics,
 )
-from .scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
+from .scheduler import (
+    LEVEL_SECONDS,
+    Scheduler,
+    SchedulerCounters,
+    SchedulerStatistics,
+)
 from .sequence import Sequence
 
 __all__ = [
+    "LEVEL_SECONDS",
     "BlockPool",
     "PoolingCounters",
     "PoolingFlow",

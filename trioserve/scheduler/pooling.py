@@ -3,17 +3,26 @@
 An input is one pass of the model, so there are no blocks to own and nothing is resumed.
 What is left to decide is who goes first. Requests differ by a factor of thousands, and
 first come, first served would let a question wait for all of somebody's library; so
-they share the device by *start-time fair queueing*: an input's turn is where its request
-would stand if every request that waits had been given the same number of tokens.
+they share the device by *fair queueing*. The clock counts the tokens that were read. A
+request that comes has its turn at once, and after an input of 512 tokens beside two other
+requests it has its next turn 3 * 512 tokens later.
 
-    request A   |  512  |  512  |  512  |  512  | ...     its inputs, by turn
-    request B           | 9 |                             came when A had had 512
+    clock       0       512     521    1033
+    request A   |  512  |       |  512  |  512  | ...
+    request B           | 9 |                             came at 512
 
-Source: Goyal, Vin and Cheng 1996 (Start-time Fair Queueing), section 2.
+A level of priority puts a turn off by LEVEL_TOKENS. Turns are times, and requests that
+come later have later ones: so an input is passed by a bounded number of tokens, and
+nobody waits for ever.
+
+Source: Goyal, Vin and Cheng 1996 (Start-time Fair Queueing), section 2. There the clock is
+the turn of the input that is read, which stands still while short requests follow each
+other for ever, and a long one would wait as long.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 import heapq
@@ -27,32 +36,43 @@ from ..pooling import (
 )
 from ..steps import TensorBytes
 
+# Tokens that one level of priority is worth. A guess: a small encoder reads as many in ten
+# seconds on a CPU.
+LEVEL_TOKENS = 65_536
+
 
 class PoolingFlow:
     """The inputs of one request, which take turns with those of others.
 
     Args:
-      priority: the lower goes first, whatever turns there are among others.
+      priority: the lower goes first.
     """
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        # Where the next of its inputs stands, in tokens.
-        self.next_turn = 0
+        # Of its next input, in tokens.
+        self.turn = 0
+        self.num_waiting = 0
+        # Inputs that wait, and inputs that were given up while they waited.
+        self.jobs: deque[PoolingJob] = deque()
+        # Of its entry in the scheduler's heap; older entries mean nothing.
+        self.number = -1
+
+    @property
+    def place(self) -> int:
+        """The flow with the lowest one is next."""
+        return self.turn + LEVEL_TOKENS * self.priority
 
 
 class PoolingJob:
     """One input on its way through the scheduler."""
 
-    __slots__ = ("row", "order", "is_waiting")
+    __slots__ = ("row", "flow", "is_waiting")
 
-    def __init__(self, row: PoolingRow, order: tuple[int, int, int]) -> None:
+    def __init__(self, row: PoolingRow, flow: PoolingFlow) -> None:
         self.row = row
-        self.order = order
+        self.flow = flow
         self.is_waiting = True
-
-    def __lt__(self, other: PoolingJob) -> bool:
-        return self.order < other.order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +99,7 @@ class PoolingCounters:
     num_steps: int
     num_inputs: int
     num_input_tokens: int
+    step_seconds: float = 0.0
 
 
 class PoolingScheduler:
@@ -92,41 +113,48 @@ class PoolingScheduler:
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._heap: list[PoolingJob] = []
+        # Of each flow with inputs that wait: (place, number, flow).
+        self._heap: list[tuple[int, int, PoolingFlow]] = []
+        self._num_flows = 0
         self._num_waiting = 0
+        # Tokens of all inputs that were planned.
+        self._clock = 0
         self._in_flight: dict[int, list[PoolingJob]] = {}
         self._releases: list[KeptKey] = []
         self._num_kept = 0
-        self._turn = 0
         self._numbers = itertools.count()
         self._step_ids = itertools.count()
         self._num_inputs = 0
         self._num_input_tokens = 0
         self._num_steps = 0
+        self._step_seconds = 0.0
 
     def add(self, row: PoolingRow, flow: PoolingFlow) -> PoolingJob:
         """Let an input wait for its turn.
 
-        What a flow keeps has its turn before what it adds later, so that a row may be
-        compared with it.
+        The inputs of a flow are read in order, so that a row may be compared with an
+        earlier one that is kept.
         """
-        turn = max(self._turn, flow.next_turn)
-        flow.next_turn = turn + row.input.num_tokens
-        job = PoolingJob(row, (flow.priority, turn, next(self._numbers)))
-        heapq.heappush(self._heap, job)
+        job = PoolingJob(row, flow)
+        flow.jobs.append(job)
+        flow.num_waiting += 1
         self._num_waiting += 1
+        if flow.num_waiting == 1:
+            self._num_flows += 1
+            flow.turn = max(flow.turn, self._clock)
+            self._push(flow)
         return job
 
     def abort(self, jobs: Iterable[PoolingJob]) -> None:
         """Give inputs up; those of a step in flight end with it."""
         for job in jobs:
             if job.is_waiting:
-                job.is_waiting = False
-                self._num_waiting -= 1
-        # Given up ones stay in the heap, unseen, until they are the majority: so the
-        # cost of rebuilding it is spread over as many of them.
-        if len(self._heap) > 64 and len(self._heap) > 2 * self._num_waiting:
-            self._heap = [job for job in self._heap if job.is_waiting]
+                self._leave_queue(job)
+                _drop_given_up(job.flow)
+        # Entries that mean nothing stay until they are the majority: so the cost of
+        # rebuilding the heap is spread over as many of them.
+        if len(self._heap) > 64 and len(self._heap) > 2 * self._num_flows:
+            self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
     def release(self, key: KeptKey) -> None:
@@ -148,9 +176,14 @@ class PoolingScheduler:
         return plan
 
     def update(
-        self, plan: PoolingPlan, result: PoolingResult
+        self, plan: PoolingPlan, result: PoolingResult, seconds: float = 0.0
     ) -> Iterable[tuple[PoolingJob, TensorBytes]]:
-        """Take a step's result; returns what each of its inputs gave."""
+        """Take a step's result; returns what each of its inputs gave.
+
+        Args:
+          seconds: how long the device was busy with the step.
+        """
+        self._step_seconds += seconds
         jobs = self._in_flight.pop(plan.step_id)
         self._num_kept = result.num_kept
         self._num_steps += 1
@@ -171,20 +204,54 @@ class PoolingScheduler:
             num_steps=self._num_steps,
             num_inputs=self._num_inputs,
             num_input_tokens=self._num_input_tokens,
+            step_seconds=self._step_seconds,
         )
 
     def _take_jobs(self) -> list[PoolingJob]:
         jobs: list[PoolingJob] = []
         budget = self._max_num_batched_tokens
-        while self._heap and len(jobs) < self._max_num_seqs:
-            job = self._heap[0]
-            if job.is_waiting:
-                budget -= job.row.input.num_tokens
-                if budget < 0 and jobs:
-                    break
-                job.is_waiting = False
-                self._num_waiting -= 1
-                self._turn = max(self._turn, job.order[1])
-                jobs.append(job)
-            heapq.heappop(self._heap)
+        while len(jobs) < self._max_num_seqs and (flow := self._find_next()):
+            num_tokens = flow.jobs[0].row.input.num_tokens
+            budget -= num_tokens
+            if budget < 0 and jobs:
+                break
+            # Every flow that waits now gets as many tokens before this one's next turn.
+            flow.turn += num_tokens * self._num_flows
+            self._clock += num_tokens
+            jobs.append(flow.jobs.popleft())
+            self._leave_queue(jobs[-1])
+            if flow.num_waiting:
+                self._push(flow)
         return jobs
+
+    def _find_next(self) -> PoolingFlow | None:
+        """Return the flow whose turn it is, its next job in front, or None."""
+        while self._heap and not _is_valid(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._heap:
+            return None
+        flow = self._heap[0][2]
+        while not flow.jobs[0].is_waiting:
+            flow.jobs.popleft()
+        return flow
+
+    def _push(self, flow: PoolingFlow) -> None:
+        flow.number = next(self._numbers)
+        heapq.heappush(self._heap, (flow.place, flow.number, flow))
+
+    def _leave_queue(self, job: PoolingJob) -> None:
+        job.is_waiting = False
+        job.flow.num_waiting -= 1
+        self._num_waiting -= 1
+        self._num_flows -= job.flow.num_waiting == 0
+
+
+def _is_valid(entry: tuple[int, int, PoolingFlow]) -> bool:
+    _, number, flow = entry
+    return flow.number == number and flow.num_waiting > 0
+
+
+def _drop_given_up(flow: PoolingFlow) -> None:
+    """Drop a flow's inputs that were given up, once they are the majority."""
+    if len(flow.jobs) > 64 and len(flow.jobs) > 2 * flow.num_waiting:
+        flow.jobs = deque(job for job in flow.jobs if job.is_waiting)

@@ -8,7 +8,7 @@ from .sequence import Sequence
 
 
 class WaitingQueue:
-    """A heap by (priority, arrival) from which any entry can be removed.
+    """A heap by Sequence.order from which any entry can be removed.
 
     No operation depends on the queue's length by more than its logarithm: a removed
     entry stays in the heap, unseen, until it comes to the top or until such entries
@@ -16,8 +16,8 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
-        self._present: dict[tuple[int, int], Sequence] = {}
+        self._heap: list[tuple[tuple[float, int], Sequence]] = []
+        self._present: dict[tuple[float, int], Sequence] = {}
 
     def __len__(self) -> int:
         return len(self._present)

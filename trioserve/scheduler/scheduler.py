@@ -1,8 +1,13 @@
 """Continuous batching under one token budget.
 
 There are no prefill and decode phases: a step is a list of rows, each some tokens of
-one sequence, and the sum of tokens is bounded. Who comes first, in every decision, is
-who has the lower (priority, arrival):
+one sequence, and the sum of tokens is bounded. Sequences stand in one order for every
+decision. Their place in it is a time: that of their arrival, and LEVEL_SECONDS later for
+each level of priority (a lower number is an earlier place). So a level lets a sequence
+pass those that came up to LEVEL_SECONDS before it. A sequence that waits is passed only
+by sequences that come within a bounded time, so nobody waits for ever, and places never
+change, so that nothing has to be sorted again. Time is the sum of all steps' seconds, which
+`update` is told: while the device idles nobody waits.
 
 1. Running sequences, in that order. A decoding one takes one token; one whose prompt is
    not computed yet takes a chunk of what the budget leaves once every decoding one
@@ -67,6 +72,10 @@ from .blocks import BlockPool
 from .queue import WaitingQueue
 from .sequence import Sequence
 
+# Waiting time that one level of priority is worth. A guess: longer than most requests wait
+# on a server that is not overloaded, short enough for a person to wait.
+LEVEL_SECONDS = 10.0
+
 # Cached tokens that one step looks up for new sequences, but for the last of these. They
 # cost nothing of the step's budget, yet 25 ns each on the event loop.
 _MAX_CACHED_TOKENS = 65_536
@@ -95,6 +104,7 @@ class SchedulerCounters:
     num_prefix_queried_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_cached_blocks: int = 0
+    step_seconds: float = 0.0
 
 
 class Scheduler:
@@ -142,6 +152,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._in_flight: dict[int, list[Sequence]] = {}
         self._num_steps = 0
+        self._step_seconds = 0.0
         self._num_preemptions = 0
         self._num_computed_tokens = 0
         self._num_prompt_tokens = 0
@@ -179,6 +190,7 @@ class Scheduler:
         if sequence.sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence.sequence_id} is there already")
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._max_model_len)
+        sequence.place = self._step_seconds + LEVEL_SECONDS * sequence.priority
         self._sequences[sequence.sequence_id] = sequence
         self._waiting.push(sequence)
 
@@ -202,11 +214,17 @@ class Scheduler:
             ends=ends,
         )
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+    def update(
+        self, plan: StepPlan, result: StepResult, seconds: float = 0.0
+    ) -> list[SequenceOutput]:
         """Take in what a step gave; returns what it added to each living sequence.
 
         Plans are answered in the order in which they were made.
+
+        Args:
+          seconds: how long the device was busy with the step.
         """
+        self._step_seconds += seconds
         sequences = self._in_flight.pop(plan.step_id)
         sampled = iter(result.sampled)
         outputs = []
@@ -237,6 +255,7 @@ class Scheduler:
             num_prefix_queried_tokens=self._num_prefix_queried_tokens,
             num_prefix_hit_tokens=self._num_prefix_hit_tokens,
             num_cached_blocks=self._pool.num_cached,
+            step_seconds=self._step_seconds,
         )
 
     def check(self) -> None:
@@ -517,7 +536,7 @@ class _Draft:
         )
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
+def _order(sequence: Sequence) -> tuple[float, int]:
     return sequence.order
 
 

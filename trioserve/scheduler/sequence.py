@@ -37,8 +37,8 @@ class Sequence:
       prompt_token_ids: at least one.
       sampling: `max_tokens` is not None here.
       seed: see steps.SlotStart.
-      arrival: among equal priorities the lower one goes first; unique.
-      priority: the lower one goes first.
+      arrival: rises with each sequence; unique.
+      priority: the lower one goes first; see Scheduler.
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
       embedded: see steps.Prompt.
@@ -47,6 +47,7 @@ class Sequence:
       num_tokens: those whose ids are known.
       max_num_tokens: with so many tokens it ends. The scheduler lowers it to the model's
         length.
+      place: in the order of all sequences, in seconds; the scheduler gives it.
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
     """
@@ -63,6 +64,7 @@ class Sequence:
         "num_registered_blocks",
         "num_tokens",
         "output_token_ids",
+        "place",
         "priority",
         "prompt_token_ids",
         "sampled_in",
@@ -99,6 +101,7 @@ class Sequence:
         self.seed = seed
         self.arrival = arrival
         self.priority = priority
+        self.place = 0.0
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.slot: int | None = None
         self.block_ids: list[BlockId] = []
@@ -120,9 +123,9 @@ class Sequence:
         self._root_hash = blake2b(cache_salt.encode(), digest_size=16).digest()
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who comes first: the lower one."""
-        return self.priority, self.arrival
+    def order(self) -> tuple[float, int]:
+        """The lower one goes first."""
+        return self.place, self.arrival
 
     @property
     def num_placeholders(self) -> int:

@@ -106,7 +106,12 @@ async def open_simulated_engine(
     )
     info = _describe_model(config)
     core = LocalCore(_make_scheduler(config, prefix_caching), pipeline, info=info)
-    engine = Engine(core, info=info, max_num_sequences=max_num_sequences)
+    engine = Engine(
+        core,
+        info=info,
+        max_num_sequences=max_num_sequences,
+        scheduling_policy="priority",
+    )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine, pipeline
