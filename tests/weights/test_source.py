@@ -100,5 +100,36 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
     else:
         assert printed == (
             "cannot find the model 'org/tiny': it is neither a local folder nor in the "
-            "Hugging Face cache, and the hub is out of reach\n"
+            "Hugging Face cache, and HF_HUB_OFFLINE is set, so the hub is not asked\n"
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "is_offline, variable, reason",
+    [
+        (
+            True,
+            "TRANSFORMERS_OFFLINE",
+            "TRANSFORMERS_OFFLINE is set, so the hub is not",
+        ),
+        (False, "HF_HUB_OFFLINE", "the hub is out of reach$"),
+    ],
+)
+def test_why_the_hub_is_not_asked_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_offline: bool,
+    variable: str,
+    reason: str,
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setenv(variable, "1" if is_offline else "0")
+    # What the client has read when it was imported.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    # Nobody listens at the first port.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(WeightsNotFound, match=reason):
+        resolve_weights("org/tiny")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..errors import WeightsNotFound
@@ -51,7 +52,18 @@ def _explain(error: Exception) -> str:
             return "neither a local folder nor a public model of the hub is called so"
         case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled():
             where = "it is neither a local folder nor in the Hugging Face cache"
-            return f"{where}, and the hub is out of reach"
+            return f"{where}, and {_explain_absence()}"
         case _:
             reason = " ".join(str(error).split()) or type(error).__name__
             return f"fetching it from the hub failed: {reason}"
+
+
+def _explain_absence() -> str:
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        return "the hub is out of reach"
+    # Either of them makes the client stay offline; it reads them when it is imported.
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    name = next((name for name in names if os.environ.get(name)), names[0])
+    return f"{name} is set, so the hub is not asked"
