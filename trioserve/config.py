@@ -283,7 +283,7 @@ class HttpConfig:
         decoded; a request that does not fit in is answered 503.
       enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
-        are cancelled.
+        are cancelled. A request whose body is not complete is answered 503 at once.
       progress_timeout: Seconds after which /progressz answers 503 if a step has not ended,
         or the engine process has not been heard of.
     """

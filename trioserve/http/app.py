@@ -15,6 +15,7 @@ from ..errors import (
     InternalError,
     MemoryFull,
     PayloadTooLarge,
+    ShuttingDown,
     TrioserveError,
     Unavailable,
 )
@@ -40,7 +41,7 @@ from .tokens import answer_detokenize, answer_tokenize
 
 logger = logging.getLogger(__name__)
 
-_ENDS_UPLOAD = (PayloadTooLarge, MemoryFull)
+_ENDS_UPLOAD = (PayloadTooLarge, MemoryFull, ShuttingDown)
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 

@@ -54,7 +54,7 @@ async def read_request(
       ShuttingDown: nobody is.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
-    return await _read(request, decode, state.require_text)
+    return await _read(state, request, decode, state.require_text)
 
 
 async def read_pooling_request(
@@ -63,7 +63,7 @@ async def read_pooling_request(
     decode: Callable[[bytes, int], RequestT],
 ) -> tuple[RequestT, PoolingEngine]:
     """Do the same where texts are pooled."""
-    return await _read(request, decode, state.require_pooling)
+    return await _read(state, request, decode, state.require_pooling)
 
 
 async def read_any_request(
@@ -72,15 +72,18 @@ async def read_any_request(
     decode: Callable[[bytes, int], RequestT],
 ) -> tuple[RequestT, TextEngine | PoolingEngine]:
     """Do the same for what every model answers."""
-    return await _read(request, decode, state.require_engine)
+    return await _read(state, request, decode, state.require_engine)
 
 
 async def _read(
+    state: ServerState,
     request: ScopedRequest,
     decode: Callable[[bytes, int], RequestT],
     require: Callable[[str | None], EngineT],
 ) -> tuple[RequestT, EngineT]:
-    chunks = await read_json_body(request)
+    # A body that is half there may hold a drain up for as long as its sender likes.
+    with state.lifecycle.until_drain():
+        chunks = await read_json_body(request)
     engine = require(None)
     work = partial(decode_chunks, chunks, decode, engine.info.max_model_len)
     if sum(map(len, chunks)) <= _SMALL_BYTES:

@@ -17,8 +17,8 @@ class Lifecycle:
     """Counts requests and knows whether more may come.
 
         serving    requests are answered
-        draining   those that run go on; new ones and /health are answered 503, so that
-                   whoever balances load looks elsewhere
+        draining   those that run go on; new ones, those whose body is not complete, and
+                   /health are answered 503, so that a load balancer looks elsewhere
 
     Args:
       drain_timeout: seconds that running requests have once draining begins.
@@ -29,6 +29,8 @@ class Lifecycle:
         self._draining = trio.Event()
         self._num_active = 0
         self._idle = trio.Event()
+        # Blocks that end when draining begins.
+        self._until_drain: set[trio.CancelScope] = set()
 
     @property
     def is_draining(self) -> bool:
@@ -42,10 +44,29 @@ class Lifecycle:
         if not self.is_draining:
             logger.info("draining %d requests", self._num_active)
             self._draining.set()
+            for scope in self._until_drain:
+                scope.cancel()
 
     def check_open(self) -> None:
         """Raise ShuttingDown if no request may begin any more."""
         if self.is_draining:
+            raise ShuttingDown()
+
+    @contextmanager
+    def until_drain(self) -> Iterator[None]:
+        """Cancel the block when draining begins, or at once if it has begun.
+
+        Raises:
+          ShuttingDown: the block was cancelled.
+        """
+        with trio.CancelScope() as scope:
+            self._until_drain.add(scope)
+            try:
+                self.check_open()
+                yield
+            finally:
+                self._until_drain.remove(scope)
+        if scope.cancelled_caught:
             raise ShuttingDown()
 
     @contextmanager
