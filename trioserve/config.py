@@ -280,7 +280,11 @@ class HttpConfig:
     Args:
       max_body_size: Longest request body; a longer one is answered 413.
       max_bodies_memory: Memory for the bodies of all requests together, until they are
-        decoded; a request that does not fit in is answered 503.
+        decoded; a request that does not fit in is answered 503. An eighth is kept for the
+        first 64 KiB of each body. One address may hold three quarters of what the others
+        leave.
+      body_timeout: Seconds that each 64 KiB of a body, or its rest, may take to come; a
+        slower upload is answered 408.
       enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
         are cancelled. A request whose body is not complete is answered 503 at once.
@@ -290,16 +294,20 @@ class HttpConfig:
 
     max_body_size: str = "64MiB"
     max_bodies_memory: str = "1GiB"
+    body_timeout: float = 10.0
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         longest = parse_bytes("max_body_size", self.max_body_size)
-        if parse_bytes("max_bodies_memory", self.max_bodies_memory) < longest:
+        # Of twice as much, one address may have enough for one body of that size.
+        if parse_bytes("max_bodies_memory", self.max_bodies_memory) < 2 * longest:
             raise InvalidConfig(
-                "max_bodies_memory", "must hold one body of --max-body-size"
+                "max_bodies_memory", "must be at least twice --max-body-size"
             )
+        if not 0 < self.body_timeout < float("inf"):
+            raise InvalidConfig("body_timeout", "must be greater than 0")
         if not 0 <= self.drain_timeout < float("inf"):
             raise InvalidConfig("drain_timeout", "must be 0 or more")
         if not 0 < self.progress_timeout < float("inf"):

@@ -7,6 +7,7 @@
       - NotSupported                400
       - ModelNotFound               404
       - TaskNotServed               400
+      - UploadTooSlow               408
       - PayloadTooLarge             413
       - UnsupportedMediaType        415
       - MalformedRequest            400, 431, 501 or 505
@@ -43,6 +44,7 @@ __all__ = [
     "NotSupported",
     "ModelNotFound",
     "TaskNotServed",
+    "UploadTooSlow",
     "PayloadTooLarge",
     "UnsupportedMediaType",
     "MalformedRequest",
@@ -158,6 +160,23 @@ class TaskNotServed(RequestError):
         )
 
 
+class UploadTooSlow(RequestError):
+    """Raised when a request's body comes too slowly.
+
+    Args:
+      num_bytes, seconds: so many bytes may take so long.
+    """
+
+    status = 408
+    code = "RequestTimeout"
+
+    def __init__(self, num_bytes: int, seconds: float) -> None:
+        super().__init__(
+            f"The request body came too slowly: {num_bytes} bytes of it, or its rest, "
+            f"took longer than {seconds:g} seconds."
+        )
+
+
 class PayloadTooLarge(RequestError):
     """Raised when a request's body is longer than the server takes."""
 
@@ -169,13 +188,20 @@ class PayloadTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """Raised when a body is not declared as JSON."""
+    """Raised when a header declares a body that is not read here.
+
+    Args:
+      header: its name.
+      wanted: the value that is read.
+    """
 
     status = 415
     code = "UnsupportedMediaType"
 
-    def __init__(self) -> None:
-        super().__init__("Content-Type must be application/json.")
+    def __init__(self, header: str, wanted: str) -> None:
+        super().__init__(f"{header} must be {wanted}.")
+        self.header = header
+        self.wanted = wanted
 
 
 class MalformedRequest(RequestError):

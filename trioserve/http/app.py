@@ -13,11 +13,10 @@ from werkzeug.exceptions import HTTPException
 from ..config import parse_bytes
 from ..errors import (
     InternalError,
-    MemoryFull,
     PayloadTooLarge,
-    ShuttingDown,
     TrioserveError,
     Unavailable,
+    UnsupportedMediaType,
 )
 from .body import respond_json
 from .chat import answer_chat
@@ -40,8 +39,6 @@ from .state import ServerState
 from .tokens import answer_detokenize, answer_tokenize
 
 logger = logging.getLogger(__name__)
-
-_ENDS_UPLOAD = (PayloadTooLarge, MemoryFull, ShuttingDown)
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 
@@ -122,10 +119,9 @@ async def _respond_error(error: TrioserveError) -> Response:
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(error.retry_after_seconds)
-    # What is left of the body will not be read, so nothing can follow it. HTTP/2 has no
-    # such header, and ends the stream alone.
-    if isinstance(error, _ENDS_UPLOAD) and request.http_version.startswith("1"):
-        headers["Connection"] = "close"
+    if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
+        # RFC 9110, 15.5.16: it tells that the coding was at fault, not the type.
+        headers["Accept-Encoding"] = error.wanted
     return respond_json(ErrorBody.of(error), error.status, headers)
 
 

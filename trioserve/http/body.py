@@ -94,7 +94,9 @@ async def _read(
 
 
 def decode_chunks(
-    chunks: list[bytes], decode: Callable[[bytes, int], RequestT], max_model_len: int
+    chunks: list[bytes | bytearray],
+    decode: Callable[[bytes, int], RequestT],
+    max_model_len: int,
 ) -> RequestT:
     """Put a body together, which uses it up, and decode it. Blocking."""
     body = b"".join(chunks)
@@ -104,16 +106,21 @@ def decode_chunks(
     return asked
 
 
-async def read_json_body(request: ScopedRequest) -> list[bytes]:
+async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
     """Read a body that says it is JSON, as its parts in order.
 
     Raises:
-      UnsupportedMediaType: it says that it is something else, or nothing.
-      werkzeug.exceptions.HTTPException: it is too long (413), or too slow (408).
+      UnsupportedMediaType: it says that it is something else, or nothing, or that it is
+        compressed.
+      UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
     """
     kind, _ = parse_options_header(request.headers.get("Content-Type"))
     if kind != "application/json" and not kind.endswith("+json"):
-        raise UnsupportedMediaType()
+        raise UnsupportedMediaType("Content-Type", "application/json")
+    # A compressed body may be a thousand times as long as it says, and OpenAI's clients
+    # compress none.
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("Content-Encoding", "identity")
     return await request.read_chunks()
 
 

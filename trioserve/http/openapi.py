@@ -55,13 +55,13 @@ _RESPONSES: Final = (
     pooling_responses.CohereFloats,
 )
 
-# errors.py has all of them but 408, which is Quart's.
+# All are in errors.py.
 _ERRORS: Final[Mapping[str, str]] = {
     "400": "The body is no JSON, or a field is wrong; `param` names it.",
     "404": "The model is not served here.",
     "408": "The body came too slowly.",
     "413": "The body is too long.",
-    "415": "The body is not declared as JSON.",
+    "415": "The body is not declared as JSON, or is compressed.",
     "429": "Too many requests wait; Retry-After tells when to come again.",
     "500": "The engine failed.",
     "503": "The server is stopping, or has no memory or threads left for this request.",

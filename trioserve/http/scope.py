@@ -7,76 +7,22 @@ handler opens lives in a stack that the connection itself closes.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from hypercorn.typing import ASGISendCallable
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
-from quart_trio.wrappers.request import TrioBody, TrioRequest
+from quart_trio.wrappers.request import TrioRequest
 import trio
-from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 
-from ..errors import MemoryFull
-from .account import MemoryAccount
+from .account import name_peer
+from .connection import INVITE_BODY
+from .upload import ChunkedBody, UploadDeadline
 
 if TYPE_CHECKING:
     from .app import ServingApp
-
-
-class ChunkedBody(TrioBody):
-    """A body that is kept as it came, at the cost of an account.
-
-    Quart gathers it in a bytearray and copies that, which holds the event loop up for
-    half a millisecond each megabyte.
-
-    Attributes:
-      account: what the bodies of all requests take together.
-    """
-
-    account: MemoryAccount
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._chunks: list[bytes] = []
-        self._num_bytes = 0
-
-    def append(self, data: bytes) -> None:
-        if not data or self._must_raise is not None:
-            return
-        limit = self._max_content_length
-        if limit is not None and self._num_bytes + len(data) > limit:
-            self._refuse(RequestEntityTooLarge())
-        elif not self.account.take(len(data)):
-            self._refuse(MemoryFull("bodies"))
-        else:
-            self._chunks.append(data)
-            self._num_bytes += len(data)
-
-    async def take_chunks(self) -> list[bytes]:
-        """Wait for the end and hand over what came, in order.
-
-        Raises:
-          RequestEntityTooLarge, MemoryFull
-        """
-        if self._must_raise is None:
-            await self._complete.wait()
-        if self._must_raise is not None:
-            raise self._must_raise
-        chunks, self._chunks = self._chunks, []
-        return chunks
-
-    def release(self) -> None:
-        """Tell that nothing of it is held any more."""
-        self.account.give_back(self._num_bytes)
-        self._num_bytes = 0
-        self._chunks.clear()
-
-    def _refuse(self, error: Exception) -> None:
-        self.release()
-        self._must_raise = error
-        self.set_complete()
 
 
 class ScopedRequest(TrioRequest):
@@ -92,17 +38,20 @@ class ScopedRequest(TrioRequest):
     resources: AsyncExitStack
     arrived_at: float
 
-    async def read_chunks(self) -> list[bytes]:
+    async def read_chunks(self) -> list[bytes | bytearray]:
         """Read the body, as its parts in order.
 
         Raises:
-          RequestEntityTooLarge, RequestTimeout: it is too long, or too slow.
+          RequestEntityTooLarge, UploadTooSlow
           MemoryFull: the bodies of all requests are too long together.
         """
-        seconds = math.inf if self.body_timeout is None else self.body_timeout
-        with trio.move_on_after(seconds):
-            return await self.body.take_chunks()
-        raise RequestTimeout()
+        return await self.body.take_chunks(self._invite_body)
+
+    async def _invite_body(self) -> None:
+        """Answer `Expect: 100-continue`; HTTP/1 alone has that extension."""
+        extensions = self.scope.get("extensions") or {}
+        if invite := extensions.get(INVITE_BODY):
+            await cast(Callable[[], Awaitable[None]], invite)()
 
 
 class ScopedConnection(TrioASGIHTTPConnection):
@@ -111,7 +60,10 @@ class ScopedConnection(TrioASGIHTTPConnection):
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
         state = cast("ServingApp", self.app).state
-        cast(ScopedRequest, request).body.account = state.bodies
+        body = cast(ScopedRequest, request).body
+        body.account = state.bodies
+        body.peer = name_peer(self.scope.get("client"))
+        body.deadline = UploadDeadline(state.config.body_timeout)
         return request
 
     async def handle_request(  # type: ignore[override]

@@ -151,9 +151,10 @@ class ServerState:
         return gauges
 
     def _read_counters(self) -> dict[str, float]:
+        counters: dict[str, float] = {"http_bodies_refused": self.bodies.num_refused}
         if self.engine is None:
-            return {}
-        counters = name_fields("", self.engine.engine.counters())
+            return counters
+        counters |= name_fields("", self.engine.engine.counters())
         renderer = self.engine.renderer
         if renderer.processes is not None:
             counters["template_processes_killed"] = renderer.processes.num_killed

@@ -8,6 +8,8 @@ The only room that knows private names of hypercorn and h11. So hypercorn is pin
                    `hypercorn -k trio` command imports the app first) and before
                    `hypercorn.trio.serve` when hypercorn is embedded.
     make_config    a hypercorn Config whose values suit token streams.
+    INVITE_BODY    the key of an ASGI extension. The app calls it to ask for a body, and
+                   then `Expect: 100-continue` is answered.
 
 What is mended, and where:
 
@@ -19,10 +21,12 @@ What is mended, and where:
                     a refusal sent before the upload was read could get lost in a reset
     GuardedH11      a request that h11 refused was answered without a body
                     a client that left was not noticed after one byte too many
+                    an answer before the end of the body did not say that it closes
     StrictConnection
                     both Transfer-Encoding and Content-Length were accepted
                     an empty line before a request was refused
                     a target without a path ended in a 500
+                    100 Continue was sent for a body that the app then refused
                     any stranger could switch a plain port to HTTP/2 or to a websocket
     JoiningReader   a body of one-byte chunks cost 22 us a byte
     GuardedH2       one malformed request, or body bytes that came after the answer,
@@ -39,5 +43,6 @@ to say, has no effect. A client that shuts its sending side down counts as gone.
 """
 
 from .guard import install_guard, make_config
+from .http1 import INVITE_BODY
 
-__all__ = ["install_guard", "make_config"]
+__all__ = ["INVITE_BODY", "install_guard", "make_config"]

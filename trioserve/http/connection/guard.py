@@ -66,6 +66,7 @@ _PRIVATE = {
     "hypercorn.protocol.h11:H11Protocol.__init__": _CONNECTION,
     "hypercorn.protocol.h11:H11Protocol.stream_send": "self event",
     "hypercorn.protocol.h11:H11Protocol._handle_events": "self",
+    "hypercorn.protocol.h11:H11Protocol._create_stream": "self request",
     "hypercorn.protocol.h11:H11Protocol._send_error_response": "self status_code",
     "hypercorn.protocol.h11:H11Protocol._send_h11_event": "self event",
     "h11._connection:Connection._get_io_object": "self role event io_dict",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import re
 from typing import Any, ClassVar
 
 import h11
 from h11._readers import ChunkedReader
-from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent, Response, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
 
 from ...errors import MalformedRequest
@@ -17,6 +18,10 @@ from .closing import finish
 
 # A peer that pipelines may be so far ahead before it is read no further.
 MAX_PIPELINED_BYTES = 2**16
+
+# The ASGI extension by which an app asks for a body: an async function in the scope. It
+# sends `100 Continue` to a client that waits for it.
+INVITE_BODY = "trioserve.invite_body"
 
 
 class StrictConnection(h11.Connection):
@@ -40,6 +45,11 @@ class StrictConnection(h11.Connection):
     def _get_io_object(self, role: Any, event: Any, io_dict: Any) -> Any:
         made = super()._get_io_object(role, event, io_dict)
         return JoiningReader() if type(made) is ChunkedReader else made
+
+    @property
+    def they_are_waiting_for_100_continue(self) -> bool:
+        # hypercorn would invite a body before the app has looked at the request.
+        return False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
@@ -89,6 +99,12 @@ class GuardedH11(H11Protocol):
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, StreamClosed):
             await finish(super().stream_send, event)
+        elif (
+            isinstance(event, Response) and self.connection.their_state is h11.SEND_BODY
+        ):
+            # What is left of the body will not be read, so nothing can follow it.
+            headers = [*event.headers, (b"connection", b"close")]
+            await super().stream_send(replace(event, headers=headers))
         else:
             await super().stream_send(event)
 
@@ -109,6 +125,20 @@ class GuardedH11(H11Protocol):
         if not self.connection.is_head:
             await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        await super()._create_stream(request)
+        if self.stream is not None:
+            extensions: dict[str, Any] = self.stream.scope["extensions"]
+            extensions[INVITE_BODY] = self._invite_body
+
+    async def _invite_body(self) -> None:
+        if self.connection.client_is_waiting_for_100_continue:
+            await self._send_h11_event(
+                h11.InformationalResponse(
+                    status_code=100, headers=self.config.response_headers("h11")
+                )
+            )
 
     @property
     def has_pipelined(self) -> bool:
