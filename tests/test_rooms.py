@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interpreter": set(),
     "processes": {"interpreter", "steps"},
     "engine": VOCABULARY | {"scheduler", "executor", "processes"},
+    "engine_task": VOCABULARY,
     "text_engine": VOCABULARY | {"engine", "render"},
     "pooling_engine": VOCABULARY | {"engine", "render"},
     "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
@@ -54,8 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine_process": VOCABULARY
     | {"cores", "engine", "executor", "interpreter", "processes"},
     "launch": VOCABULARY
-    | {"cores", "engine", "executor", "own_thread", "plugins", "pooling_engine"}
-    | {"processes", "render", "text_engine"},
+    | {"cores", "engine", "engine_task", "executor", "own_thread", "plugins"}
+    | {"pooling_engine", "processes", "render", "text_engine"},
     "server": VOCABULARY | {"http", "interpreter", "launch"},
     "asgi": VOCABULARY | {"http", "interpreter", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},

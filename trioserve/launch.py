@@ -18,8 +18,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from .config import DEFAULT_MODEL, EngineConfig, build_config
 from .cores import Accepts, LoadedCore, count_sequences, find_source, open_core
 from .engine import (
@@ -30,6 +28,7 @@ from .engine import (
     RemotePoolingCore,
 )
 from .engine.messages import Begin, FromEngine, Loaded
+from .engine_task import open_engine_task
 from .errors import InvalidConfig, StartupError
 from .executor.messages import NotLoaded
 from .own_thread import OwnThread
@@ -59,7 +58,9 @@ async def open_engine(
     Raises:
       StartupError: the model cannot be found, read or run, it does not write, or an
         option is wrong.
-      ExceptionGroup: with whatever ended the engine or was raised in the block.
+      errors.EngineDied: the engine failed; __cause__ tells why.
+      ExceptionGroup: the engine failed, and the block raised something else. What the
+        block raises while the engine is well leaves it as it is.
     """
     config = _make_config(model, options)
     async with _open(config, "generate", process) as engine:
@@ -98,11 +99,9 @@ async def _open(
             open_template_processes(
                 config.render.renderer_processes
             ) as renderer.processes,
-            trio.open_nursery() as nursery,
+            open_engine_task(front.engine),
         ):
-            await nursery.start(front.engine.run)
             yield front.served
-            nursery.cancel_scope.cancel()
 
 
 class _Cores:

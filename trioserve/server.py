@@ -19,7 +19,7 @@ import hypercorn.trio
 import trio
 
 from .config import ServeConfig
-from .errors import StartupError, find_first
+from .errors import EngineDied, StartupError, find_first
 from .http import ServerState, create_http_app, install_guard, make_config
 from .interpreter import prepare_interpreter, settle_interpreter
 from .launch import open_served_engine
@@ -60,7 +60,8 @@ class Server:
             raise find_first(errors) from None
         except* Exception as errors:
             # The engine has logged the cause; told here once more, last and short.
-            cause = find_first(errors)
+            error = find_first(errors)
+            cause = error.__cause__ if isinstance(error, EngineDied) else error
             logger.critical("the engine failed, so the server ends: %r", cause)
             self._exit_code = 3
         return self._exit_code

@@ -18,7 +18,7 @@ import trio
 import trioserve
 from trioserve import cores
 from trioserve.config import EngineConfig, build_config
-from trioserve.errors import EngineDied, InvalidConfig, find_first
+from trioserve.errors import EngineDied, InvalidConfig
 from trioserve.executor import StageDied
 from trioserve.steps import Prompt, SamplingParams, ThinkingBudget
 from trioserve.testing_encoders import save_tiny_encoder
@@ -83,7 +83,7 @@ class Running:
     fresh: Any
     stages: list[psutil.Process]
     has_ended: trio.Event
-    end: Exception | None = None
+    end: BaseException | None = None
 
 
 class Host:
@@ -140,9 +140,9 @@ class Host:
                 )
                 task_status.started(running)
                 await trio.sleep_forever()
-        except* StageDied as errors:
+        except EngineDied as error:
             assert running is not None, "it was open when it died"
-            running.end = find_first(errors)
+            running.end = error.__cause__
             running.has_ended.set()
 
     @staticmethod
