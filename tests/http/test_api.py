@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 import json
 from pathlib import Path
+import re
 from typing import Any
+from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
 import trio
 
 from trioserve.config import HttpConfig
+from trioserve.errors import EngineDied
 from trioserve.render.workers import RendererWorkers
 from trioserve.testing_server import FakeServer, open_fake_server
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
+
+# Of each status one, whoever finds the error.
+ERROR_TYPES = {
+    404: "NotFoundError",
+    405: "MethodNotAllowed",
+    415: "UnsupportedMediaType",
+}
 
 Post = Callable[..., Awaitable[httpx.Response]]
 
@@ -313,7 +324,9 @@ async def test_readiness_tells_of_templates_that_do_not_end(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RendererWorkers, "is_stuck", True)
-    assert (await client.get("/health")).status_code == 503
+    health = await client.get("/health")
+    assert health.status_code == 503
+    assert int(health.headers["retry-after"]) >= 1
     refused = await client.post(CHAT_PATH, json=CHAT)
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
@@ -329,7 +342,51 @@ async def test_openapi_lists_every_route(
 
     document = (await client.get("/openapi.json")).json()
     rules = create_http_app(server.state).url_map.iter_rules()
-    assert set(document["paths"]) == {rule.rule for rule in rules}
+    assert set(document["paths"]) == {
+        re.sub(r"<\w+:(\w+)>", r"{\1}", rule.rule) for rule in rules
+    }
+
+
+async def test_a_model_is_described_by_its_name(client: httpx.AsyncClient) -> None:
+    (listed,) = (await client.get("/v1/models")).json()["data"]
+    for path in ("/v1/models/fake", "/v1/models/fake/"):
+        response = await client.get(path)
+        assert (response.status_code, response.json()) == (200, listed)
+
+
+@pytest.mark.parametrize("name", ["org/model-7B", "/models/a", "a b"])
+async def test_a_models_name_may_hold_slashes(
+    client: httpx.AsyncClient, server: FakeServer, name: str
+) -> None:
+    server.engine.info = replace(server.engine.info, name=name)
+    for quoted in (quote(name), quote(name, safe="")):
+        response = await client.get(f"/v1/models/{quoted}")
+        assert response.json()["id"] == name
+
+
+@pytest.mark.parametrize("name", ["other", "org/fake", "/", "%0a"])
+async def test_another_model_is_not_found(client: httpx.AsyncClient, name: str) -> None:
+    response = await client.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == ("NotFoundError", "model")
+
+
+async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> None:
+    body = CHAT | {"max_tokens": 1}
+    assert (await client.post(f"{CHAT_PATH}/", json=body)).status_code == 200
+    for path in ("/v1/models", "/health", "/version"):
+        plain, slashed = await client.get(path), await client.get(f"{path}/")
+        assert (slashed.status_code, slashed.content) == (200, plain.content)
+    metrics = (await client.get("/metrics/")).text
+    assert f'endpoint="{CHAT_PATH}",status="200"' in metrics
+    assert f'endpoint="{CHAT_PATH}/"' not in metrics
+
+
+async def test_nobody_is_sent_to_another_path(client: httpx.AsyncClient) -> None:
+    # A client that follows may drop the body.
+    response = await client.post("/v1//chat/completions", json=CHAT)
+    assert response.status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -431,6 +488,7 @@ async def test_http_errors_are_json_too(
     assert response.status_code == status
     error = response.json()["error"]
     assert error["code"] == status
+    assert error["type"] == ERROR_TYPES[status]
     assert ("allow" in response.headers) == (status == 405)
 
 
@@ -446,7 +504,8 @@ async def test_a_body_that_is_too_long_is_413(tokenizer_folder: Path) -> None:
 async def test_an_unknown_model_is_404(client: httpx.AsyncClient) -> None:
     response = await client.post(CHAT_PATH, json=CHAT | {"model": "../etc/passwd"})
     assert response.status_code == 404
-    assert response.json()["error"]["param"] == "model"
+    error = response.json()["error"]
+    assert (error["type"], error["param"]) == (ERROR_TYPES[404], "model")
 
 
 async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
@@ -485,6 +544,20 @@ async def test_an_engine_that_dies_in_mid_stream_is_an_event(
     assert events[0]["choices"]
     assert events[-2]["error"]["code"] == 500
     assert events[-1] == "[DONE]"
+
+
+async def test_a_dead_engines_health_says_when_to_come_again(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    server.engine.close_requests(EngineDied())
+    for path in ("/health", "/progressz"):
+        response = await client.get(path)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+    # To ask this server again is of no use.
+    answer = await client.post(CHAT_PATH, json=CHAT)
+    assert answer.status_code == 500
+    assert "retry-after" not in answer.headers
 
 
 async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
@@ -534,7 +607,9 @@ async def test_a_drain_refuses_newcomers_and_lets_streams_end(
         refused = await client.post(CHAT_PATH, json=CHAT)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
-        assert (await client.get("/health")).status_code == 503
+        health = await client.get("/health")
+        assert health.status_code == 503
+        assert health.headers["retry-after"] == refused.headers["retry-after"]
     assert events[-1] == "[DONE]"
     assert events[-2]["choices"][0]["finish_reason"] == "length"  # type: ignore
 

@@ -62,6 +62,7 @@ def test_every_endpoint_is_there() -> None:
     assert {(path, method) for path, method, _ in OPERATIONS} == {
         *((path, "post") for path in POSTS),
         ("/v1/models", "get"),
+        ("/v1/models/{model}", "get"),
         ("/health", "get"),
         ("/progressz", "get"),
         ("/version", "get"),

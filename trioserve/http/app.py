@@ -9,21 +9,24 @@ from typing import Any, cast
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter, Map
 
 from ..config import parse_bytes
 from ..errors import (
     InternalError,
+    ModelNotFound,
     PayloadTooLarge,
+    RequestError,
     TrioserveError,
-    Unavailable,
     UnsupportedMediaType,
 )
-from .body import respond_json
+from .body import respond_error, respond_json
 from .chat import answer_chat
 from .completions import answer_completion
 from .operations import (
     answer_health,
     answer_metrics,
+    answer_model,
     answer_models,
     answer_openapi,
     answer_progress,
@@ -39,6 +42,9 @@ from .state import ServerState
 from .tokens import answer_detokenize, answer_tokenize
 
 logger = logging.getLogger(__name__)
+
+# Types of errors of ours that Werkzeug finds as well, by status.
+_TYPES = {400: RequestError.code, 404: ModelNotFound.code}
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 
@@ -58,6 +64,7 @@ _ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/tokenize"): answer_tokenize,
     ("POST", "/detokenize"): answer_detokenize,
     ("GET", "/v1/models"): answer_models,
+    ("GET", "/v1/models/<name:model>"): answer_model,
     ("GET", "/health"): answer_health,
     ("GET", "/progressz"): answer_progress,
     ("GET", "/version"): answer_version,
@@ -78,6 +85,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     """Make the app of one server; `state.engine` may come later."""
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
+    _set_up_paths(app.url_map)
     app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
         "max_body_size", state.config.max_body_size
     )
@@ -94,8 +102,24 @@ def create_http_app(state: ServerState) -> ServingApp:
     return app
 
 
-def _bind(handler: Handler, state: ServerState) -> Callable[[], Awaitable[Response]]:
-    async def handle() -> Response:
+class _NameConverter(BaseConverter):
+    """A model's name: with slashes, as hub ids have, and at their beginning, too."""
+
+    regex = "(?s:.+)"
+    part_isolating = False
+
+
+def _set_up_paths(url_map: Map) -> None:
+    url_map.converters["name"] = _NameConverter
+    # A path with a slash at its end is served like the one without. Nobody is redirected:
+    # clients that follow send a POST's body no second time.
+    url_map.strict_slashes = False
+    url_map.merge_slashes = False
+
+
+def _bind(handler: Handler, state: ServerState) -> Callable[..., Awaitable[Response]]:
+    # The parts of a path are the request's, too.
+    async def handle(**view_args: str) -> Response:
         # The object behind quart's proxy, which is bound to this task's context.
         return await handler(
             state, cast(ScopedRequest, cast(Any, request)._get_current_object())
@@ -117,12 +141,10 @@ def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Respons
 
 async def _respond_error(error: TrioserveError) -> Response:
     headers = {}
-    if isinstance(error, Unavailable):
-        headers["Retry-After"] = str(error.retry_after_seconds)
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: it tells that the coding was at fault, not the type.
         headers["Accept-Encoding"] = error.wanted
-    return respond_json(ErrorBody.of(error), error.status, headers)
+    return respond_error(error, headers=headers)
 
 
 async def _respond_http_exception(error: HTTPException) -> Response:
@@ -132,7 +154,7 @@ async def _respond_http_exception(error: HTTPException) -> Response:
         return await _respond_error(PayloadTooLarge(limit))
     detail = ErrorDetail(
         message=error.description or error.name,
-        type=error.name.replace(" ", ""),
+        type=_TYPES.get(status) or error.name.replace(" ", ""),
         param=None,
         code=status,
     )

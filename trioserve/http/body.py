@@ -11,11 +11,11 @@ import msgspec
 from quart import Response
 from werkzeug.http import parse_options_header
 
-from ..errors import UnsupportedMediaType
+from ..errors import TrioserveError, Unavailable, UnsupportedMediaType
 from ..pooling_engine import PoolingEngine
 from ..render import RendererWorkers
 from ..text_engine import TextEngine
-from .responses import encode
+from .responses import ErrorBody, encode
 from .schema import list_unknown_fields
 from .scope import ScopedRequest
 from .state import ServerState
@@ -28,6 +28,10 @@ _SMALL_BYTES: Final = 65_536
 
 # A microsecond or two each to write.
 _FEW_ENTRIES: Final = 512
+
+
+# A server whose engine has ended needs about as long until somebody has restarted it.
+_RESTART_SECONDS: Final = 10
 
 
 class _Request(Protocol):
@@ -135,6 +139,25 @@ def respond_json(
     content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     return Response(encode(content), status, headers, content_type="application/json")
+
+
+def respond_error(
+    error: TrioserveError,
+    status: int | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Answer with an error, and say with 429 and 503 when to come again.
+
+    Args:
+      status: in place of the error's own.
+    """
+    status = status or error.status
+    headers = dict(headers or {})
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(error.retry_after_seconds)
+    elif status == 503:
+        headers["Retry-After"] = str(_RESTART_SECONDS)
+    return respond_json(ErrorBody.of(error), status, headers)
 
 
 async def respond_built(

@@ -41,6 +41,7 @@ _RESPONSES: Final = (
     responses.ChatChunk,
     responses.Completion,
     responses.CompletionChunk,
+    responses.ModelCard,
     responses.ModelList,
     responses.Tokenized,
     responses.Detokenized,
@@ -108,6 +109,7 @@ def _describe_paths() -> _Json:
         "/tokenize": {"post": tokenize},
         "/detokenize": {"post": detokenize},
         "/v1/models": {"get": _get("List the models", _json(responses.ModelList))},
+        "/v1/models/{model}": {"get": _get_model()},
         "/health": {"get": _get_health()},
         "/progressz": {"get": _get_progress()},
         "/version": {"get": _get("Tell the version", _json(responses.Version))},
@@ -201,6 +203,24 @@ def _post(
 
 def _get(summary: str, content: _Json) -> _Json:
     return {"summary": summary, "responses": {"200": _succeed(content)}}
+
+
+def _get_model() -> _Json:
+    operation = _get("Describe a model", _json(responses.ModelCard))
+    operation["parameters"] = [
+        {
+            "name": "model",
+            "in": "path",
+            "required": True,
+            "description": "The model's name, which may hold slashes.",
+            "schema": {"type": "string"},
+        }
+    ]
+    operation["responses"]["404"] = {
+        "description": _ERRORS["404"],
+        "content": _json(responses.ErrorBody),
+    }
+    return operation
 
 
 def _get_health() -> _Json:

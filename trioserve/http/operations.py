@@ -14,9 +14,9 @@ from quart import Response
 
 from .. import __version__
 from ..errors import EngineStalled
-from .body import respond_json
+from .body import respond_error, respond_json
 from .openapi import openapi_document
-from .responses import ErrorBody, Version, list_models
+from .responses import Version, describe_model, list_models
 from .scope import ScopedRequest
 from .state import ServerState
 
@@ -27,7 +27,7 @@ async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
     """200 while requests are taken, 503 otherwise."""
     if state.is_healthy:
         return Response(b"", 200)
-    return respond_json(ErrorBody.of(state.find_illness()), 503)
+    return respond_error(state.find_illness(), 503)
 
 
 async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:
@@ -37,7 +37,7 @@ async def answer_progress(state: ServerState, request: ScopedRequest) -> Respons
     """
     if state.makes_progress:
         return Response(b"", 200)
-    return respond_json(ErrorBody.of(EngineStalled(state.stalled_seconds)), 503)
+    return respond_error(EngineStalled(state.stalled_seconds), 503)
 
 
 async def answer_version(state: ServerState, request: ScopedRequest) -> Response:
@@ -54,6 +54,15 @@ async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
     """The one model that is served."""
     info = state.require_engine().info
     return respond_json(list_models(info, created=_STARTED_AT))
+
+
+async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
+    """The model that is served, if it has the name that the path ends with."""
+    assert request.view_args is not None, "the route names the model"
+    # Werkzeug takes a slash at the end for a part of the name.
+    name = request.view_args["model"]
+    info = state.require_engine(name.removesuffix("/") or name).info
+    return respond_json(describe_model(info, created=_STARTED_AT))
 
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:

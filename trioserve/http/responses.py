@@ -299,12 +299,16 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 encode: Final = msgspec.json.Encoder().encode
 
 
-def list_models(info: ModelInfo, *, created: int) -> ModelList:
+def describe_model(info: ModelInfo, *, created: int) -> ModelCard:
     """Describe the one model that is served; `created` is in seconds since 1970."""
-    card = ModelCard(
+    return ModelCard(
         id=info.name,
         created=created,
         root=info.name,
         max_model_len=info.max_model_len,
     )
-    return ModelList(data=(card,))
+
+
+def list_models(info: ModelInfo, *, created: int) -> ModelList:
+    """Describe all models that are served; see describe_model."""
+    return ModelList(data=(describe_model(info, created=created),))
