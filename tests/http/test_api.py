@@ -296,6 +296,19 @@ async def test_earlier_calls_reach_the_model(tokenizer_folder: Path) -> None:
     )
 
 
+async def test_the_deepest_template_arguments_are_rendered(
+    client: httpx.AsyncClient,
+) -> None:
+    value: object = 1
+    for _ in range(63):
+        value = [value]
+    body = CHAT | {"max_tokens": 1, "chat_template_kwargs": {"a": value}}
+    assert (await client.post(CHAT_PATH, json=body)).status_code == 200
+    body["chat_template_kwargs"] = {"a": [value]}
+    refused = await client.post(CHAT_PATH, json=body)
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
+
+
 async def test_tools_that_shall_not_be_called_need_no_place_in_the_template(
     client: httpx.AsyncClient,
 ) -> None:

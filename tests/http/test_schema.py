@@ -529,6 +529,33 @@ def test_template_arguments_are_any_small_object() -> None:
     assert chat(chat_template_kwargs=None).chat_template_kwargs is None
 
 
+def nest(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth // 2):
+        value = {"a": [value]}
+    return value
+
+
+FREE_FORMS: dict[str, Callable[[int], object]] = {
+    "chat_template_kwargs": nest,
+    "tools": lambda depth: [nest(depth - 1)],
+    "logits_processors": lambda depth: {"a": {"b": nest(depth - 2)}},
+}
+
+
+@pytest.mark.parametrize("name", FREE_FORMS)
+@pytest.mark.parametrize("depth", [67, 901])
+def test_what_is_nested_too_deeply_is_named(name: str, depth: int) -> None:
+    with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
+        chat(**{name: FREE_FORMS[name](depth)})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", FREE_FORMS)
+def test_what_is_nested_less_is_taken(name: str) -> None:
+    assert getattr(chat(**{name: FREE_FORMS[name](64)}), name)
+
+
 def test_template_arguments_may_not_be_nested_without_end() -> None:
     body = b'{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":'
     with pytest.raises(InvalidParameter):

@@ -206,6 +206,13 @@ async def test_calls_are_taken_with_the_tools_without_which_they_are_dropped(
     assert text.endswith('[user:Hi][assistant:<look_up {"word": "ä"}>][tool:42]')
 
 
+async def test_arguments_are_not_nested_too_deeply(load: Load) -> None:
+    deep = {"function": {"name": "f", "arguments": "[" * 200 + "]" * 200}}
+    with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
+        await render(load(CALLS), call(None, deep))
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
 async def test_a_result_comes_with_the_name_of_what_was_called(load: Load) -> None:
     named = CALLS.replace("[{{ m.role }}:", "[{{ m.role }} {{ m.name }}:")
     text = await render(load(named), USER, call(), RESULT)
@@ -250,14 +257,16 @@ async def test_a_template_from_a_request_is_taken_where_it_is_trusted(
         "{{ 1 / 0 }}",
         "{{ messages[7].content.x }}",
         "{{ range(10000000) | list }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
 )
 async def test_what_a_template_refuses_is_the_requests_fault(
     load: Load, template: str
 ) -> None:
     renderer = load(STRINGS, trust_request_chat_template=True)
-    with pytest.raises(InvalidParameter, match="the chat template refuses them"):
+    with pytest.raises(InvalidParameter, match="refuses them") as caught:
         await render(renderer, USER, chat_template=template)
+    assert "maximum recursion" not in str(caught.value)
 
 
 # In processes.

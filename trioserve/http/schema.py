@@ -17,6 +17,7 @@ import msgspec
 from . import unsupported
 from ..errors import InvalidParameter, NotSupported
 from ..render import ChatOptions
+from ..render.nesting import check_nesting
 from ..steps import SamplingParams
 from .explain import explain
 from .large import (
@@ -390,19 +391,19 @@ def decode_template_kwargs(
     """Decode what templates are told; `later` of a BodyDecoder.
 
     Raises:
-      InvalidParameter: it is no object, or a large one.
+      InvalidParameter: it is no object, or a large or deep one.
     """
-    _check_size(name, raw, MAX_TEMPLATE_KWARGS_BYTES)
-    kwargs: dict[str, object] | None = decode_field(name, raw, dict[str, object] | None)
+    kwargs: dict[str, object] | None = _decode_free_form(
+        name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
+    )
     return kwargs
 
 
 def _decode_tools(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> tuple[dict[str, object], ...] | None:
-    _check_size(name, raw, MAX_TOOLS_BYTES)
-    tools: tuple[dict[str, object], ...] | None = decode_field(
-        name, raw, tuple[dict[str, object], ...] | None
+    tools: tuple[dict[str, object], ...] | None = _decode_free_form(
+        name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
     )
     return tools or None
 
@@ -426,21 +427,31 @@ def _decode_processors(
     """Decode which plug-ins take part, and their arguments.
 
     Raises:
-      InvalidParameter: it is no object of objects, or a large one.
+      InvalidParameter: it is no object of objects, or a large or deep one.
     """
-    _check_size(name, raw, MAX_LOGITS_PROCESSORS_BYTES)
     # vLLM's field was once a list, and client libraries send an empty one.
     if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
         return None
-    named: dict[str, dict[str, object] | None] | None = decode_field(
-        name, raw, dict[str, dict[str, object] | None] | None
+    named: dict[str, dict[str, object] | None] | None = _decode_free_form(
+        name,
+        raw,
+        dict[str, dict[str, object] | None] | None,
+        MAX_LOGITS_PROCESSORS_BYTES,
     )
     return named
 
 
-def _check_size(name: str, raw: msgspec.Raw, limit: int) -> None:
-    if len(memoryview(raw)) > limit:
-        raise InvalidParameter(name, f"at most {limit} bytes are taken")
+def _decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
+    """Decode a field whose objects may hold anything.
+
+    Raises:
+      InvalidParameter: it is of another kind, or large, or nested too deeply.
+    """
+    if len(memoryview(raw)) > max_bytes:
+        raise InvalidParameter(name, f"at most {max_bytes} bytes are taken")
+    value = decode_field(name, raw, kind)
+    check_nesting(name, value)
+    return value
 
 
 _GENERATION_FIELDS: Final = {"logits_processors": _decode_processors}

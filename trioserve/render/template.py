@@ -232,5 +232,7 @@ class ChatTemplate:
 
 
 def _shorten(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it calls itself too deeply"
     reason = str(error) or type(error).__name__
     return reason[:_MAX_REASON_CHARACTERS]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InvalidParameter
 from .fields import read_fields
+from .nesting import check_nesting
 from .template_form import TemplateForm, text_part
 
 
@@ -85,6 +86,7 @@ class ToolHistory:
             sent = {}
         is_text = isinstance(sent, str)
         arguments = _decode(str(sent), param) if is_text else sent
+        check_nesting(param, arguments)
         if not self._form.takes_arguments_as_text:
             return arguments
         # A client's own text stays as it was, so that the prefix cache knows it.
