@@ -64,9 +64,11 @@ def _serve(arguments: list[str]) -> int:
     try:
         config = parse_serve(arguments)
         _obey_torchrun(config)
-        _set_up_logging(config.bind.log_level)
+        # Here and below, because --help need not wait for what they import.
+        from .observe.log_lines import set_up_logging
+
+        set_up_logging(config.bind.log_level.upper())
         with _bind(config.bind) as sock:
-            # Here and not above: --help need not wait for quart.
             from .server import Server
 
             return trio.run(Server(config, sock).run)
@@ -157,14 +159,6 @@ def _read_options(path: str | None) -> dict[str, object]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidConfig("config", f"cannot read {path}: {error}") from error
-
-
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 def _bind(config: BindConfig) -> socket.socket:

@@ -6,7 +6,6 @@ What it is told and what it tells, engine/messages.py says.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from .cores import LoadedCore, open_core
@@ -15,6 +14,7 @@ from .engine.messages import Begin, Loaded, ToEngine
 from .errors import StartupError
 from .executor.messages import NotLoaded
 from .interpreter import settle_interpreter
+from .observe.log_lines import set_up_logging
 from .processes import MessageStream, run_as_child
 
 
@@ -22,10 +22,7 @@ async def main(stream: MessageStream[Any]) -> None:
     """Load what the other side asks for, and serve it."""
     begin = await stream.receive()
     assert isinstance(begin, Begin), "that comes first"
-    logging.basicConfig(
-        level=begin.log_level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.accepts) as loaded:
             await _host(loaded, stream)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-import logging
 import os
 import signal
 import socket
@@ -40,6 +39,7 @@ from .executor.messages import (
 )
 from .interpreter import settle_interpreter
 from .meeting import join_engine
+from .observe.log_lines import set_up_logging
 from .own_thread import OwnThread
 from .plugins import load_logits_processors
 from .processes import (
@@ -64,7 +64,8 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     """Load what the other side asks for, and run its plans."""
     begin = await stream.receive()
     assert isinstance(begin, Begin), "that comes first"
-    _set_up_logging(begin.log_level, begin.stage)
+    # One that torchrun has started has logged before, and knew no level then.
+    set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
         stage = await _work(partial(_load, begin), stream)
     except StartupError as error:
@@ -94,7 +95,7 @@ def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
 
     Exit codes: 0 when the engine has hung up, for whatever reason; 2 when there is none.
     """
-    _set_up_logging(log_level, torchrun.rank)
+    set_up_logging(log_level, origin=f"stage {torchrun.rank}")
     # Until there is an engine nothing has to be ended in order, so a stop is one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -117,15 +118,6 @@ def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
         )
 
     run_with_parent(join, parent=os.getppid())
-
-
-def _set_up_logging(level: int | str, stage: int) -> None:
-    logging.basicConfig(
-        level=level,
-        format=f"%(asctime)s %(levelname)s stage {stage} %(name)s: %(message)s",
-        # A stage that torchrun has started logs before it knows the engine's level.
-        force=True,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

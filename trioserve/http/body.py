@@ -12,6 +12,7 @@ from quart import Response
 from werkzeug.http import parse_options_header
 
 from ..errors import TrioserveError, Unavailable, UnsupportedMediaType
+from ..observe.log_lines import escape
 from ..pooling_engine import PoolingEngine
 from ..render import RendererWorkers
 from ..text_engine import TextEngine
@@ -132,7 +133,7 @@ def log_unknown_fields(body: bytes, asked: object) -> None:
     """Tell of fields that nobody reads, in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
         if unknown := list_unknown_fields(body, asked):
-            logger.debug("ignored unknown fields: %s", ", ".join(unknown))
+            logger.debug("ignored unknown fields: %s", escape(", ".join(unknown)))
 
 
 def respond_json(

@@ -24,6 +24,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from ..errors import InvalidParameter
+from ..observe.log_lines import escape
 from .orientation import read_orientation
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
     # Pillow raises whatever its parsers stumble over: OSError, SyntaxError, ValueError,
     # struct.error, zlib.error, KeyError ... Its texts may hold addresses of objects.
     except Exception as error:
-        logger.debug("an image cannot be decoded: %r", error)
+        logger.debug("an image cannot be decoded: %s", escape(repr(error)))
         raise InvalidParameter(param, "is not an image that can be decoded") from error
 
 

@@ -20,6 +20,7 @@ import trio
 
 from ..config import MediaConfig, parse_bytes
 from ..errors import InvalidConfig, InvalidParameter
+from ..observe.log_lines import escape
 from .address import IPAddress
 from .connecting import CheckedBackend
 
@@ -79,7 +80,7 @@ class ImageFetcher:
                 return await self._follow(url, param)
             except _NETWORK_ERRORS as error:
                 # Not for the client: it may tell of the network behind the server.
-                logger.debug("an image cannot be fetched: %r", error)
+                logger.debug("an image cannot be fetched: %s", escape(repr(error)))
                 raise InvalidParameter(param, "cannot be fetched") from None
         raise InvalidParameter(param, f"took longer than {self._seconds:g} s to fetch")
 

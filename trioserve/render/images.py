@@ -20,6 +20,7 @@ import trio
 
 from ..config import MediaConfig, parse_bytes
 from ..errors import InvalidParameter, MemoryFull
+from ..observe.log_lines import escape
 from .image_processor import ImageProcessor, ProcessedImage
 from .media import EncodedImage, MediaLoader, Url
 from .mixed import ImageToken
@@ -188,7 +189,7 @@ class ImageRenderer:
         # It worked when it was loaded, so something about this image is what it does
         # not take: Qwen2-VL's, for example, wants no side to be 200 times the other.
         except Exception as error:
-            logger.info("the image processor refuses an image: %r", error)
+            logger.info("the image processor refuses an image: %s", escape(repr(error)))
             width, height = image.size
             raise InvalidParameter(
                 param,

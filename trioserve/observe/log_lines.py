@@ -1,0 +1,51 @@
+"""One record, one line: nobody who is quoted in the log writes lines of his own.
+
+Clients choose names, paths and contents, and parts of them come into the log: in our
+messages, in those of hypercorn, and in the texts of exceptions.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+# A record begins with its time. Nothing that begins with spaces is taken for one.
+_INDENT = "    "
+
+
+def escape(text: str) -> str:
+    """Write control characters, line ends and what else cannot be seen as escapes.
+
+    For our own log calls: under hypercorn's command the formatter is not ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class LineFormatter(logging.Formatter):
+    """Escapes messages, and indents tracebacks, whose exceptions may quote a client."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *rest = super().format(record).split("\n")
+        return "\n".join([first, *(_INDENT + escape(line) for line in rest)])
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = escape(record.message)
+        return super().formatMessage(record)
+
+
+def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -> None:
+    """Have the root logger write to stderr, unless somebody has set it up.
+
+    Args:
+      level: as in logging.
+      origin: names the process in each line, where there are several of its kind.
+      again: do it all the same.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    origin = f"{origin} " if origin else ""
+    handler.setFormatter(
+        LineFormatter(f"%(asctime)s %(levelname)s {origin}%(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level, handlers=[handler], force=again)
