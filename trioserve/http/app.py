@@ -120,12 +120,14 @@ def _set_up_paths(url_map: Map) -> None:
 def _bind(handler: Handler, state: ServerState) -> Callable[..., Awaitable[Response]]:
     # The parts of a path are the request's, too.
     async def handle(**view_args: str) -> Response:
-        # The object behind quart's proxy, which is bound to this task's context.
-        return await handler(
-            state, cast(ScopedRequest, cast(Any, request)._get_current_object())
-        )
+        return await handler(state, _current_request())
 
     return handle
+
+
+def _current_request() -> ScopedRequest:
+    """The object behind quart's proxy, which is bound to this task's context."""
+    return cast(ScopedRequest, cast(Any, request)._get_current_object())
 
 
 def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
@@ -164,5 +166,5 @@ async def _respond_http_exception(error: HTTPException) -> Response:
 
 
 async def _respond_unexpected(error: Exception) -> Response:
-    logger.error("a request failed", exc_info=error)
+    logger.error("request %s failed", _current_request().id, exc_info=error)
     return await _respond_error(InternalError())

@@ -90,7 +90,9 @@ async def _read(
     with state.lifecycle.until_drain():
         chunks = await read_json_body(request)
     engine = require(None)
-    work = partial(decode_chunks, chunks, decode, engine.info.max_model_len)
+    work = partial(
+        decode_chunks, chunks, decode, engine.info.max_model_len, str(request.id)
+    )
     if sum(map(len, chunks)) <= _SMALL_BYTES:
         asked = work()
     else:
@@ -102,12 +104,13 @@ def decode_chunks(
     chunks: list[bytes | bytearray],
     decode: Callable[[bytes, int], RequestT],
     max_model_len: int,
+    request_id: str = "",
 ) -> RequestT:
     """Put a body together, which uses it up, and decode it. Blocking."""
     body = b"".join(chunks)
     chunks.clear()
     asked = decode(body, max_model_len)
-    log_unknown_fields(body, asked)
+    log_unknown_fields(body, asked, request_id)
     return asked
 
 
@@ -129,11 +132,15 @@ async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
     return await request.read_chunks()
 
 
-def log_unknown_fields(body: bytes, asked: object) -> None:
+def log_unknown_fields(body: bytes, asked: object, request_id: str) -> None:
     """Tell of fields that nobody reads, in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
         if unknown := list_unknown_fields(body, asked):
-            logger.debug("ignored unknown fields: %s", escape(", ".join(unknown)))
+            logger.debug(
+                "request %s: ignored unknown fields: %s",
+                request_id,
+                escape(", ".join(unknown)),
+            )
 
 
 def respond_json(

@@ -53,6 +53,7 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     texts = make_token_texts(asked, engine)
     if asked.stream:
         return respond_events(
+            request,
             stream,
             _ChatEvents(asked, header, stream, texts),
             engine.renderer.workers,

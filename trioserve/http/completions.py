@@ -52,7 +52,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     choices = _Choices(asked, stream, make_token_texts(asked, engine))
     if asked.stream:
         return respond_events(
-            stream, _CompletionEvents(header, choices), engine.renderer.workers
+            request, stream, _CompletionEvents(header, choices), engine.renderer.workers
         )
     wholes = await stream.collect()
     build = partial(_build_answer, header, choices, wholes)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-import re
 import time
-import uuid
 
 from ..render import TokenizeOptions
 from ..steps import Prompt, SamplingParams
@@ -19,16 +17,6 @@ from .schema import to_sampling
 from .scope import ScopedRequest
 from .state import ServerState
 
-# What may come back in an id; h11 lets control characters and latin-1 through.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-def make_id(prefix: str, request: ScopedRequest, asked: str | None) -> str:
-    """Name an answer; the name ends in the client's own where it sent one."""
-    sent = request.headers.get("X-Request-Id", "")
-    number = asked or (sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex)
-    return f"{prefix}-{number}"
-
 
 def tell_time() -> int:
     """Seconds since 1970 for `created`: clients show them, nothing depends on them."""
@@ -40,7 +28,7 @@ def make_header(
 ) -> StreamHeader:
     """Begin an answer."""
     return StreamHeader(
-        id=make_id(prefix, request, asked.request_id),
+        id=f"{prefix}-{request.id.take(asked.request_id)}",
         created=tell_time(),
         model=engine.info.name,
         system_fingerprint=engine.info.fingerprint,

@@ -18,7 +18,9 @@ from quart_trio.wrappers.request import TrioRequest
 import trio
 
 from .account import name_peer
+from .answer import Answer
 from .connection import INVITE_BODY
+from .request_id import RequestId
 from .upload import ChunkedBody, UploadDeadline
 
 if TYPE_CHECKING:
@@ -31,12 +33,14 @@ class ScopedRequest(TrioRequest):
     Attributes:
       resources: closed after the response has been sent or given up.
       arrived_at: trio.current_time() of the request's head.
+      id: in the answer's header and id, and in the log.
     """
 
     body_class = ChunkedBody  # type: ignore[assignment]
     body: ChunkedBody
     resources: AsyncExitStack
     arrived_at: float
+    id: RequestId
 
     async def read_chunks(self) -> list[bytes | bytearray]:
         """Read the body, as its parts in order.
@@ -71,9 +75,11 @@ class ScopedConnection(TrioASGIHTTPConnection):
     ) -> None:
         scoped = cast(ScopedRequest, request)
         scoped.arrived_at = trio.current_time()
+        scoped.id = RequestId(scoped.headers)
+        answer = Answer(send, scoped, scoped.id)
         lifecycle = cast("ServingApp", self.app).state.lifecycle
         async with AsyncExitStack() as scoped.resources:
             # Last in, first out: a request is running until nothing of it is left.
             scoped.resources.enter_context(lifecycle.hold())
             scoped.resources.callback(scoped.body.release)
-            await super().handle_request(nursery, request, send)
+            await super().handle_request(nursery, request, answer.send)

@@ -16,6 +16,7 @@ from .body import run_writing
 from .chunks import DONE, error_event
 from .logprobs import count_entries
 from .meter import MeteredStream
+from .scope import ScopedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,14 @@ class EventWriter(Protocol):
 
 
 def respond_events(
-    stream: MeteredStream, writer: EventWriter, workers: RendererWorkers
+    request: ScopedRequest,
+    stream: MeteredStream,
+    writer: EventWriter,
+    workers: RendererWorkers,
 ) -> Response:
     """Answer with a stream that may last for hours."""
     response = Response(
-        _generate_events(stream, writer, workers),
+        _generate_events(request, stream, writer, workers),
         headers={
             "Cache-Control": "no-cache",
             # nginx would gather the tokens otherwise.
@@ -50,7 +54,10 @@ def respond_events(
 # The one async generator of the project: quart takes a body in no other form. Nothing
 # is opened in it, since it is not always started (scope.py).
 async def _generate_events(  # noqa: ASYNC900
-    stream: MeteredStream, writer: EventWriter, workers: RendererWorkers
+    request: ScopedRequest,
+    stream: MeteredStream,
+    writer: EventWriter,
+    workers: RendererWorkers,
 ) -> AsyncIterator[bytes]:
     try:
         async for delta in stream:
@@ -63,5 +70,5 @@ async def _generate_events(  # noqa: ASYNC900
     except TrioserveError as error:
         yield error_event(error) + DONE
     except Exception:
-        logger.exception("a stream failed")
+        logger.exception("the stream of request %s failed", request.id)
         yield error_event(InternalError()) + DONE

@@ -16,7 +16,7 @@ from ...pooling_engine import Pooled, PoolingEngine
 from ...render import ChatInput, ChatOptions, TextInput, TextOptions
 from ...steps import TensorBytes
 from ..body import run_writing
-from ..generation import make_id, tell_time
+from ..generation import tell_time
 from ..requests import Message
 from ..schema import MessageMappings
 from ..scope import ScopedRequest
@@ -60,7 +60,7 @@ class Exchange:
     def make_header(self, prefix: str, request_id: str | None = None) -> Header:
         """Begin an answer; its id ends in the client's own where it sent one."""
         return Header(
-            id=make_id(prefix, self.request, request_id),
+            id=f"{prefix}-{self.request.id.take(request_id)}",
             created=tell_time(),
             model=self.engine.info.name,
         )
