@@ -15,6 +15,7 @@
       - QueueFull                   429
       - RendererStuck               503
       - MemoryFull                  503
+      - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
     * InternalError                 500; a defect of ours ended this request alone
@@ -52,6 +53,7 @@ __all__ = [
     "QueueFull",
     "RendererStuck",
     "MemoryFull",
+    "DescriptorsFull",
     "ShuttingDown",
     "EngineRestarting",
     "InternalError",
@@ -263,6 +265,16 @@ class MemoryFull(Unavailable):
         super().__init__(
             f"The {what} of other requests take all the memory that there is for them; "
             "please try again later.",
+            retry_after_seconds=1,
+        )
+
+
+class DescriptorsFull(Unavailable):
+    """Raised when no file descriptor is left for a connection or a request."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server has too many connections; please try again later.",
             retry_after_seconds=1,
         )
 

@@ -20,7 +20,13 @@ import trio
 
 from .config import ServeConfig
 from .errors import EngineDied, StartupError, find_first
-from .http import ServerState, create_http_app, install_guard, make_config
+from .http import (
+    ServerState,
+    create_http_app,
+    install_guard,
+    make_config,
+    raise_descriptor_limit,
+)
 from .interpreter import prepare_interpreter, settle_interpreter
 from .launch import open_served_engine
 
@@ -68,6 +74,7 @@ class Server:
 
     async def _serve(self) -> None:
         state = self._state
+        raise_descriptor_limit()
         install_guard(enable_h2c=self._config.http.enable_h2c)
         trio.lowlevel.add_instrument(state.loop_stall)
         prepare_interpreter()

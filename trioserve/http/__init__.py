@@ -4,11 +4,12 @@ It knows quart, hypercorn and the text engine; it knows no tensor, no block and 
 step. connection/ alone knows hypercorn's private names, and quart is known here only.
 
 The doors: ServerState holds what a server's handlers share, create_http_app makes the
-ASGI app, install_guard and make_config prepare hypercorn for it.
+ASGI app; install_guard, make_config and raise_descriptor_limit prepare hypercorn and its
+process for it.
 """
 
 from .app import ServingApp, create_http_app
-from .connection import install_guard, make_config
+from .connection import install_guard, make_config, raise_descriptor_limit
 from .state import ServerState
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "create_http_app",
     "install_guard",
     "make_config",
+    "raise_descriptor_limit",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+import errno
 import logging
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from werkzeug.routing import BaseConverter, Map
 
 from ..config import parse_bytes
 from ..errors import (
+    DescriptorsFull,
     InternalError,
     ModelNotFound,
     PayloadTooLarge,
@@ -166,5 +168,7 @@ async def _respond_http_exception(error: HTTPException) -> Response:
 
 
 async def _respond_unexpected(error: Exception) -> Response:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return await _respond_error(DescriptorsFull())
     logger.error("request %s failed", _current_request().id, exc_info=error)
     return await _respond_error(InternalError())

@@ -7,6 +7,8 @@ The only room that knows private names of hypercorn and h11. So hypercorn is pin
                    before a server starts: when `trioserve.asgi` is imported (the plain
                    `hypercorn -k trio` command imports the app first) and before
                    `hypercorn.trio.serve` when hypercorn is embedded.
+    raise_descriptor_limit
+                   for a process that is a server and nothing else.
     make_config    a hypercorn Config whose values suit token streams.
     INVITE_BODY    the key of an ASGI extension. The app calls it to ask for a body, and
                    then `Expect: 100-continue` is answered.
@@ -18,6 +20,7 @@ What is mended, and where:
                     HTTP/1.0 stream after a response of quart-trio
                     a peer that never reads held the exit up for ever
                     each write cost a lock, a cancel scope and two checkpoints
+                    idle strangers could take all descriptors
                     a refusal sent before the upload was read could get lost in a reset
     GuardedH11      a request that h11 refused was answered without a body
                     a client that left was not noticed after one byte too many
@@ -42,7 +45,8 @@ hypercorn's read_timeout, which would cut every stream whose client has nothing 
 to say, has no effect. A client that shuts its sending side down counts as gone.
 """
 
+from .descriptors import raise_descriptor_limit
 from .guard import install_guard, make_config
 from .http1 import INVITE_BODY
 
-__all__ = ["INVITE_BODY", "install_guard", "make_config"]
+__all__ = ["INVITE_BODY", "install_guard", "make_config", "raise_descriptor_limit"]

@@ -13,31 +13,47 @@ import hypercorn.protocol
 import hypercorn.trio.run
 
 from ...errors import StartupError
+from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
 from .server import GuardedServer
 
 
 def install_guard(
-    *, enable_h2c: bool = False, write_timeout_seconds: float = 30.0
+    *,
+    enable_h2c: bool = False,
+    write_timeout_seconds: float = 30.0,
+    max_connections: int | None = None,
 ) -> None:
     """Have every connection that hypercorn accepts from now on guarded.
 
-    Calling it again only replaces the two values, which are the process's.
+    Calling it again only replaces the three values, which are the process's.
 
     Args:
       enable_h2c: speak HTTP/2 without TLS to clients that begin with its preface.
       write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped.
+      max_connections: see descriptors.Connections.
 
     Raises:
       StartupError: hypercorn or h11 is not the release whose private names are used.
     """
     _check_names()
     GuardedServer.write_timeout_seconds = write_timeout_seconds
+    GuardedServer.connections = Connections(max_connections)
     GuardedH11.enable_h2c = enable_h2c
+    logging.getLogger("trio.serve_listeners").addFilter(_free_descriptor)
     for place, guarded in _PATCHES.items():
         module, _, name = place.partition(":")
         setattr(pkgutil.resolve_name(module), name, guarded)
+
+
+def _free_descriptor(record: logging.LogRecord) -> bool:
+    """Free a descriptor when trio tells that accept failed, and drop trio's traceback.
+
+    trio tells by this record alone. It tries again after a tenth of a second.
+    """
+    GuardedServer.connections.free_descriptor()
+    return False
 
 
 # Where hypercorn looks its connection classes up, and what it shall find there.
@@ -63,6 +79,7 @@ _PRIVATE = {
     "hypercorn.trio.tcp_server:TCPServer.run": "self",
     "hypercorn.trio.tcp_server:TCPServer.protocol_send": "self event",
     "hypercorn.trio.tcp_server:TCPServer._read_data": "self",
+    "hypercorn.trio.worker_context:TrioSingleTask.stop": "self",
     "hypercorn.protocol.h11:H11Protocol.__init__": _CONNECTION,
     "hypercorn.protocol.h11:H11Protocol.stream_send": "self event",
     "hypercorn.protocol.h11:H11Protocol._handle_events": "self",

@@ -12,9 +12,9 @@ from hypercorn.protocol.events import Event as StreamEvent, Response, StreamClos
 from hypercorn.protocol.h11 import H11Protocol
 
 from ...errors import MalformedRequest
-from ..responses import ErrorBody, encode
 from .chunked import JoiningReader
 from .closing import finish
+from .refusals import refuse
 
 # A peer that pipelines may be so far ahead before it is read no further.
 MAX_PIPELINED_BYTES = 2**16
@@ -112,19 +112,9 @@ class GuardedH11(H11Protocol):
         """Tell the peer why, where hypercorn would send a status without a body."""
         refusal = self.connection.refusal
         assert refusal is not None, "the connection has told its error"
-        body = encode(ErrorBody.of(refusal))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-            *self.config.response_headers("h11"),
-        ]
-        await self._send_h11_event(
-            h11.Response(status_code=status_code, headers=headers)
-        )
-        if not self.connection.is_head:
-            await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
+        for event in refuse(refusal, self.config.response_headers("h11")):
+            if not (self.connection.is_head and isinstance(event, h11.Data)):
+                await self._send_h11_event(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
         await super()._create_stream(request)

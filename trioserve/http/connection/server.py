@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 import logging
 import os
 import socket
@@ -14,7 +15,10 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 import trio
 
+from ...errors import DescriptorsFull
+from .descriptors import Connections
 from .http1 import GuardedH11
+from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +38,25 @@ MAX_RECEIVE_SIZE = 2**18
 LINGER_SECONDS = 2.0
 
 
+# A peer that breaks off, or breaks the protocol, is nobody's defect.
+_PEER_ERRORS = (
+    OSError,
+    h11.ProtocolError,
+    h2.exceptions.H2Error,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+
+
 class GuardedServer(TCPServer):
     """One connection: hypercorn's, with an end to everything."""
 
     write_timeout_seconds: ClassVar[float] = 30.0
+    connections: ClassVar[Connections] = Connections()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._connections = self.connections
         self._is_plain = isinstance(self.stream, trio.SocketStream)
         transport = self.stream if self._is_plain else self.stream.transport_stream
         self._socket: trio.socket.SocketType = transport.socket
@@ -55,13 +71,18 @@ class GuardedServer(TCPServer):
         Cancelled, KeyboardInterrupt and SystemExit pass, whatever group they are in.
         """
         self._reader = trio.lowlevel.current_task()
+        if not self._connections.admit(self):
+            self._refuse()
+            return
         try:
             _detect_dead_peers(self._socket)
             await super().run()
-        except* (OSError, h11.ProtocolError, h2.exceptions.H2Error) as errors:
+        except* _PEER_ERRORS as errors:
             logger.debug("a peer broke its connection", exc_info=errors)
         except* Exception as errors:
             logger.error("a connection failed and was closed", exc_info=errors)
+        finally:
+            self._close_socket()
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
@@ -69,9 +90,27 @@ class GuardedServer(TCPServer):
         elif isinstance(event, Closed):
             await self._end()
         else:
+            if isinstance(event, Updated):
+                self._mark(is_idle=event.idle)
             await super().protocol_send(event)
             if self._has_pipelined(event):
                 self._reading.cancel()
+
+    def _mark(self, *, is_idle: bool) -> None:
+        if is_idle:
+            self._connections.mark_idle(self)
+        else:
+            self._connections.mark_busy(self)
+
+    def _refuse(self) -> None:
+        """Close a new connection; an unencrypted one is told why."""
+        if self._is_plain:
+            with suppress(OSError):
+                # A close with bytes unread would send a reset.
+                os.read(self._socket.fileno(), CHUNK_SIZE)
+            with suppress(OSError):
+                os.write(self._socket.fileno(), refuse_unread(DescriptorsFull()))
+        self._close_socket()
 
     async def _write(self, data: bytes) -> None:
         """Write `data`, or close the connection if it cannot be written in time."""
@@ -85,7 +124,7 @@ class GuardedServer(TCPServer):
             trio.ClosedResourceError,
             trio.TooSlowError,
         ):
-            self._drop()
+            self.drop()
 
     def _write_nowait(self, data: bytes) -> int:
         """Write what the kernel takes at once, unless others wait to write.
@@ -117,6 +156,8 @@ class GuardedServer(TCPServer):
             while await self._read_once():
                 pass
             await self.protocol.handle(Closed())
+            # Or this task would last for as long as the connection may be idle.
+            await self.idle_task.stop()
             protocol = self.protocol.protocol
             if isinstance(protocol, GuardedH11) and protocol.has_unread:
                 with trio.move_on_after(LINGER_SECONDS):
@@ -125,7 +166,7 @@ class GuardedServer(TCPServer):
         finally:
             # Writes are shielded from their request's cancel, and so from the
             # connection's as well: a closed socket ends them.
-            self._socket.close()
+            self._close_socket()
 
     async def _read_once(self) -> bool:
         """Handle what comes next; False when nothing more will."""
@@ -164,6 +205,8 @@ class GuardedServer(TCPServer):
     async def _end(self) -> None:
         """Send the end of the stream; the reader closes the rest."""
         self._has_ended = True
+        # What lingers may be closed at once when descriptors run out.
+        self._mark(is_idle=True)
         try:
             if self._is_plain:
                 await self.stream.send_eof()
@@ -174,14 +217,18 @@ class GuardedServer(TCPServer):
             trio.ClosedResourceError,
             trio.BusyResourceError,
         ):
-            self._drop()
+            self.drop()
         self._reading.cancel()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """Close at once; the reader tells the requests."""
         self._has_ended = True
-        self._socket.close()
+        self._close_socket()
         self._reading.cancel()
+
+    def _close_socket(self) -> None:
+        self._socket.close()
+        self._connections.remove(self)
 
 
 def _detect_dead_peers(sock: trio.socket.SocketType) -> None:

@@ -1,0 +1,34 @@
+"""Answers that no app makes: to malformed requests, and to connections too many."""
+
+from __future__ import annotations
+
+import h11
+
+from ...errors import TrioserveError, Unavailable
+from ..responses import ErrorBody, encode
+
+
+def refuse(
+    error: TrioserveError, headers: list[tuple[bytes, bytes]]
+) -> tuple[h11.Response, h11.Data, h11.EndOfMessage]:
+    """Make an answer of an error, after which the connection closes.
+
+    Args:
+      headers: more than those that describe the body.
+    """
+    body = encode(ErrorBody.of(error))
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    if isinstance(error, Unavailable):
+        fields.append((b"retry-after", b"%d" % error.retry_after_seconds))
+    head = h11.Response(status_code=error.status, headers=fields + headers)
+    return head, h11.Data(data=body), h11.EndOfMessage()
+
+
+def refuse_unread(error: TrioserveError) -> bytes:
+    """Make the whole answer to a request that was not read."""
+    connection = h11.Connection(h11.SERVER)
+    return b"".join(connection.send(event) or b"" for event in refuse(error, []))
