@@ -25,6 +25,7 @@
       - WeightsNotFound
       - WeightsBroken
       - UnsupportedModel
+      - UnsupportedQuantization
       - InvalidConfig
       - ForeignOption
       - PluginBroken
@@ -63,6 +64,7 @@ __all__ = [
     "WeightsNotFound",
     "WeightsBroken",
     "UnsupportedModel",
+    "UnsupportedQuantization",
     "InvalidConfig",
     "ForeignOption",
     "PluginBroken",
@@ -341,6 +343,22 @@ class UnsupportedModel(StartupError):
 
     def __init__(self, architecture: str, reason: str) -> None:
         super().__init__(f"the architecture {architecture} is not supported: {reason}")
+
+
+class UnsupportedQuantization(StartupError):
+    """Raised when a model's weights are quantised in a way that is not read.
+
+    Args:
+      method: the checkpoint's own name of it.
+      detail: what is missing, where the method alone is not enough.
+    """
+
+    def __init__(self, method: str, detail: str = "") -> None:
+        form = f" ({detail})" if detail else ""
+        super().__init__(
+            f"weights that are quantised by {method}{form} are not supported: take the "
+            "model as it was before, or a GGUF file of it"
+        )
 
 
 class InvalidConfig(StartupError):

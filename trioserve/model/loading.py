@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 import inspect
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ from .attention import IMPLEMENTATION, AttentionDoor
 from .kv_cache import count_kv_bytes
 from .packing import pack_products
 from .probe import LayerSpec, UnfitLayer, probe_layers
+from .quantisation import Dequantisation, check_quantisation, plan_dequantisation
 from .rotary import freeze_rotary
 from .vision import VISION_KINDS, VisionKind, find_vision_kind
+
+logger = logging.getLogger(__name__)
 
 # What generation_config.json may say that vLLM takes as defaults too
 # (ModelConfig.get_diff_sampling_param); its do_sample is ignored there as here.
@@ -225,12 +229,17 @@ def resolve_device(name: str) -> torch.device:
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Read a model's config.json, or say in one sentence what is wrong with it."""
+    """Read a model's config.json, or say in one sentence what is wrong with it.
+
+    Raises:
+      WeightsBroken, UnsupportedModel, UnsupportedQuantization
+    """
     try:
         described = json.loads((folder / "config.json").read_text())
         model_type = described.get("model_type", "(no model_type)")
     except (OSError, ValueError, AttributeError) as error:
         raise WeightsBroken(str(folder), f"config.json: {shorten(error)}") from None
+    check_quantisation(folder, described)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True
@@ -341,14 +350,23 @@ def read_weights(
       attention: the implementation; None is the best of transformers' own.
       may_lack: beginnings of the names of weights that nobody will use.
     """
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    dequantisation = plan_dequantisation(read_config(folder), dtype)
+    if dequantisation is not None:
+        logger.info(
+            "weights quantised by %s are dequantised to %s as they are read, and take as "
+            "much memory as if they had never been quantised",
+            dequantisation.method,
+            str(dequantisation.dtype).removeprefix("torch."),
+        )
     try:
         # With output_loading_info it returns a pair, which its type does not say.
         loaded = build.from_pretrained(
             folder,
-            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation=attention,
             local_files_only=True,
             output_loading_info=True,
+            **_choose_numbers(dequantisation, dtype),
         )
     except Exception as error:
         # Weights are read by half a dozen libraries, each with errors of its own; to
@@ -366,7 +384,18 @@ def read_weights(
                 str(folder),
                 f"{len(names)} {problem.replace('_', ' ')}, such as {min(names)}",
             )
+    if dequantisation is not None:
+        dequantisation.finish(model)
     return model
+
+
+def _choose_numbers(
+    dequantisation: Dequantisation | None, dtype: torch.dtype | None
+) -> dict[str, object]:
+    """Return what from_pretrained has to know of the type of weights."""
+    if dequantisation is None:
+        return {"dtype": dtype or "auto"}
+    return {"dtype": dequantisation.dtype, "config": dequantisation.config}
 
 
 def _count_vocabulary(model: PreTrainedModel) -> int:
