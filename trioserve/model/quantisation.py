@@ -171,7 +171,18 @@ def plan_dequantisation(
             return Dequantisation(
                 method=_name_method(settings),
                 config=config,
-                # Not "auto", which may be the type of the first weight: 8 bits.
-                dtype=dtype or config.dtype or text_config.dtype or torch.bfloat16,
+                dtype=dtype or _find_dtype(config, text_config),
             )
     return None
+
+
+def _find_dtype(*configs: PreTrainedConfig) -> torch.dtype:
+    """Return a checkpoint's own type of numbers.
+
+    transformers' "auto" would take the type of the first weight, maybe of 8 bits, where
+    config.json names none.
+    """
+    for config in configs:
+        if isinstance(config.dtype, torch.dtype):
+            return config.dtype
+    return torch.bfloat16
