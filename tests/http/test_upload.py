@@ -14,6 +14,7 @@ import trio
 from trioserve.config import HttpConfig
 from trioserve.http import ServerState, create_http_app
 from trioserve.http.account import MemoryAccount
+from trioserve.http.heap import HeapTrimmer
 from trioserve.http.upload import ChunkedBody, UploadDeadline
 from trioserve.testing_server import FakeServer, open_fake_server
 
@@ -238,7 +239,7 @@ async def test_a_compressed_body_is_refused_by_the_headers_name(
 
 async def test_single_bytes_take_hardly_more_memory_than_is_counted() -> None:
     body = ChunkedBody(None, None)
-    body.account = MemoryAccount(10**7)
+    body.account, body.heap = MemoryAccount(10**7), HeapTrimmer(None)
     body.peer = ""
     body.deadline = UploadDeadline(10)
     for _ in range(50_000):

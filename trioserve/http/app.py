@@ -20,6 +20,7 @@ from ..errors import (
     PayloadTooLarge,
     RequestError,
     TrioserveError,
+    Unavailable,
     UnsupportedMediaType,
 )
 from .body import respond_error, respond_json
@@ -148,6 +149,8 @@ async def _respond_error(error: TrioserveError) -> Response:
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: it tells that the coding was at fault, not the type.
         headers["Accept-Encoding"] = error.wanted
+    if isinstance(error, (RequestError, Unavailable)):
+        _forget_frames(error)
     return respond_error(error, headers=headers)
 
 
@@ -171,4 +174,19 @@ async def _respond_unexpected(error: Exception) -> Response:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return await _respond_error(DescriptorsFull())
     logger.error("request %s failed", _current_request().id, exc_info=error)
+    _forget_frames(error)
     return await _respond_error(InternalError())
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Free what the frames of an error's traceback hold: a whole prompt, for example.
+
+    An error of a thread and trio's frames in its traceback refer to each other, so that
+    they would stay until the collector looks at old objects. So would those of its
+    context: the group in which it came, with the errors of other prompts.
+    """
+    others = (error.__context__, *getattr(error, "exceptions", ()))
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    for other in others:
+        if other is not None:
+            _forget_frames(other)

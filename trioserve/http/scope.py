@@ -65,7 +65,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         request = super()._create_request_from_scope(send)
         state = cast("ServingApp", self.app).state
         body = cast(ScopedRequest, request).body
-        body.account = state.bodies
+        body.account, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))
         body.deadline = UploadDeadline(state.config.body_timeout)
         return request

@@ -18,6 +18,7 @@ from ..observe.metrics import name_fields
 from ..pooling_engine import PoolingEngine
 from ..text_engine import TextEngine
 from .account import MemoryAccount
+from .heap import HeapTrimmer, find_malloc_trim
 from .lifecycle import Lifecycle
 
 
@@ -33,6 +34,7 @@ class ServerState:
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
     bodies: MemoryAccount = field(init=False)
+    heap: HeapTrimmer = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     metrics: Metrics = field(init=False)
@@ -41,6 +43,7 @@ class ServerState:
         self.bodies = MemoryAccount(
             parse_bytes("max_bodies_memory", self.config.max_bodies_memory)
         )
+        self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
         self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
 

@@ -11,6 +11,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from ..errors import MemoryFull, UploadTooSlow
 from .account import SMALL_BYTES, MemoryAccount
+from .heap import HeapTrimmer
 
 # The part of an upload that has one timeout, as the connection's writes have. At the
 # default of 10 s it asks for the rate of a telephone modem: who sends slower, but
@@ -52,11 +53,13 @@ class ChunkedBody(TrioBody):
 
     Attributes:
       account: what the bodies of all requests take together.
+      heap: told of what is held no more.
       peer: the sender, as account.name_peer names it.
       deadline: the end of a slow upload.
     """
 
     account: MemoryAccount
+    heap: HeapTrimmer
     peer: str
     deadline: UploadDeadline
 
@@ -106,6 +109,7 @@ class ChunkedBody(TrioBody):
     def release(self) -> None:
         """Tell that nothing of it is held any more."""
         self.account.give_back(self._num_bytes, peer=self.peer)
+        self.heap.note_freed(self._num_bytes)
         self._num_bytes = 0
         self._chunks.clear()
 
