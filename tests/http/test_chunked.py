@@ -83,6 +83,12 @@ def test_large_chunks_with_short_extensions_are_taken() -> None:
     assert len(join_data(events)) == 4096 * 1_000
 
 
+def test_long_trailers_are_no_extensions() -> None:
+    trailers = b"X: " + b"y" * 30_000 + b"\r\n\r\n"
+    events = list_events(make_connection(), [TINY + b"0\r\n" + trailers])
+    assert isinstance(events[-1], h11.EndOfMessage)
+
+
 CHUNKS = st.sampled_from(
     [
         *(TINY, b"3\r\nabc\r\n", b"A;x=y\r\n0123456789\r\n", b"1 \t\r\n \r\n"),

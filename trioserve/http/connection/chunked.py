@@ -49,8 +49,11 @@ class JoiningReader(ChunkedReader):
     def _read_counting(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
         num_before = len(buf)
         event = super().__call__(buf)
+        if isinstance(event, h11.EndOfMessage):
+            # It comes with the trailers, which are limited as a head is.
+            return event
         num_read = num_before - len(buf)
-        num_content = len(event.data) if isinstance(event, h11.Data) else 0
+        num_content = 0 if event is None else len(event.data)
         excess = num_read - 3 * num_content - _FREE_FRAMING_BYTES
         self._excess_bytes = max(0, self._excess_bytes + excess)
         if self._excess_bytes > _MAX_EXCESS_BYTES:

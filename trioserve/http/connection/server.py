@@ -205,7 +205,7 @@ class GuardedServer(TCPServer):
     async def _end(self) -> None:
         """Send the end of the stream; the reader closes the rest."""
         self._has_ended = True
-        # What lingers may be closed at once when descriptors run out.
+        # A connection that only lingers may make room for another.
         self._mark(is_idle=True)
         try:
             if self._is_plain:
