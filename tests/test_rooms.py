@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "trioserve"
 
 VOCABULARY = {
     *("errors", "steps", "pooling", "sentence", "config", "observe"),
-    *("logits", "exchanges"),
+    *("logits", "exchanges", "stopping"),
 }
 
 # Room -> what it may import besides itself.
@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": VOCABULARY,
     "weights": VOCABULARY,
     "executor": VOCABULARY | {"model", "processes"},
-    "own_thread": set(),
+    "stopping": set(),
+    "own_thread": {"stopping"},
     "interpreter": set(),
     "processes": {"interpreter", "steps"},
     "engine": VOCABULARY | {"scheduler", "executor", "processes"},
@@ -80,7 +81,7 @@ ONLY_IN: dict[str, set[str]] = {
     # render decodes tensors that clients send.
     "torch": {
         *("model", "executor", "weights", "render", "logits", "stage_process"),
-        "torchrun",
+        *("torchrun", "stopping"),
         *("testing_encoders", "testing_models"),
     },
     "PIL": {"render"},

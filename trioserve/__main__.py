@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 import socket
 import sys
+import threading
 import tomllib
 
 import trio
@@ -42,8 +43,30 @@ usage: trioserve serve [MODEL] [--config FILE] [options]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run a command; returns the exit code.
+
+    Args:
+      argv: None is the command line of this process, which then does nothing else.
+    """
+    if argv is not None:
+        return _run(argv)
+    code = _run(sys.argv[1:])
+    _leave_threads(code)
+    return code
+
+
+def _leave_threads(code: int) -> None:
+    """End the process now if threads of a load go on that was stopped.
+
+    The interpreter would wait for them, for seconds if they import torch.
+    """
+    if any(not each.daemon for each in threading.enumerate()[1:]):
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
     match arguments:
         case ["--version" | "-V"]:
             sys.stdout.write(f"trioserve {__version__}\n")

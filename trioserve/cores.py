@@ -27,13 +27,14 @@ from .engine import LocalCore, LocalPoolingCore
 from .errors import InvalidConfig
 from .executor import LocalExecutor, make_local_executor
 from .logits import LogitsProcessor
-from .own_thread import OwnThread
+from .own_thread import run_in_own_thread
 from .pipeline import Pipeline, open_pipeline
 from .plugins import load_logits_processors
 from .pooling import PoolingInfo, PoolingTask, Task
 from .scheduler import PoolingScheduler, Scheduler
 from .sentence import SentenceFolder
 from .steps import ModelInfo
+from .stopping import checking_torch_calls
 from .weights import Weights, read_sentence_folder, resolve_weights
 
 logger = logging.getLogger(__name__)
@@ -98,12 +99,12 @@ async def open_core(
       StartupError, StageDied
     """
     if config.parallel.pipeline_parallel_size == 1:
-        source = await OwnThread(partial(find_source, config, accepts)).wait()
-        yield await OwnThread(partial(_load_core, config, source)).wait()
+        source = await run_in_own_thread(partial(find_source, config, accepts))
+        yield await run_in_own_thread(partial(_load_core, config, source))
         return
     if accepts == "pooling":
         _check_single(config)
-    source, processors = await OwnThread(partial(_find_for_pipeline, config)).wait()
+    source, processors = await run_in_own_thread(partial(_find_for_pipeline, config))
     async with open_pipeline(config) as pipeline:
         yield await _make_pipeline_core(config, source, pipeline, processors)
 
@@ -147,9 +148,10 @@ def _check_task(task: Task, model: str, accepts: Accepts) -> None:
 
 
 def _load_core(config: EngineConfig, source: Source) -> LoadedCore:
-    if source.task == "generate":
-        return _load_generation_core(config, source)
-    return _load_pooling_core(config, source, source.task)
+    with checking_torch_calls():
+        if source.task == "generate":
+            return _load_generation_core(config, source)
+        return _load_pooling_core(config, source, source.task)
 
 
 def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:

@@ -31,7 +31,7 @@ from .engine.messages import Begin, FromEngine, Loaded
 from .engine_task import open_engine_task
 from .errors import InvalidConfig, StartupError
 from .executor.messages import NotLoaded
-from .own_thread import OwnThread
+from .own_thread import open_own_thread, run_in_own_thread
 from .plugins import load_logits_processors
 from .pooling import PoolingInfo
 from .pooling_engine import PoolingEngine
@@ -48,6 +48,9 @@ async def open_engine(
     **options: object,
 ) -> AsyncIterator[TextEngine]:
     """Load a model that writes and serve it to the block's body.
+
+    A load that is cancelled is left within a second. Only an import goes on longer, in a
+    thread that ends with it, and without it the interpreter does not end.
 
     Args:
       model: as on the command line, or a whole EngineConfig.
@@ -93,7 +96,7 @@ async def _open(
     async with AsyncExitStack() as stack:
         cores = _Cores(config, accepts, process, stack)
         core = await cores.open()
-        front = await OwnThread(partial(_load_front, config, core, cores)).wait()
+        front = await run_in_own_thread(partial(_load_front, config, core, cores))
         renderer = front.served.renderer
         async with (
             open_template_processes(
@@ -145,12 +148,14 @@ class _Cores:
 async def _open_process_core(
     config: EngineConfig, accepts: Accepts
 ) -> AsyncIterator[LoadedCore]:
-    async with open_child(
-        "trioserve.engine_process", receives=FromEngine, name="the engine process"
-    ) as child:
-        # Both processes look for the model, and import what they need, at once. Of what
-        # is wrong with it the other one tells.
-        finding = OwnThread(partial(find_source, config, accepts))
+    # Both processes look for the model, and import what they need, at once. Of what is
+    # wrong with it the other one tells. Of the two it is the first to be ended.
+    async with (
+        open_own_thread(partial(find_source, config, accepts)) as finding,
+        open_child(
+            "trioserve.engine_process", receives=FromEngine, name="the engine process"
+        ) as child,
+    ):
         loaded = await _load_in(child, config, accepts)
         remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
         yield LoadedCore(

@@ -27,7 +27,7 @@ import msgspec
 import trio
 
 from .errors import StagesNotMet
-from .own_thread import OwnThread
+from .own_thread import run_in_own_thread
 from .torchrun import Torchrun
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ async def open_guests(torchrun: Torchrun) -> AsyncIterator[tuple[Guest, ...]]:
             )
             logger.info("waiting for stages at %s:%s", address.host, address.port)
             text = msgspec.json.encode(address).decode()
-            await OwnThread(partial(torchrun.write, _KEY, text)).wait()
+            await run_in_own_thread(partial(torchrun.write, _KEY, text))
             guests = await meeting.gather()
         yield guests
 
@@ -181,7 +181,7 @@ async def join_engine(torchrun: Torchrun) -> trio.socket.SocketType:
       StagesNotMet
     """
     logger.info("waiting for the engine")
-    text = await OwnThread(partial(torchrun.read, _KEY)).wait()
+    text = await run_in_own_thread(partial(torchrun.read, _KEY))
     hello = Hello(
         stage=torchrun.rank,
         local_stage=torchrun.local_rank,

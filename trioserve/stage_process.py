@@ -40,7 +40,7 @@ from .executor.messages import (
 from .interpreter import settle_interpreter
 from .meeting import join_engine
 from .observe.log_lines import set_up_logging
-from .own_thread import OwnThread
+from .own_thread import run_in_own_thread
 from .plugins import load_logits_processors
 from .processes import (
     MessageStream,
@@ -85,7 +85,7 @@ async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
     """Do what takes long in a thread, and end if the other side ends meanwhile."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.listen)
-        result = await outcome.acapture(OwnThread(work).wait)
+        result = await outcome.acapture(run_in_own_thread, work)
         nursery.cancel_scope.cancel()
     return result.unwrap()
 

