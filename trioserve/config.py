@@ -285,7 +285,9 @@ class HttpConfig:
         leave.
       body_timeout: Seconds that each 64 KiB of a body, or its rest, may take to come; a
         slower upload is answered 408.
-      enable_h2c: Speak HTTP/2 without TLS to those who ask for it.
+      enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A client
+        is cut off if it floods the server with small frames, or if it takes less than
+        32 KiB in 15 seconds while more waits.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
         are cancelled. A request whose body is not complete is answered 503 at once.
       progress_timeout: Seconds after which /progressz answers 503 if a step has not ended,

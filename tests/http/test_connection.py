@@ -26,6 +26,7 @@ import h2.config
 import h2.connection
 import h2.events
 import hypercorn.protocol
+import hypercorn.protocol.h2
 from hypercorn.trio import serve
 import hypercorn.trio.run
 import hypercorn.trio.tcp_server
@@ -155,6 +156,7 @@ def unguarded_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
         (hypercorn.trio.run, "TCPServer"),
         (hypercorn.protocol, "H11Protocol"),
         (hypercorn.protocol, "H2Protocol"),
+        (hypercorn.protocol.h2, "StreamBuffer"),
     ]:
         monkeypatch.setattr(module, name, getattr(module, name))
 

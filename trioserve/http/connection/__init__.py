@@ -35,6 +35,13 @@ What is mended, and where:
     GuardedH2       one malformed request, or body bytes that came after the answer,
                     ended every other stream of the connection
                     1,000 PRIORITY frames ended the connection
+                    a window that stayed shut held its streams for ever
+                    a client was never told that its answer had broken off
+                    the 1,001st request and all that ran with it got no answer
+    GuardedBuffer   an app could write without end to a stream whose window was shut
+    FrameCutter     floods of small frames blocked the event loop and never ended
+                    a frame of 16 MB was gathered before it was refused
+    BoundedDecoder  one header block could take a second
 
 Plain HTTP/2 (h2c) is refused unless enabled: a client that begins with its preface,
 by prior knowledge, is answered 505 and closed. Upgrades, to h2c (which RFC 9113 3.1

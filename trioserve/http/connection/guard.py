@@ -13,6 +13,7 @@ import hypercorn.protocol
 import hypercorn.trio.run
 
 from ...errors import StartupError
+from .buffer import GuardedBuffer
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
@@ -31,7 +32,8 @@ def install_guard(
 
     Args:
       enable_h2c: speak HTTP/2 without TLS to clients that begin with its preface.
-      write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped.
+      write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped. An
+        HTTP/2 window must let half of that through in half the time.
       max_connections: see descriptors.Connections.
 
     Raises:
@@ -42,6 +44,8 @@ def install_guard(
     GuardedServer.connections = Connections(max_connections)
     GuardedH11.enable_h2c = enable_h2c
     logging.getLogger("trio.serve_listeners").addFilter(_free_descriptor)
+    # The same rate, but stalled streams end well before a drain of 30 seconds does.
+    GuardedH2.window_timeout_seconds = write_timeout_seconds / 2
     for place, guarded in _PATCHES.items():
         module, _, name = place.partition(":")
         setattr(pkgutil.resolve_name(module), name, guarded)
@@ -61,6 +65,7 @@ _PATCHES: dict[str, type] = {
     "hypercorn.trio.run:TCPServer": GuardedServer,
     "hypercorn.protocol:H11Protocol": GuardedH11,
     "hypercorn.protocol:H2Protocol": GuardedH2,
+    "hypercorn.protocol.h2:StreamBuffer": GuardedBuffer,
 }
 
 
@@ -91,9 +96,16 @@ _PRIVATE = {
     "h11._receivebuffer:ReceiveBuffer.__bytes__": "self",
     "h11._receivebuffer:ReceiveBuffer.maybe_extract_at_most": "self count",
     "hypercorn.protocol.h2:H2Protocol.__init__": _CONNECTION,
+    "hypercorn.protocol.h2:H2Protocol.initiate": "self headers settings",
+    "hypercorn.protocol.h2:H2Protocol.handle": "self event",
     "hypercorn.protocol.h2:H2Protocol.stream_send": "self event",
     "hypercorn.protocol.h2:H2Protocol._handle_events": "self events",
+    "hypercorn.protocol.h2:H2Protocol._send_data": "self stream_id",
+    "hypercorn.protocol.h2:H2Protocol._close_stream": "self stream_id",
     "hypercorn.protocol.h2:H2Protocol._flush": "self",
+    "hypercorn.protocol.h2:StreamBuffer.pop": "self max_length",
+    "hypercorn.protocol.h2:StreamBuffer.push": "self data",
+    "hypercorn.protocol.h2:StreamBuffer.close": "self",
 }
 
 

@@ -18,6 +18,7 @@ import trio
 from ...errors import DescriptorsFull
 from .descriptors import Connections
 from .http1 import GuardedH11
+from .http2 import GuardedH2
 from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class GuardedServer(TCPServer):
             # Or this task would last for as long as the connection may be idle.
             await self.idle_task.stop()
             protocol = self.protocol.protocol
-            if isinstance(protocol, GuardedH11) and protocol.has_unread:
+            if isinstance(protocol, GuardedH11 | GuardedH2) and protocol.has_unread:
                 with trio.move_on_after(LINGER_SECONDS):
                     while await self._receive():
                         pass
