@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+import subprocess
+import sys
+from typing import Any
+
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.utils import load_application
 import pytest
 
+from trioserve.asgi import create_app
 from trioserve.errors import InvalidConfig
 
 
@@ -18,3 +25,68 @@ def test_a_colon_of_a_models_name_passes_hypercorn_escaped() -> None:
 def test_a_wrong_option_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(InvalidConfig, match="max-num-seqs"):
         load_application("trioserve.asgi:create_app(max_num_seqs=0)", 0)
+
+
+HYPERCORN = [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0"]
+
+# Whoever comes to look for it was not refused.
+MISSING = "trioserve.asgi:create_app('/no/such/model')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hypercorns_default_worker_is_refused_with_the_flag(workers: int) -> None:
+    """It would say that it runs, and answer every request with an empty 500."""
+    done = run_hypercorn("-w", str(workers))
+    [line] = done.stderr.splitlines()
+    assert line.startswith("trioserve: ")
+    assert "-k trio" in line
+    # hypercorn ends with 0 whatever its workers end with.
+    assert done.returncode == (1 if workers == 0 else 0)
+
+
+@pytest.mark.slow
+def test_a_trio_worker_of_hypercorns_configuration_is_not_refused(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "hypercorn.toml"
+    file.write_text('worker_class = "trio"\nworkers = 0\n')
+    done = run_hypercorn("-c", str(file))
+    assert "-k trio" not in done.stderr
+    assert "/no/such/model" in done.stderr
+
+
+def run_hypercorn(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HYPERCORN, *arguments, MISSING], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_an_event_loop_of_asyncios_is_refused_by_the_app_too() -> None:
+    """As hypercorn.asyncio.serve runs it."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    app: Any = create_app("/no/such/model")
+    asyncio.run(app({"type": "lifespan"}, receive, send))
+    [failed] = sent
+    assert failed["type"] == "lifespan.startup.failed"
+    assert "-k trio" in failed["message"]
+    # A server that has no lifespan.
+    with pytest.raises(RuntimeError, match="-k trio"):
+        asyncio.run(app({"type": "http"}, receive, send))
+
+
+def test_an_app_is_not_made_in_asyncios_event_loop() -> None:
+    """As uvicorn's factories are."""
+
+    async def make() -> object:
+        return create_app("/no/such/model")
+
+    with pytest.raises(SystemExit, match="-k trio"):
+        asyncio.run(make())

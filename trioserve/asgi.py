@@ -9,6 +9,7 @@ hypercorn owns the sockets and the process; see README for what that costs again
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 import logging
@@ -17,6 +18,8 @@ import os
 import signal
 import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import trio
 
@@ -32,6 +35,11 @@ from .interpreter import prepare_interpreter, settle_interpreter
 from .launch import open_served_engine
 
 logger = logging.getLogger(__name__)
+
+_NEEDS_TRIO = (
+    "trioserve: run hypercorn with -k trio: trioserve does not run on asyncio, which is "
+    "hypercorn's default"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +57,10 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
       options: every option of `trioserve serve` but those of the socket.
 
     Raises:
-      SystemExit: hypercorn runs more than one worker.
+      SystemExit: hypercorn runs more than one worker, or runs it on asyncio.
       InvalidConfig: an option is unknown or senseless.
     """
+    _refuse_asyncio()
     _refuse_workers()
     _accept_sigint()
     config = build_config(_AppConfig, {"model": model, **options})
@@ -65,7 +74,26 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
         app.nursery.start_soon(_drain_on_signal, app.state)
 
     app.before_serving(start)
+    app.asgi_app = _OnTrio(app.asgi_app)  # type: ignore[method-assign]
     return app
+
+
+class _OnTrio:
+    """Refuses to run on asyncio, where hypercorn's command was not what made the app.
+
+    Else hypercorn would go on without an engine, and answer with empty 500s.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if trio.lowlevel.in_trio_run():
+            await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await send({"type": "lifespan.startup.failed", "message": _NEEDS_TRIO})
+        else:
+            raise RuntimeError(_NEEDS_TRIO)
 
 
 async def _run_engine(
@@ -136,6 +164,38 @@ def _accept_sigint() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_deaf and is_main and multiprocessing.parent_process() is None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _refuse_asyncio() -> None:
+    """End the process if the app would be run on asyncio.
+
+    Raises:
+      SystemExit
+    """
+    if _is_in_asyncio() or _is_called_by("hypercorn.asyncio"):
+        raise SystemExit(_NEEDS_TRIO)
+
+
+def _is_in_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_called_by(package: str) -> bool:
+    """Whether a function of a package has called us.
+
+    hypercorn's worker makes the app before it starts an event loop. Its class comes from
+    a flag, a file or a program, but whichever it is, it is among the callers.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(package):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _refuse_workers() -> None:
