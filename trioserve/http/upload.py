@@ -13,9 +13,9 @@ from ..errors import MemoryFull, UploadTooSlow
 from .account import SMALL_BYTES, MemoryAccount
 from .heap import HeapTrimmer
 
-# The part of an upload that has one timeout, as the connection's writes have. At the
-# default of 10 s it asks for the rate of a telephone modem: who sends slower, but
-# steadily, could hold 64 MiB for hours. Small bodies are one part.
+# The part of an upload that has one timeout, as the connection's writes have. A small body
+# is one part. At the default of 10 s the slowest upload has the rate of a telephone modem,
+# and 64 MiB take 2.8 hours. At any lower rate, a body would hold its memory for longer.
 PART_BYTES: Final = 65_536
 
 # Shorter pieces are joined: an object of its own would take more memory than is counted.
