@@ -402,7 +402,10 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one step added to a sequence: the scheduler's answer to a result."""
+    """What one step added to a sequence: the scheduler's answer to a result.
+
+    An empty one tells that a step has begun with the sequence.
+    """
 
     sequence_id: SequenceId
     token_ids: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .engine import EngineClient, TokenStream
+from .engine import EngineClient, StreamPhase, TokenStream
 from .errors import InvalidParameter
 from .logits import LogitsProcessor
 from .render import (
@@ -151,6 +151,11 @@ class TextStream:
         self.prompts = prompts
         self.num_sequences = num_sequences
         self.splits_reasoning = splits_reasoning
+
+    @property
+    def phase(self) -> StreamPhase:
+        """How far the sequence has come that has come farthest."""
+        return self._tokens.phase
 
     def __aiter__(self) -> TextStream:
         return self

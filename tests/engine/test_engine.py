@@ -66,6 +66,34 @@ async def test_a_stream_gives_its_tokens_and_ends(
     assert engine.statistics() == make_engine().statistics()
 
 
+async def test_a_stream_knows_what_it_waits_for(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    # There is a place for one sequence, and its prompt takes two steps.
+    engine = make_engine(max_num_seqs=1, max_num_batched_tokens=4, step_seconds=1.0)
+    await nursery.start(engine.run)
+    params = SamplingParams(seed=0, max_tokens=5)
+    async with (
+        engine.open_stream([prompt_of(6)], params) as first,
+        engine.open_stream([prompt_of(6, 100)], params) as second,
+    ):
+        seen = []
+        for time in (0.5, 1.5, 2.5, 5.5, 7.5, 8.5):
+            await trio.sleep_until(time)
+            seen.append((first.phase, second.phase))
+        # Nobody is given a delta without anything in it.
+        deltas = [delta async for delta in second]
+    assert seen == [
+        ("prefill", "queue"),
+        ("prefill", "queue"),
+        ("decode", "queue"),
+        ("decode", "queue"),
+        ("decode", "prefill"),
+        ("decode", "decode"),
+    ]
+    assert all(delta.token_ids for delta in deltas)
+
+
 async def test_streams_share_steps(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:

@@ -8,7 +8,7 @@ abort a request, and always enough.
 
 from .client import EngineClient
 from .core import GenerationCore, LocalCore
-from .delivery import TokenStream
+from .delivery import StreamPhase, TokenStream
 from .engine import Engine, EngineStatistics
 from .hosting import host_core, host_pooling_core
 from .pooling import PoolingEngineStatistics, PoolingLoop, PoolingRequest
@@ -30,6 +30,7 @@ __all__ = [
     "PoolingRequest",
     "RemoteCore",
     "RemotePoolingCore",
+    "StreamPhase",
     "TokenStream",
     "check_params",
     "host_core",

@@ -124,7 +124,10 @@ class LocalCore:
         self._preparing = trio.CapacityLimiter(1)
         self._deliver: Callable[[Iterable[SequenceOutput]], None]
         self._loop = StepLoop(
-            executor, scheduler, lambda outputs: self._deliver(outputs)
+            executor,
+            scheduler,
+            lambda outputs: self._deliver(outputs),
+            self._tell_started,
         )
 
     async def run(
@@ -163,6 +166,10 @@ class LocalCore:
 
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds
+
+    def _tell_started(self, plan: StepPlan) -> None:
+        if plan.starts:
+            self._deliver(self._scheduler.list_started(plan))
 
     def _make_sequences(self, group: SequenceGroup) -> list[scheduling.Sequence]:
         resolved = [

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import trio
 
 from ..steps import FinishReason, SequenceOutput, TokenDelta, TokenLogprobs
 
 T = TypeVar("T")
+
+# What a stream waits for: its turn on the device, its first token, its next one.
+StreamPhase = Literal["queue", "prefill", "decode"]
 
 # What comes of a delta's tokens is made on the event loop, at 10 us a token where
 # reasoning is told apart: others have their turn after a few milliseconds.
@@ -26,9 +29,13 @@ class TokenStream:
     else.
 
     It ends when all sequences have ended, and raises EngineDied if the engine has.
+
+    Attributes:
+      phase: of the sequence that has come farthest.
     """
 
     def __init__(self, num_sequences: int, stop: Callable[[int], None]) -> None:
+        self.phase: StreamPhase = "queue"
         self._num_open = num_sequences
         self._stop = stop
         self._pending: dict[int, _Gathered] = {}
@@ -68,6 +75,12 @@ class TokenStream:
     def push_nowait(self, index: int, output: SequenceOutput) -> None:
         """Add what a step gave; called by the engine loop alone."""
         if index in self._finished:
+            return
+        if output.token_ids:
+            self.phase = "decode"
+        elif not output.prompt_logprobs:
+            if self.phase == "queue":
+                self.phase = "prefill"
             return
         self._pending.setdefault(index, _Gathered()).add(output)
         if output.finish_reason is not None:

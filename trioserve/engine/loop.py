@@ -48,6 +48,7 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
     Args:
       planner: plans steps and takes in their results.
       deliver: hands to their readers what `planner.update` returned.
+      on_submitted: is called with each plan once the device has it.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         executor: Executor[PlanT, ResultT],
         planner: Planner[PlanT, ResultT, OutputsT],
         deliver: Callable[[OutputsT], None],
+        on_submitted: Callable[[PlanT], None] = lambda plan: None,
     ) -> None:
         self._executor = executor
         self._planner = planner
         self._deliver = deliver
+        self._on_submitted = on_submitted
         self._work = trio.Event()
         # Since when the oldest step in flight has been the device's; None where it idles.
         self._step_began: float | None = None
@@ -116,3 +119,4 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
             if not in_flight:
                 self._step_began = trio.current_time()
             in_flight.append((plan, self._executor.submit(plan, self.wake)))
+            self._on_submitted(plan)

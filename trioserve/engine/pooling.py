@@ -6,7 +6,7 @@ open_request --> pool --> core --> outputs --> pool
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -122,6 +122,7 @@ class PoolingLoop:
         *,
         priority: int = 0,
         param: str = "input",
+        on_submit: Callable[[], None] = lambda: None,
     ) -> Iterator[PoolingRequest]:
         """Take a request's inputs until the block is left.
 
@@ -132,6 +133,7 @@ class PoolingLoop:
           num_inputs: how many there will be, about; chunks of long texts not counted.
           priority: requests with a lower number go first; equals take turns.
           param: the request's field that brings them, for errors.
+          on_submit: is called when inputs have been given to the core.
 
         Raises:
           QueueFull: other requests have too many.
@@ -143,7 +145,9 @@ class PoolingLoop:
         check_priority(priority, self._scheduling_policy)
         check_params(params, self.info, self.pooling)
         self._check_room(num_inputs, param)
-        request = PoolingRequest(self, params, FlowId(next(self._flows)), priority)
+        request = PoolingRequest(
+            self, params, FlowId(next(self._flows)), priority, on_submit
+        )
         self._num_reserved += num_inputs
         try:
             with self._requests.hold(request):
@@ -227,13 +231,19 @@ class PoolingRequest:
     """
 
     def __init__(
-        self, loop: PoolingLoop, params: PoolingParams, flow: FlowId, priority: int
+        self,
+        loop: PoolingLoop,
+        params: PoolingParams,
+        flow: FlowId,
+        priority: int,
+        on_submit: Callable[[], None],
     ) -> None:
         self.kept: dict[KeptKey, JobId] = {}
         self.flow = flow
         self.priority = priority
         self._loop = loop
         self._params = params
+        self._on_submit = on_submit
         self._open: set[_Results] = set()
 
     async def pool(
@@ -263,6 +273,7 @@ class PoolingRequest:
             check_input(each, self._loop.info)
         results = _Results(len(rows))
         jobs = self._loop.add(rows, self, results)
+        self._on_submit()
         self._open.add(results)
         try:
             return await results.wait()
@@ -280,6 +291,7 @@ class PoolingRequest:
         key = self._loop.next_key()
         row = PoolingRow(input=each, params=self._params, keep_as=key)
         [self.kept[key]] = self._loop.add([row], self, _Results(1))
+        self._on_submit()
         return key
 
     def fail(self, error: Exception) -> None:

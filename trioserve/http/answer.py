@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import Final
 
-from hypercorn.typing import ASGISendCallable, ASGISendEvent
+from hypercorn.typing import (
+    ASGISendCallable,
+    ASGISendEvent,
+    HTTPResponseStartEvent,
+)
 from quart.wrappers import Request
 
 from ..observe.log_lines import escape
+from .connection import Peer
+from .progress import Progress
 from .request_id import HEADER, RequestId
 
 logger = logging.getLogger(__name__)
 
-_HEADER = HEADER.lower().encode()
+_HEADER: Final = HEADER.lower().encode()
 
 
 class Answer:
@@ -23,18 +29,30 @@ class Answer:
     """
 
     def __init__(
-        self, send: ASGISendCallable, request: Request, request_id: RequestId
+        self,
+        send: ASGISendCallable,
+        request: Request,
+        *,
+        request_id: RequestId,
+        peer: Peer,
+        progress: Progress,
     ) -> None:
         self._send = send
         self._request = request
         self._id = request_id
+        self._peer = peer
+        self._progress = progress
 
     async def send(self, event: ASGISendEvent) -> None:
         if event["type"] == "http.response.start":
-            self._begin(cast(dict[str, Any], event))
+            self._begin(event)
         await self._send(event)
+        if self._peer.is_lost:
+            # The request goes on until it is told, and only seems to get anywhere.
+            self._progress.stop("write")
 
-    def _begin(self, event: dict[str, Any]) -> None:
+    def _begin(self, event: HTTPResponseStartEvent) -> None:
+        self._progress.enter("write")
         event["headers"] = [*event["headers"], (_HEADER, str(self._id).encode())]
         logger.debug(
             "request %s: %s %s is answered with %d",

@@ -89,6 +89,7 @@ async def _read(
     # A body that is half there may hold a drain up for as long as its sender likes.
     with state.lifecycle.until_drain():
         chunks = await read_json_body(request)
+    request.progress.enter("render")
     engine = require(None)
     work = partial(
         decode_chunks, chunks, decode, engine.info.max_model_len, str(request.id)

@@ -95,6 +95,7 @@ async def open_stream(
 ) -> MeteredStream:
     """Begin to generate; the request's scope ends it, and its body is needed no more."""
     request.body.release()
+    request.progress.enter("queue")
     text = TextParams(
         stop=asked.stop_strings,
         include_stop_str_in_output=bool(asked.include_stop_str_in_output),
@@ -112,4 +113,6 @@ async def open_stream(
             splits_reasoning=isinstance(asked, ChatRequest),
         )
     )
-    return MeteredStream(stream, state.metrics, arrived_at=request.arrived_at)
+    metered = MeteredStream(stream, state.metrics, arrived_at=request.arrived_at)
+    request.progress.follow(metered)
+    return metered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 import logging
@@ -9,6 +10,7 @@ import logging
 import trio
 
 from ..errors import ShuttingDown
+from .progress import PHASES, Phase, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ class Lifecycle:
     def __init__(self, *, drain_timeout: float) -> None:
         self._drain_timeout = drain_timeout
         self._draining = trio.Event()
-        self._num_active = 0
+        self._active: set[Progress] = set()
         self._idle = trio.Event()
         # Blocks that end when draining begins.
         self._until_drain: set[trio.CancelScope] = set()
@@ -38,11 +40,11 @@ class Lifecycle:
 
     @property
     def num_active(self) -> int:
-        return self._num_active
+        return len(self._active)
 
     def begin_drain(self) -> None:
         if not self.is_draining:
-            logger.info("draining %d requests", self._num_active)
+            logger.info("draining %d requests", self.num_active)
             self._draining.set()
             for scope in self._until_drain:
                 scope.cancel()
@@ -70,14 +72,14 @@ class Lifecycle:
             raise ShuttingDown()
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self, progress: Progress) -> Iterator[None]:
         """Count a request as running inside the block."""
-        self._num_active += 1
+        self._active.add(progress)
         try:
             yield
         finally:
-            self._num_active -= 1
-            if self._num_active == 0:
+            self._active.remove(progress)
+            if not self._active:
                 self._idle.set()
 
     async def wait_drained(self) -> bool:
@@ -88,9 +90,20 @@ class Lifecycle:
         await self._draining.wait()
         with trio.move_on_after(self._drain_timeout):
             await self._wait_idle()
-        return self._num_active == 0
+        if self._active:
+            logger.warning("the drain is over; it ends %s", self._describe_active())
+        return not self._active
+
+    def count_phases(self) -> Counter[Phase]:
+        """Return how many requests are in each phase."""
+        return Counter(progress.phase for progress in self._active)
+
+    def _describe_active(self) -> str:
+        counts = self.count_phases()
+        told = [f"{counts[phase]} in {phase}" for phase in PHASES if counts[phase]]
+        return f"requests: {', '.join(told)}"
 
     async def _wait_idle(self) -> None:
-        while self._num_active:
+        while self._active:
             self._idle = trio.Event()
             await self._idle.wait()

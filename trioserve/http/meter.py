@@ -7,6 +7,7 @@ import trio
 from ..observe import Metrics
 from ..steps import Prompt
 from ..text_engine import TextDelta, TextStream, collect_texts
+from .progress import Phase
 from .responses import Usage
 
 
@@ -24,6 +25,8 @@ class MeteredStream:
         self._stream = stream
         self._metrics = metrics
         self._arrived_at = arrived_at
+        # A reader that does not wait for us is writing what we gave it.
+        self._is_awaited = True
         self._last_at: dict[int, float] = {}
         self._num_output_tokens = 0
         self._num_reasoning_tokens = 0
@@ -32,6 +35,10 @@ class MeteredStream:
     @property
     def num_sequences(self) -> int:
         return self._stream.num_sequences
+
+    @property
+    def phase(self) -> Phase:
+        return self._stream.phase if self._is_awaited else "write"
 
     @property
     def splits_reasoning(self) -> bool:
@@ -60,13 +67,16 @@ class MeteredStream:
         return self
 
     async def __anext__(self) -> TextDelta:
+        self._is_awaited = True
         try:
             delta = await self._stream.__anext__()
         except StopAsyncIteration:
+            self._is_awaited = False
             self._metrics.request_latency.observe(
                 trio.current_time() - self._arrived_at
             )
             raise
+        self._is_awaited = False
         self._count(delta)
         return delta
 

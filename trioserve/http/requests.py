@@ -46,6 +46,7 @@ ToolChoice = Literal["none", "auto"]
 # What each field with a fixed set of values takes, for the decoder's error does not say.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "role": get_args(Role),
+    "tool_choice": get_args(ToolChoice),
     "truncation_side": get_args(Side),
     "type": get_args(ToolType),
 }

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+import logging
 from typing import TYPE_CHECKING, cast
 
-from hypercorn.typing import ASGISendCallable
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
@@ -19,9 +20,12 @@ import trio
 
 from .account import name_peer
 from .answer import Answer
-from .connection import INVITE_BODY
+from .connection import INVITE_BODY, PEER, Peer
+from .progress import Progress
 from .request_id import RequestId
 from .upload import ChunkedBody, UploadDeadline
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from .app import ServingApp
@@ -34,6 +38,9 @@ class ScopedRequest(TrioRequest):
       resources: closed after the response has been sent or given up.
       arrived_at: trio.current_time() of the request's head.
       id: in the answer's header and id, and in the log.
+      progress: how far it has come.
+      peer: whether it has been answered.
+      answer: by which all of the answer goes.
     """
 
     body_class = ChunkedBody  # type: ignore[assignment]
@@ -41,6 +48,9 @@ class ScopedRequest(TrioRequest):
     resources: AsyncExitStack
     arrived_at: float
     id: RequestId
+    progress: Progress
+    peer: Peer
+    answer: Answer
 
     async def read_chunks(self) -> list[bytes | bytearray]:
         """Read the body, as its parts in order.
@@ -63,23 +73,46 @@ class ScopedConnection(TrioASGIHTTPConnection):
 
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
+        scoped = cast(ScopedRequest, request)
+        scoped.id = RequestId(scoped.headers)
+        scoped.progress = Progress()
+        scoped.peer = Peer()
+        extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
+        extensions[PEER] = scoped.peer
+        scoped.answer = Answer(
+            send,
+            scoped,
+            request_id=scoped.id,
+            peer=scoped.peer,
+            progress=scoped.progress,
+        )
         state = cast("ServingApp", self.app).state
-        body = cast(ScopedRequest, request).body
+        body = scoped.body
         body.account, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))
         body.deadline = UploadDeadline(state.config.body_timeout)
         return request
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Take the body in, and cancel the request when its client has left."""
+        await super().handle_messages(nursery, request, receive)
+        scoped = cast(ScopedRequest, request)
+        if scoped.peer.is_answered:
+            return
+        phase = scoped.progress.phase
+        cast("ServingApp", self.app).state.metrics.cancelled.labels(phase).inc()
+        logger.debug("request %s: its client left in %s", scoped.id, phase)
 
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
     ) -> None:
         scoped = cast(ScopedRequest, request)
         scoped.arrived_at = trio.current_time()
-        scoped.id = RequestId(scoped.headers)
-        answer = Answer(send, scoped, scoped.id)
         lifecycle = cast("ServingApp", self.app).state.lifecycle
         async with AsyncExitStack() as scoped.resources:
             # Last in, first out: a request is running until nothing of it is left.
-            scoped.resources.enter_context(lifecycle.hold())
+            scoped.resources.enter_context(lifecycle.hold(scoped.progress))
             scoped.resources.callback(scoped.body.release)
-            await super().handle_request(nursery, request, answer.send)
+            await super().handle_request(nursery, request, scoped.answer.send)

@@ -20,6 +20,7 @@ from ..text_engine import TextEngine
 from .account import MemoryAccount
 from .heap import HeapTrimmer, find_malloc_trim
 from .lifecycle import Lifecycle
+from .progress import PHASES
 
 
 @dataclass(kw_only=True)
@@ -46,6 +47,9 @@ class ServerState:
         self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
         self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
+        # Those of which there was none yet are told as well.
+        for phase in PHASES:
+            self.metrics.cancelled.labels(phase)
 
     @property
     def is_healthy(self) -> bool:

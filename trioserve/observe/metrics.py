@@ -58,6 +58,12 @@ class Metrics:
             "endpoint",
             "status",
         )
+        self.cancelled = self._counter(
+            "requests_cancelled",
+            "Requests whose client left before the end of its answer, by what they "
+            "waited for",
+            "phase",
+        )
         self.finished = self._counter(
             "finished_sequences", "Sequences that ended, by reason", "reason"
         )

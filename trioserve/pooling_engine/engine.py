@@ -163,6 +163,7 @@ class PoolingEngine:
         finish: Callable[[int, TensorBytes], T],
         priority: int = 0,
         param: str = "input",
+        on_submit: Callable[[], None] = lambda: None,
     ) -> Pooled[T]:
         """Read texts and make something of what each gives.
 
@@ -173,12 +174,13 @@ class PoolingEngine:
             where there is little of it, in the event loop.
           priority: the lower goes first; equals take turns.
           param: the request's field, for errors.
+          on_submit: is called when the device can begin with some of them.
 
         Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
         with self.engine.open_request(
-            len(texts), params, priority=priority, param=param
+            len(texts), params, priority=priority, param=param, on_submit=on_submit
         ) as request:
 
             async def run(numbers: range) -> list[tuple[T, int]]:
@@ -201,6 +203,7 @@ class PoolingEngine:
         options: ScoreOptions | None = None,
         *,
         priority: int = 0,
+        on_submit: Callable[[], None] = lambda: None,
     ) -> Scores:
         """Tell how well documents answer queries: one to all, or one to each.
 
@@ -225,6 +228,7 @@ class PoolingEngine:
             documents=documents,
             options=resolved,
             priority=priority,
+            on_submit=on_submit,
         )
         if self.pooling.task == "classify":
             return await scoring.score_pairs()

@@ -58,6 +58,7 @@ class Scoring:
     documents: Sequence[str]
     options: ScoreOptions
     priority: int
+    on_submit: Callable[[], None]
 
     async def score_pairs(self) -> Scores:
         """Have a classifier with one label read each query with its document."""
@@ -109,6 +110,7 @@ class Scoring:
             params,
             priority=self.priority,
             param=self.options.document_param,
+            on_submit=self.on_submit,
         )
 
     async def _run_jobs(

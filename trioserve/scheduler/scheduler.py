@@ -236,6 +236,19 @@ class Scheduler:
                     outputs.append(output)
         return outputs
 
+    def list_started(self, plan: StepPlan) -> list[SequenceOutput]:
+        """Return, without tokens, the sequences that begin or go on with a plan's step.
+
+        Args:
+          plan: the last one that was made.
+        """
+        slots = {start.slot for start in plan.starts}
+        return [
+            SequenceOutput(sequence_id=sequence.sequence_id)
+            for sequence in self._in_flight[plan.step_id]
+            if sequence.slot in slots
+        ]
+
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(
             num_running=len(self._running),

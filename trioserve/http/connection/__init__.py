@@ -12,6 +12,8 @@ The only room that knows private names of hypercorn and h11. So hypercorn is pin
     make_config    a hypercorn Config whose values suit token streams.
     INVITE_BODY    the key of an ASGI extension. The app calls it to ask for a body, and
                    then `Expect: 100-continue` is answered.
+    PEER           the key of an extension, too. The app puts a Peer there, and then knows
+                   whether a peer that is gone has got its answer.
 
 What is mended, and where:
 
@@ -55,5 +57,13 @@ to say, has no effect. A client that shuts its sending side down counts as gone.
 from .descriptors import raise_descriptor_limit
 from .guard import install_guard, make_config
 from .http1 import INVITE_BODY
+from .peer import PEER, Peer
 
-__all__ = ["INVITE_BODY", "install_guard", "make_config", "raise_descriptor_limit"]
+__all__ = [
+    "INVITE_BODY",
+    "PEER",
+    "Peer",
+    "install_guard",
+    "make_config",
+    "raise_descriptor_limit",
+]

@@ -14,6 +14,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from ...errors import MalformedRequest
 from .chunked import JoiningReader
 from .closing import finish
+from .peer import mark_answered
 from .refusals import refuse
 
 # A peer that pipelines may be so far ahead before it is read no further.
@@ -98,6 +99,7 @@ class GuardedH11(H11Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, StreamClosed):
+            mark_answered(self.stream)
             await finish(super().stream_send, event)
         elif (
             isinstance(event, Response) and self.connection.their_state is h11.SEND_BODY

@@ -24,6 +24,7 @@ from .frames import (
     FrameCutter,
 )
 from .http1 import is_path
+from .peer import mark_answered
 from .windows import CONNECTION, WindowWatch
 
 
@@ -163,6 +164,8 @@ class GuardedH2(H2Protocol):
         if buffer is not None and not buffer.is_finished:
             # The app ended early, and the client would wait for the rest for ever.
             await self._reset(event.stream_id, ErrorCodes.INTERNAL_ERROR)
+        else:
+            mark_answered(self.streams.get(event.stream_id))
         await super().stream_send(event)
 
     async def _reset(self, stream_id: int, code: ErrorCodes) -> None:

@@ -19,6 +19,7 @@ from ...errors import DescriptorsFull
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
+from .peer import mark_lost
 from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,9 @@ class GuardedServer(TCPServer):
             trio.ClosedResourceError,
             trio.TooSlowError,
         ):
+            protocol = self.protocol.protocol
+            if isinstance(protocol, GuardedH11):
+                mark_lost(protocol.stream)
             self.drop()
 
     def _write_nowait(self, data: bytes) -> int:

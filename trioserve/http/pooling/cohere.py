@@ -49,7 +49,7 @@ async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
     asked, engine = await read_pooling_request(state, request, decode_cohere_embed)
     exchange = Exchange(state=state, request=request, engine=engine)
     header = exchange.make_header("embd")
-    pooled = await _pool(asked, engine)
+    pooled = await _pool(exchange, asked)
     meta = CohereMeta.of(pooled.num_tokens, "2")
     return await _respond_by_type(exchange, asked, header, meta, pooled.results)
 
@@ -59,7 +59,7 @@ async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Respons
     asked, engine = await read_pooling_request(state, request, decode_cohere_embed)
     exchange = Exchange(state=state, request=request, engine=engine)
     header = exchange.make_header("embd")
-    pooled = await _pool(asked, engine)
+    pooled = await _pool(exchange, asked)
     meta = CohereMeta.of(pooled.num_tokens, "1")
     if asked.embedding_types:
         return await _respond_by_type(exchange, asked, header, meta, pooled.results)
@@ -69,9 +69,10 @@ async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Respons
 
 
 async def _pool(
-    asked: CohereEmbedRequest, engine: PoolingEngine
+    exchange: Exchange, asked: CohereEmbedRequest
 ) -> Pooled[tuple[bytes, ...]]:
     """Have the texts read, and each vector written in all forms."""
+    engine = exchange.engine
     task = require_task(engine, ("embed",), "embed texts")
     params = make_params(
         engine, task, dimensions=asked.output_dimension, param="output_dimension"
@@ -84,6 +85,7 @@ async def _pool(
         finish=partial(_write_vector, asked.types),
         priority=asked.priority or 0,
         param=asked.param,
+        on_submit=exchange.note_submitted,
     )
 
 

@@ -45,6 +45,7 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
         asked.texts_of(document_param),
         options,
         priority=asked.priority or 0,
+        on_submit=exchange.note_submitted,
     )
     request.body.release()
     content = header.begin(ScoreList, scores.num_tokens)
@@ -59,7 +60,11 @@ async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
     exchange = Exchange(state=state, request=request, engine=engine)
     header = exchange.make_header("score", asked.request_id)
     scores = await engine.score(
-        [asked.query_text], asked.texts, options, priority=asked.priority or 0
+        [asked.query_text],
+        asked.texts,
+        options,
+        priority=asked.priority or 0,
+        on_submit=exchange.note_submitted,
     )
     version = "1" if request.path.startswith("/v1/") else "2"
     content = RankedList(

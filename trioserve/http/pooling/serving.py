@@ -65,6 +65,10 @@ class Exchange:
             model=self.engine.info.name,
         )
 
+    def note_submitted(self) -> None:
+        """The device can begin with some of the request's texts."""
+        self.request.progress.enter("prefill")
+
     async def respond(
         self,
         write: Callable[[], bytes],
@@ -78,6 +82,7 @@ class Exchange:
         Args:
           num_bytes: about as many are put together; many are, in a renderer worker.
         """
+        self.request.progress.enter("write")
         content = await run_writing(
             self.engine.renderer.workers, write, num_bytes // _BYTES_PER_ENTRY
         )
@@ -191,6 +196,7 @@ async def pool_texts(
         finish=finish,
         priority=asked.priority or 0,
         param=asked.param,
+        on_submit=exchange.note_submitted,
     )
     exchange.request.body.release()
     return pooled

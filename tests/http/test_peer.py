@@ -1,0 +1,99 @@
+"""An app can know whether its answer was written or its peer has left."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypercorn.trio import serve
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from trioserve.http.connection import PEER, Peer, install_guard, make_config
+
+# More than kernels keep for a peer that does not read.
+LARGE = bytes(2**24)
+
+Ask = Callable[[bytes], Awaitable[trio.SocketStream]]
+
+
+class Server:
+    """Answers each request with as many bytes as its path says.
+
+    Attributes:
+      port: None until it listens.
+      peers: of the requests that came.
+      ends: set as each of them ends.
+    """
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.ends: list[trio.Event] = []
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http", "no lifespan"
+        self.peers.append(Peer())
+        self.ends.append(trio.Event())
+        scope["extensions"][PEER] = self.peers[-1]
+        size = int(scope["path"].removeprefix("/"))
+        length = (b"content-length", b"%d" % size)
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": LARGE[:size]})
+        self.ends[-1].set()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+async def ask(server: Server, nursery: trio.Nursery) -> Ask:
+    install_guard()
+    config = make_config(bind=["127.0.0.1:0"])
+    [address] = await nursery.start(serve, server.answer, config)
+
+    async def connect(packet: bytes) -> trio.SocketStream:
+        port = int(address.rpartition(":")[2])
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(packet)
+        return stream
+
+    return connect
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("size", [0, 5, 2**24])
+async def test_one_that_reads_is_answered(
+    server: Server, ask: Ask, version: bytes, size: int
+) -> None:
+    head = b"GET /%d HTTP/%b\r\nHost: h\r\nConnection: close\r\n\r\n" % (size, version)
+    with trio.fail_after(10):
+        async with await ask(head) as client:
+            num_bytes = sum([len(data) async for data in client])
+        assert num_bytes >= size
+        await server.ends[0].wait()
+    assert (server.peers[0].is_answered, server.peers[0].is_lost) == (True, False)
+
+
+async def test_each_request_of_a_connection_is_answered(
+    server: Server, ask: Ask
+) -> None:
+    with trio.fail_after(10):
+        packet = b"GET /5 HTTP/1.1\r\nHost: h\r\n\r\n" * 3
+        async with await ask(packet):
+            while len(server.ends) < 3:
+                await trio.lowlevel.checkpoint()
+            await server.ends[2].wait()
+    assert [peer.is_answered for peer in server.peers] == [True] * 3
+
+
+async def test_one_that_leaves_amid_its_answer_is_lost(
+    server: Server, ask: Ask
+) -> None:
+    with trio.fail_after(10):
+        async with await ask(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % len(LARGE)):
+            await wait_all_tasks_blocked(cushion=0.01)
+        await server.ends[0].wait()
+    assert (server.peers[0].is_answered, server.peers[0].is_lost) == (False, True)
