@@ -184,5 +184,37 @@ def test_a_wrong_model_is_not_found(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="other", messages=MESSAGES)
 
 
+def test_the_served_model_is_described(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("tiny-llama").id == "tiny-llama"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
+
+
+def test_the_client_knows_the_requests_id(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny-llama", messages=MESSAGES, max_tokens=1
+    )
+    assert answer.id == f"chatcmpl-{answer._request_id}"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny-llama", messages=MESSAGES, n=0)
+    assert caught.value.request_id
+
+
+def test_calls_that_the_template_would_drop_are_refused(client: openai.OpenAI) -> None:
+    call: Any = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "ask", "arguments": "{}"},
+    }
+    talk: list[Any] = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "42"},
+    ]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tiny-llama", messages=talk)
+    assert caught.value.param == "messages[1].tool_calls"
+
+
 def test_the_served_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny-llama"]

@@ -60,6 +60,14 @@ async def test_an_id_comes_back_or_is_made(
     assert len(set(ids)) == 3
 
 
+async def test_even_a_malformed_request_has_an_id(server: FakeServer) -> None:
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
+        await client.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        head = (await client.receive_some()).decode()
+    assert head.startswith("HTTP/1.1 400")
+    assert re.search(r"\r\nx-request-id: [0-9a-f]{32}\r\n", head)
+
+
 @pytest.mark.parametrize("sent", ["", "a b", "\x1b[2J", "a" * 129, "a;b=c", "{}"])
 async def test_an_id_that_could_do_harm_is_replaced(
     client: httpx.AsyncClient, sent: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
 
 from hypercorn.typing import (
     ASGISendCallable,
@@ -15,11 +14,9 @@ from quart.wrappers import Request
 from ..observe.log_lines import escape
 from .connection import Peer
 from .progress import Progress
-from .request_id import HEADER, RequestId
+from .request_id import HEADER_BYTES, RequestId
 
 logger = logging.getLogger(__name__)
-
-_HEADER: Final = HEADER.lower().encode()
 
 
 class Answer:
@@ -53,7 +50,7 @@ class Answer:
 
     def _begin(self, event: HTTPResponseStartEvent) -> None:
         self._progress.enter("write")
-        event["headers"] = [*event["headers"], (_HEADER, str(self._id).encode())]
+        event["headers"] = [*event["headers"], (HEADER_BYTES, str(self._id).encode())]
         logger.debug(
             "request %s: %s %s is answered with %d",
             self._id,

@@ -8,10 +8,17 @@ import uuid
 from werkzeug.datastructures import Headers
 
 HEADER = "X-Request-Id"
+# As ASGI and h11 have it.
+HEADER_BYTES = HEADER.lower().encode()
 
 # What may come back in a header and in the id of an answer. h11 lets control characters
 # and latin-1 through.
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def make_request_id() -> str:
+    """Return an id that no other request has."""
+    return uuid.uuid4().hex
 
 
 class RequestId:
@@ -28,7 +35,7 @@ class RequestId:
     def __init__(self, headers: Headers) -> None:
         sent = headers.get(HEADER, "")
         self._is_sent = _SANE.fullmatch(sent) is not None
-        self.text = sent if self._is_sent else uuid.uuid4().hex
+        self.text = sent if self._is_sent else make_request_id()
 
     def __str__(self) -> str:
         return self.text

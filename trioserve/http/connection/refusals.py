@@ -5,6 +5,7 @@ from __future__ import annotations
 import h11
 
 from ...errors import TrioserveError, Unavailable
+from ..request_id import HEADER_BYTES, make_request_id
 from ..responses import ErrorBody, encode
 
 
@@ -21,6 +22,7 @@ def refuse(
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
+        (HEADER_BYTES, make_request_id().encode()),
     ]
     if isinstance(error, Unavailable):
         fields.append((b"retry-after", b"%d" % error.retry_after_seconds))
