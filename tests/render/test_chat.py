@@ -151,6 +151,11 @@ async def test_the_final_message_can_be_continued(byte_level: Subject) -> None:
             "messages[0].tool_calls[0].function",
         ),
         (
+            [{**USER, "tool_calls": [{"function": {"name": "f"}}]}],
+            InvalidParameter,
+            "messages[0].tool_calls",
+        ),
+        (
             [{"role": "assistant", "tool_calls": {"id": "c"}}],
             InvalidParameter,
             "messages[0].tool_calls",

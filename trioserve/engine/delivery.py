@@ -79,6 +79,7 @@ class TokenStream:
         if output.token_ids:
             self.phase = "decode"
         elif not output.prompt_logprobs:
+            # It is empty: a step has begun with the sequence.
             if self.phase == "queue":
                 self.phase = "prefill"
             return

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Answer:
     """Sends the answer of one request, with the request's id in its head.
 
-    Whatever makes the answer, a handler or an error, it comes by here.
+    Answers of handlers pass here, and answers of errors.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Answer:
             self._begin(event)
         await self._send(event)
         if self._peer.is_lost:
-            # The request goes on until it is told, and only seems to get anywhere.
+            # The request goes on until it hears of it, but nobody gets what it writes.
             self._progress.stop("write")
 
     def _begin(self, event: HTTPResponseStartEvent) -> None:

@@ -18,14 +18,14 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 
 class HasPhase(Protocol):
-    """What knows by itself how far it has come."""
+    """Something that knows its own phase."""
 
     @property
     def phase(self) -> Phase: ...
 
 
 class Progress:
-    """Of one request."""
+    """The phase that one request is in."""
 
     def __init__(self) -> None:
         self._has_stopped = False

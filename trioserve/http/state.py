@@ -47,7 +47,7 @@ class ServerState:
         self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
         self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
-        # Those of which there was none yet are told as well.
+        # A phase in which no client has left yet is exported as 0.
         for phase in PHASES:
             self.metrics.cancelled.labels(phase)
 

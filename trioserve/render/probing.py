@@ -31,7 +31,7 @@ PROBE_TOOL: Final = {
     },
 }
 
-# Of lists of parts, and of arguments, that Python printed whole.
+# They appear where Python prints a whole list of parts, or whole arguments.
 _PRINTED_KEYS: Final = ("'text'", '"text"', "'key'")
 
 _CONTENTS: Final[dict[CallContent, str | None]] = {

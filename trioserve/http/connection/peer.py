@@ -9,12 +9,12 @@ from __future__ import annotations
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import WSStream
 
-# The ASGI extension by which an app learns it: a Peer that the app has put in the scope.
+# The key of an ASGI extension. The app puts a Peer there, and the connection fills it.
 PEER = "trioserve.peer"
 
 
 class Peer:
-    """Of one request.
+    """What is known of the peer that has sent one request.
 
     Attributes:
       is_answered: it has been sent the whole answer.
