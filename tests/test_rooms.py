@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+import trioserve
+
 PACKAGE = Path(__file__).parent.parent / "trioserve"
 
 VOCABULARY = {
@@ -158,13 +160,20 @@ def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:
                 assert not name.startswith("hypercorn") or name in public
 
 
-def test_importing_the_package_loads_neither_torch_nor_quart() -> None:
-    """--help must not take seconds."""
+def test_importing_the_package_loads_nothing_large() -> None:
+    """--help must not take seconds, and an interrupt be answered from the first moment."""
+    large = ("torch", "transformers", "quart", "trio", "msgspec", "tyro")
     script = (
         "import sys, trioserve, trioserve.__main__\n"
-        "print([m for m in ('torch', 'transformers', 'quart') if m in sys.modules])"
+        f"print([name for name in {large} if name in sys.modules])"
     )
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert loaded.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", trioserve.__all__)
+def test_a_public_name_is_there_when_it_is_asked_for(name: str) -> None:
+    assert getattr(trioserve, name).__name__ == name
+    assert name in dir(trioserve)

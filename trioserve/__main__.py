@@ -7,7 +7,8 @@
 
 Exit codes: 0 after a stop that was asked for, 2 for what the user can mend (a wrong
 option, a model that cannot be found), 3 when the engine failed, 128 + N when a second
-signal N cut the drain short.
+signal N cut the drain short. A signal before the server has begun to load a model kills it,
+which shells tell as 128 + N, too.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from collections.abc import Sequence
 import logging
 import os
 from pathlib import Path
+import signal
 import socket
 import sys
 import threading
 import tomllib
-
-import trio
+from typing import TYPE_CHECKING
 
 from . import __version__
-from .config import BindConfig, ServeConfig, build_config
 from .errors import ForeignOption, InvalidConfig, StartupError
-from .foreign_options import explain_foreign
-from .processes import die_with_parent
-from .torchrun import find_torchrun
+
+if TYPE_CHECKING:
+    from .config import BindConfig, ServeConfig
+
+# What takes longer to import is imported where it is needed, so that an interrupt is
+# answered from the first moment on, and --help at once.
 
 logger = logging.getLogger("trioserve")
 
@@ -50,9 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _run(argv)
+    _die_of_interrupts()
     code = _run(sys.argv[1:])
     _leave_threads(code)
     return code
+
+
+def _die_of_interrupts() -> None:
+    """End the process at once on SIGINT, as on SIGTERM, where nobody watches for it.
+
+    Python would raise KeyboardInterrupt in the midst of an import. Before the server
+    watches for signals, and after, there is nothing to put in order.
+    """
+    # Background processes of scripts ignore it, and are to go on doing so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _leave_threads(code: int) -> None:
@@ -60,7 +75,8 @@ def _leave_threads(code: int) -> None:
 
     The interpreter would wait for them, for seconds if they import torch.
     """
-    if any(not each.daemon for each in threading.enumerate()[1:]):
+    others = {*threading.enumerate()} - {threading.main_thread()}
+    if any(not thread.daemon for thread in others):
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)
@@ -87,11 +103,12 @@ def _serve(arguments: list[str]) -> int:
     try:
         config = parse_serve(arguments)
         _obey_torchrun(config)
-        # Here and below, because --help need not wait for what they import.
         from .observe.log_lines import set_up_logging
 
         set_up_logging(config.bind.log_level.upper())
         with _bind(config.bind) as sock:
+            import trio
+
             from .server import Server
 
             return trio.run(Server(config, sock).run)
@@ -106,6 +123,9 @@ def _obey_torchrun(config: ServeConfig) -> None:
     Raises:
       InvalidConfig: torchrun has started another number of processes.
     """
+    from .processes import die_with_parent
+    from .torchrun import find_torchrun
+
     torchrun = find_torchrun()
     if torchrun is None:
         return
@@ -150,6 +170,8 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
     """
     import tyro
 
+    from .config import ServeConfig, build_config
+
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     known, rest = parser.parse_known_args(arguments)
@@ -170,6 +192,8 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
+    from .foreign_options import explain_foreign
+
     flags = (each.partition("=")[0] for each in arguments if each.startswith("-"))
     if explanation := explain_foreign(flags):
         raise ForeignOption(explanation)

@@ -46,6 +46,7 @@ class Server:
         self._state = ServerState(config=config.http)
         self._everything = trio.CancelScope()
         self._exit_code = 0
+        self._is_ready = False
         self._began = time.perf_counter()
 
     async def run(self) -> int:
@@ -84,6 +85,7 @@ class Server:
             await settle_interpreter()
             async with trio.open_nursery() as nursery:
                 binds = await nursery.start(self._serve_http)
+                self._is_ready = True
                 seconds = time.perf_counter() - self._began
                 logger.info(
                     "ready after %.1f s: %s on %s",
@@ -119,12 +121,14 @@ class Server:
                     self._stop(signum)
 
     def _stop(self, signum: int) -> None:
-        is_second = self._state.lifecycle.is_draining
-        self._state.lifecycle.begin_drain()
-        if is_second:
-            self._exit_code = 128 + signum
-        if is_second or self._state.engine is None:
+        if not self._is_ready:
+            logger.info("stopped before it was ready")
             self._everything.cancel()
+        elif self._state.lifecycle.is_draining:
+            self._exit_code = 128 + signum
+            self._everything.cancel()
+        else:
+            self._state.lifecycle.begin_drain()
 
     def _log_stalls(self) -> None:
         logger.info("event loop: %s", self._state.loop_stall.describe())

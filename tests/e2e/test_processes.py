@@ -133,6 +133,7 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
         while httpx.get(f"{server.url}/health").status_code == 200:
             pass
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert "draining 1 requests; another signal" in server.read_log()
 
 
 def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
@@ -156,6 +157,54 @@ def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
     assert "Traceback" not in server.read_log()
     # The third is its last word.
     assert count_lines() == 3
+
+
+def test_an_interrupt_in_the_first_moments_is_answered_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *SERVE[1:], "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        # The first of the larger libraries. Others are imported for a second.
+        while not process.stderr.readline().endswith(" msgspec\n"):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
+        assert "Traceback" not in process.stderr.read()
+
+
+# Stands for somebody who stops a server just before it is ready: the last thing that it
+# does before it listens is to collect garbage.
+STOPPED_AS_IT_COLLECTS = """
+import gc, os, signal, sys, threading
+from trioserve.__main__ import main
+
+def stop(phase, information):
+    is_loading = gc.isenabled() or "loads" in threading.current_thread().name
+    if phase == "start" and not is_loading:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+gc.callbacks.append(stop)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_just_before_it_is_ready_ends_it_without_serving(
+    model_folder: Path,
+) -> None:
+    serve = ["serve", str(model_folder), INSIDE, "--port", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AS_IT_COLLECTS, *serve],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert "stopped before it was ready" in done.stderr
+    for unwanted in ("draining", "Running on", "ready after"):
+        assert unwanted not in done.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

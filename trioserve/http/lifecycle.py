@@ -44,7 +44,10 @@ class Lifecycle:
 
     def begin_drain(self) -> None:
         if not self.is_draining:
-            logger.info("draining %d requests", self.num_active)
+            logger.info(
+                "draining %d requests; another signal ends them at once",
+                self.num_active,
+            )
             self._draining.set()
             for scope in self._until_drain:
                 scope.cancel()
