@@ -16,7 +16,12 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from ..errors import ContextLengthExceeded, InvalidParameter
+from .pieces import DOUBTED_TOKENS, count_at_least
 from .vocabulary import Vocabulary
+
+# English has four to five characters in a token. A text with fewer for each token of the
+# model may well fit, and is tokenized at once: else all of it would be read twice.
+_LIKELY_CHARACTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,11 @@ class TextTokenizer:
           ContextLengthExceeded: the model could not add a single token to it.
           InvalidParameter: it gives no tokens, or is no Unicode text.
         """
-        if options.truncate_to is None:
-            self.check_num_characters(len(text), param)
+        if self._must_fit(options):
+            self.check_length([text], param)
+            ids = self.encode(text, options.add_special_tokens, param=param)
         else:
-            text = self._cut_text(text, options)
-        ids = self.encode(text, options.add_special_tokens, param=param)
+            ids = self._encode_end(text, options, param)
         kept = cut(ids, options)
         if len(kept) < len(ids):
             text = self.decode(kept, skip_special_tokens=False)
@@ -82,12 +87,34 @@ class TextTokenizer:
         )
         return tuple(encodings[0].ids)
 
+    def check_length(self, texts: Sequence[str], param: str) -> None:
+        """Refuse texts that are too long together, after the first pieces that prove it.
+
+        Raises:
+          ContextLengthExceeded
+          InvalidParameter: one is no Unicode text.
+        """
+        num_characters = sum(map(len, texts))
+        self.check_num_characters(num_characters, param)
+        for text in texts:
+            check_encodable(text, param)
+        limit = self._max_model_len
+        if num_characters > _LIKELY_CHARACTERS * limit:
+            # Where each character is a token, the first piece proves it.
+            num_tokens = count_at_least(
+                self._backend, texts, limit, size=limit + 2 * DOUBTED_TOKENS
+            )
+            self._check_lower_bound(num_tokens, param)
+
     def encode_parts(
         self, texts: Sequence[str], add_special_tokens: bool, *, param: str
     ) -> list[tuple[int, ...]]:
-        """Return the ids of a text that was cut where something else stands in it."""
-        for text in texts:
-            check_encodable(text, param)
+        """Return the ids of a text that was cut where something else stands in it.
+
+        Raises:
+          ContextLengthExceeded, InvalidParameter: as check_length.
+        """
+        self.check_length(texts, param)
         encodings = self._backend.encode_batch_fast(
             list(texts), add_special_tokens=False
         )
@@ -111,6 +138,9 @@ class TextTokenizer:
         """Refuse what no tokenization can make short enough, before it takes time."""
         # Rounded up: as many tokens are needed even if all of them are the longest.
         num_tokens = -(-num_characters // self._vocabulary.longest_token)
+        self._check_lower_bound(num_tokens, param)
+
+    def _check_lower_bound(self, num_tokens: int, param: str) -> None:
         if num_tokens >= self._max_model_len:
             raise ContextLengthExceeded(
                 num_tokens=num_tokens,
@@ -128,19 +158,32 @@ class TextTokenizer:
                 num_tokens=num_tokens, limit=self._max_model_len, param=param
             )
 
-    def _cut_text(self, text: str, options: TokenizeOptions) -> str:
-        """Drop what is so far off that none of its tokens could be kept.
+    def _must_fit(self, options: TokenizeOptions) -> bool:
+        """Whether what is too long is refused: it is, where too much of it is kept."""
+        limit = options.truncate_to
+        return limit is None or limit >= self._max_model_len
 
-        A cut may change the tokens of the word that it goes through, so that it is
-        made at twice the distance of what is kept at most.
+    def _encode_end(
+        self, text: str, options: TokenizeOptions, param: str
+    ) -> tuple[int, ...]:
+        """Tokenize more and more of the end that is kept, until there are tokens enough.
+
+        A cut may change the tokens of the word that it goes through, so that it is made
+        at a distance: as many tokens again as are kept, or as many as are doubted.
         """
-        assert options.truncate_to is not None, "only truncated texts are cut"
-        longest = 2 * self._vocabulary.longest_token * (options.truncate_to + 1)
-        if len(text) <= longest:
-            return text
-        if options.truncation_side == "left":
-            return text[-longest:]
-        return text[:longest]
+        limit = options.truncate_to
+        assert limit is not None, "only truncated texts are cut"
+        enough = limit + max(limit, DOUBTED_TOKENS)
+        # No token is longer, so that there are enough of them.
+        longest = min(len(text), self._vocabulary.longest_token * enough)
+        length = 2 * enough
+        while True:
+            is_left = options.truncation_side == "left"
+            end = text[-length:] if is_left else text[:length]
+            ids = self.encode(end, options.add_special_tokens, param=param)
+            if len(ids) >= enough or length >= longest:
+                return ids
+            length *= 4
 
 
 def cut(token_ids: tuple[int, ...], options: TokenizeOptions) -> tuple[int, ...]:
