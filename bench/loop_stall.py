@@ -452,12 +452,18 @@ def render_inline() -> None:
     """Take the off-load away: calls are made where they are awaited."""
     from trioserve.render import RendererWorkers
 
-    async def run(self: RendererWorkers, work: Callable[[], T]) -> T:
+    async def run(
+        self: RendererWorkers, work: Callable[[], T], *, expected_seconds: float = 0.0
+    ) -> T:
         await trio.lowlevel.checkpoint()
         return work()
 
     async def run_limited(
-        self: RendererWorkers, work: Callable[[], T], seconds: float
+        self: RendererWorkers,
+        work: Callable[[], T],
+        seconds: float,
+        *,
+        expected_seconds: float = 0.0,
     ) -> T:
         return await run(self, work)
 

@@ -183,7 +183,9 @@ class RenderConfig:
     """The threads that turn messages into tokens.
 
     Args:
-      renderer_num_workers: Threads that template and tokenize at once.
+      renderer_num_workers: Threads that template and tokenize at once. Of several, long
+        texts leave one to short ones; with one, a short text waits for a long one that
+        has begun.
       template_timeout: Seconds that the chat template may take for a request, counted
         from when a thread begins with it; then the request is refused.
       renderer_processes: Processes that run chat templates in place of those threads, so
@@ -195,7 +197,7 @@ class RenderConfig:
         it alike; chats tell it apart from the answer then. none leaves it in the text.
     """
 
-    renderer_num_workers: int = 1
+    renderer_num_workers: int = 2
     template_timeout: float = 10.0
     renderer_processes: int = 0
     trust_request_chat_template: bool = False

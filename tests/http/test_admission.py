@@ -11,11 +11,13 @@ from contextlib import asynccontextmanager, contextmanager
 import itertools
 from pathlib import Path
 import sys
+import threading
 
 import httpx2 as httpx
 import pytest
 import trio
 
+from trioserve.config import RenderConfig
 from trioserve.observe import LoopStall
 from trioserve.testing_server import FakeServer, open_fake_server
 
@@ -109,3 +111,39 @@ async def test_a_full_engine_refuses_before_anything_is_rendered(
         answer = await client.post(path, json=body)
         assert answer.status_code == 429
         nursery.cancel_scope.cancel()
+
+
+async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) -> None:
+    """Long ones that fit, so that each is tokenized whole, by a single worker."""
+    gate = threading.Event()
+    answered: list[str] = []
+    async with (
+        open_fake_server(
+            tokenizer_folder,
+            max_model_len=200_000,
+            render=RenderConfig(renderer_num_workers=1),
+        ) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+        read_beside(server),
+        trio.open_nursery() as nursery,
+    ):
+        workers = server.state.engine.renderer.workers
+
+        async def tokenize(name: str, text: str) -> None:
+            answer = await client.post("/tokenize", json={"prompt": text})
+            assert answer.status_code == 200
+            answered.append(name)
+
+        async def wait_until_waiting(num_calls: int) -> None:
+            while workers.statistics().waiting < num_calls:
+                await trio.lowlevel.checkpoint()
+
+        with trio.fail_after(30):
+            nursery.start_soon(workers.run, lambda: gate.wait(30))
+            for _ in range(12):
+                nursery.start_soon(tokenize, "long", "7" * 150_000)
+            await wait_until_waiting(12)
+            nursery.start_soon(tokenize, "short", "hi")
+            await wait_until_waiting(13)
+            gate.set()
+    assert answered.index("short") <= 1

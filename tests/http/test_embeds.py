@@ -141,13 +141,13 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
     run = workers.RendererWorkers.run
 
     async def count(
-        self: workers.RendererWorkers, work: Callable[[], object]
+        self: workers.RendererWorkers, work: Callable[[], object], **options: float
     ) -> object:
         def counted() -> object:
             begun.append(work)
             return work()
 
-        return await run(self, counted)
+        return await run(self, counted, **options)
 
     monkeypatch.setattr(workers.RendererWorkers, "run", count)
     body = {"prompt_embeds": ["?", *[make(200)] * 100], "max_tokens": 1}

@@ -135,7 +135,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_no_request_is_made_on_the_loop(
     folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run(workers: object, work: Callable[[], T], *limit: float) -> T:
+    async def run(
+        workers: object,
+        work: Callable[[], T],
+        *limit: float,
+        expected_seconds: float = 0,
+    ) -> T:
         return work()
 
     path, body = CASES[case]()

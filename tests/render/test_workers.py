@@ -149,7 +149,7 @@ async def test_workers_can_be_added_while_calls_wait() -> None:
             nursery.start_soon(workers.run, second)
             await trio.testing.wait_all_tasks_blocked()
             assert workers.statistics().waiting == 1
-            workers.limiter.total_tokens = 2
+            workers.resize(2)
             await trio.testing.wait_all_tasks_blocked()
             statistics = workers.statistics()
             assert (statistics.workers, statistics.busy) == (2, 2)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ..render import TokenizeOptions, run_together
+from ..render import Renderer, TokenizeOptions, run_together
 from ..steps import Prompt, TokenLogprobs
 from ..text_engine import TextDelta, TextEngine
 from .body import read_request, respond_built
@@ -62,30 +62,39 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
 async def _render(
     engine: TextEngine, asked: CompletionRequest, options: TokenizeOptions
 ) -> list[Prompt]:
-    """Render all prompts side by side: first those of vectors, as vLLM orders them."""
-    renderer = engine.renderer
+    """Render all prompts: first those of vectors, as vLLM orders them."""
+    return [
+        *await _render_embeds(engine.renderer, asked),
+        *await engine.renderer.render_texts(asked.texts, options),
+        *await _render_ids(engine.renderer, asked, options),
+    ]
+
+
+async def _render_embeds(renderer: Renderer, asked: CompletionRequest) -> list[Prompt]:
     embeds = asked.prompt_embeds or ()
-    calls: list[Callable[[], Awaitable[Prompt]]] = []
+    calls = []
     for index, payload in enumerate(embeds):
         param = f"prompt_embeds[{index}]" if len(embeds) > 1 else "prompt_embeds"
-        salt = options.cache_salt
+        salt = asked.cache_salt or ""
         calls.append(
             partial(renderer.render_embeds, payload, cache_salt=salt, param=param)
         )
-    for prompt in asked.prompts:
-        if isinstance(prompt, str):
-            calls.append(partial(renderer.render_text, prompt, options))
-        else:
-            calls.append(
-                partial(
-                    renderer.render_ids,
-                    prompt,
-                    options,
-                    with_text=bool(asked.echo),
-                    skip_special_tokens=asked.skips_special_tokens,
-                )
-            )
     return await run_together(calls)
+
+
+async def _render_ids(
+    renderer: Renderer, asked: CompletionRequest, options: TokenizeOptions
+) -> list[Prompt]:
+    # One by one: those whose text is echoed wait for a worker.
+    return [
+        await renderer.render_ids(
+            token_ids,
+            options,
+            with_text=bool(asked.echo),
+            skip_special_tokens=asked.skips_special_tokens,
+        )
+        for token_ids in asked.id_lists
+    ]
 
 
 class _Choices:

@@ -340,6 +340,16 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         return cast(tuple[str | tuple[int, ...], ...], prompt)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Prompts that are texts: all of `prompts`, or none."""
+        return tuple(prompt for prompt in self.prompts if isinstance(prompt, str))
+
+    @property
+    def id_lists(self) -> tuple[tuple[int, ...], ...]:
+        """Prompts that are token ids: all of `prompts`, or none."""
+        return tuple(prompt for prompt in self.prompts if isinstance(prompt, tuple))
+
+    @property
     def num_prompts(self) -> int:
         """How many there are, those of vectors included."""
         return len(self.prompt_embeds or ()) + len(self.prompts)

@@ -10,13 +10,14 @@ may be megabytes long is left as bytes by that call, and large.py decodes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar, get_args, overload
 
 import msgspec
 
 from . import unsupported
 from ..errors import InvalidParameter, NotSupported
-from ..render import ChatOptions
+from ..render import TURN_CHARACTERS, ChatOptions
 from ..render.nesting import check_nesting
 from ..steps import SamplingParams
 from .explain import explain
@@ -244,6 +245,11 @@ class MessageMappings(Sequence[dict[str, object]]):
     def __init__(self, messages: tuple[Message, ...]) -> None:
         self._messages = messages
 
+    @cached_property
+    def num_characters(self) -> int:
+        """How long their text is, about; images and tensors are no text."""
+        return sum(map(_count_characters, self._messages))
+
     def __len__(self) -> int:
         return len(self._messages)
 
@@ -362,6 +368,20 @@ def _to_mapping(message: Message, index: int) -> dict[str, object]:
     if message.tool_calls:
         mapping["tool_calls"] = list(map(msgspec.to_builtins, message.tool_calls))
     return mapping
+
+
+def _count_characters(message: Message) -> int:
+    content = message.content
+    if not isinstance(content, str):
+        content = "".join(part.text or "" for part in content or ())
+    calls = message.tool_calls or ()
+    return (
+        TURN_CHARACTERS
+        + len(content)
+        + len(message.reasoning or "")
+        + len(message.reasoning_content or "")
+        + sum(len(call.function.arguments or "") for call in calls)
+    )
 
 
 def _to_part(part: ContentPart, path: str) -> dict[str, object]:

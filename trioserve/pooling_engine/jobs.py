@@ -22,7 +22,9 @@ class PoolingJobs:
     def __init__(self, renderer: PoolingRenderer, options: TextOptions) -> None:
         self._renderer = renderer
         self._options = options
-        self._turn = trio.CapacityLimiter(renderer.workers.limiter.total_tokens)
+        # Several requests may take all workers; one alone leaves one to others.
+        num_workers = renderer.workers.limiter.total_tokens
+        self._turn = trio.CapacityLimiter(max(1, num_workers - 1))
 
     async def render_texts(
         self, texts: Sequence[TextInput], numbers: range, param: str

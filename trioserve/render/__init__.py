@@ -9,7 +9,7 @@ The doors are load_renderer, which gives a Renderer, and load_pooling_renderer f
 that pool, whose results `vectors` writes.
 """
 
-from .chat import ChatMessage
+from .chat import TURN_CHARACTERS, ChatMessage
 from .detokenizer import Detokenizer, TextDelta
 from .loading import load_renderer
 from .pooling import (
@@ -28,6 +28,7 @@ from .tokens import TokenizeOptions
 from .workers import RendererStatistics, RendererWorkers
 
 __all__ = [
+    "TURN_CHARACTERS",
     "ChatInput",
     "ChatMessage",
     "ChatOptions",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 import secrets
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import InvalidParameter, NotSupported
 from .fields import read_fields
@@ -26,6 +26,9 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
+
+# What templates write around a message, about: <|im_start|>user\n...<|im_end|>\n
+TURN_CHARACTERS = 32
 
 # What a client sends as bytes comes as it stands in the body, without a copy.
 Payload = str | bytes | memoryview
@@ -83,6 +86,39 @@ class Conversation:
     @property
     def has_media(self) -> bool:
         return bool(self.images or self.embeds)
+
+
+@runtime_checkable
+class SizedMessages(Protocol):
+    """Messages that know how long they are."""
+
+    @property
+    def num_characters(self) -> int: ...
+
+
+def count_characters(messages: Sequence[ChatMessage | Mapping[str, object]]) -> int:
+    """Return how long the text of a conversation is, about, before it is read.
+
+    Nothing is checked. Of sequences that may make their messages as they are read, only
+    those are counted that know it.
+    """
+    if isinstance(messages, SizedMessages):
+        return messages.num_characters
+    if not isinstance(messages, (list, tuple)):
+        return 0
+    return sum(TURN_CHARACTERS + _measure(message) for message in messages)
+
+
+def _measure(message: ChatMessage | Mapping[str, object]) -> int:
+    if isinstance(message, Mapping):
+        content = message.get("content")
+    else:
+        content = message.content
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, (list, tuple)) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def read_messages(

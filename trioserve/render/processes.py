@@ -22,7 +22,8 @@ import trio_parallel
 
 from ..errors import InvalidParameter
 from .template import TemplateCall
-from .workers import TookTooLong, hold_token
+from .turns import Turns
+from .workers import TookTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ProcessStatistics:
 
 
 class TemplateProcesses:
-    """Runs templates in up to so many processes, first come, first served.
+    """Runs templates in up to so many processes, short conversations first.
 
     Attributes:
       limiter: a token for each process.
@@ -63,19 +64,23 @@ class TemplateProcesses:
     ) -> None:
         self._context = context
         self.limiter = trio.CapacityLimiter(num_processes)
+        self._turns = Turns(self.limiter)
         self.num_killed = 0
 
-    async def render(self, call: TemplateCall, seconds: float) -> str:
+    async def render(
+        self, call: TemplateCall, seconds: float, *, expected_seconds: float = 0.0
+    ) -> str:
         """Run one template.
 
         Args:
           seconds: counted from when a process begins it; waiting for one is free.
+          expected_seconds: what it may take, for its place among those that wait.
 
         Raises:
           TookTooLong: it was ended.
           InvalidParameter: it refuses its messages, or needs too much memory.
         """
-        async with hold_token(self.limiter):
+        async with self._turns.hold(expected_seconds):
             with trio.move_on_after(seconds + _KILL_SECONDS):
                 return await self._run(call, seconds)
         self.num_killed += 1
@@ -103,7 +108,7 @@ class TemplateProcesses:
         return ProcessStatistics(
             processes=int(state.total_tokens),
             busy=state.borrowed_tokens,
-            waiting=state.tasks_waiting,
+            waiting=self._turns.num_waiting,
         )
 
 

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 from ..config import RenderConfig
 from ..errors import InvalidParameter, NotSupported
 from ..steps import ModelInfo, Prompt
-from .chat import ChatMessage, Conversation, Payload, read_messages
+from .chat import (
+    ChatMessage,
+    Conversation,
+    Payload,
+    count_characters,
+    read_messages,
+)
 from .detokenizer import Detokenizer
 from .embeds import DecodedEmbeds, decode_embeds
+from .jobs import cut_jobs
 from .mixed import embed_whole, mix
 from .processes import TemplateProcesses
 from .reasoning import ReasoningTags
@@ -27,12 +34,15 @@ from .template import ChatOptions, ChatTemplate
 from .together import run_together
 from .tokens import TextTokenizer, TokenizeOptions, cut
 from .vocabulary import Vocabulary
-from .workers import RendererWorkers, explain_slow_template
+from .workers import RendererWorkers, expect_seconds, explain_slow_template
 
 if TYPE_CHECKING:
     from .images import ImageRenderer, ProcessedImage
 
 T = TypeVar("T")
+
+# Base64 that becomes a tensor in a second: 31 MB take 0.04 s on one of two cores.
+_EMBEDS_BYTES_PER_SECOND = 8e8
 
 _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
 
@@ -106,7 +116,30 @@ class Renderer:
           ContextLengthExceeded: the model could not add a single token to it.
           InvalidParameter: it gives no tokens, or is no Unicode text.
         """
-        return await self.workers.run(partial(self._tokenize, text, options, param))
+        [prompt] = await self.render_texts([text], options, param=param)
+        return prompt
+
+    async def render_texts(
+        self,
+        texts: Sequence[str],
+        options: TokenizeOptions = TokenizeOptions(),
+        *,
+        param: str = "prompt",
+    ) -> list[Prompt]:
+        """Tokenize texts, a job of a few at a time: others have their turn in between.
+
+        Raises:
+          ContextLengthExceeded, InvalidParameter: as render_text.
+        """
+        sizes = list(map(len, texts))
+        prompts: list[Prompt] = []
+        for job in cut_jobs(sizes):
+            part = slice(job.start, job.stop)
+            prompts += await self.workers.run(
+                partial(self._tokenize_all, texts[part], options, param),
+                expected_seconds=expect_seconds(sum(sizes[part])),
+            )
+        return prompts
 
     async def render_ids(
         self,
@@ -171,24 +204,30 @@ class Renderer:
           NotSupported: messages hold what this model or server does not take.
           RendererStuck: too many templates did so, and their threads still run.
         """
+        seconds = expect_seconds(count_characters(messages))
         if self.processes is None:
             begun = await self._run_template(
-                partial(self._begin_chat, messages, chat, options)
+                partial(self._begin_chat, messages, chat, options), seconds
             )
             if isinstance(begun, Prompt):
                 return begun
             media = await self._render_media(begun)
             return await self._run_template(
-                partial(self._finish_chat, begun, media, chat, options)
+                partial(self._finish_chat, begun, media, chat, options), seconds
             )
         conversation = await self.workers.run(
-            partial(self._read, messages, chat, options)
+            partial(self._read, messages, chat, options), expected_seconds=seconds
         )
         media = await self._render_media(conversation)
         call = self._template.prepare(conversation.messages, chat)
         with explain_slow_template(self._config.template_timeout):
-            text = await self.processes.render(call, self._config.template_timeout)
-        return await self.workers.run(partial(self._assemble, text, media, options))
+            text = await self.processes.render(
+                call, self._config.template_timeout, expected_seconds=seconds
+            )
+        return await self.workers.run(
+            partial(self._assemble, text, media, options),
+            expected_seconds=expect_seconds(len(text)),
+        )
 
     async def render_bad_words(
         self, words: Sequence[str], *, param: str = "bad_words"
@@ -198,7 +237,10 @@ class Renderer:
         Raises:
           InvalidParameter: a word is no Unicode text, or has no token.
         """
-        return await self.workers.run(partial(self._tokenize_words, words, param))
+        return await self.workers.run(
+            partial(self._tokenize_words, words, param),
+            expected_seconds=expect_seconds(sum(map(len, words))),
+        )
 
     async def detokenize(
         self,
@@ -218,7 +260,8 @@ class Renderer:
                 token_ids,
                 skip_special_tokens=skip_special_tokens,
                 param=param,
-            )
+            ),
+            expected_seconds=expect_seconds(len(token_ids)),
         )
 
     def open_detokenizer(
@@ -263,9 +306,12 @@ class Renderer:
         """The token's bytes as text, with U+FFFD where it holds half a character."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
-    async def _run_template(self, work: Callable[[], T]) -> T:
-        with explain_slow_template(self._config.template_timeout):
-            return await self.workers.run_limited(work, self._config.template_timeout)
+    async def _run_template(self, work: Callable[[], T], expected_seconds: float) -> T:
+        limit = self._config.template_timeout
+        with explain_slow_template(limit):
+            return await self.workers.run_limited(
+                work, limit, expected_seconds=expected_seconds
+            )
 
     async def _render_media(self, conversation: Conversation) -> _Media:
         """Prepare a conversation's tensors, then its images, each kind side by side."""
@@ -308,10 +354,16 @@ class Renderer:
                 dtype=self._info.dtype,
                 max_tokens=self._info.max_model_len,
                 param=param,
-            )
+            ),
+            expected_seconds=len(encoded) / _EMBEDS_BYTES_PER_SECOND,
         )
 
     # The rest runs in worker threads.
+
+    def _tokenize_all(
+        self, texts: Sequence[str], options: TokenizeOptions, param: str
+    ) -> list[Prompt]:
+        return [self._tokenize(text, options, param) for text in texts]
 
     def _tokenize(self, text: str, options: TokenizeOptions, param: str) -> Prompt:
         token_ids, text = self._tokenizer.tokenize(text, options, param=param)

@@ -18,14 +18,24 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from ..errors import InvalidParameter, RendererStuck
+from .turns import Turns
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+# Characters of which a worker makes tokens in a second: a megabyte of digits takes 1.2
+# seconds, of English 0.5, of spaces 0.5 (SmolLM2's tokenizer, on one of two cores).
+_CHARACTERS_PER_SECOND = 1e6
+
 # Two for each worker: enough for a few unlucky requests, and with the workers
 # themselves still few threads.
 _ABANDONED_PER_WORKER = 2
+
+
+def expect_seconds(num_characters: int) -> float:
+    """Return what a text's rendering takes at most, about."""
+    return num_characters / _CHARACTERS_PER_SECOND
 
 
 @asynccontextmanager
@@ -81,17 +91,18 @@ class RendererStatistics:
 
 
 class RendererWorkers:
-    """Runs blocking calls in a bounded number of threads, first come, first served.
+    """Runs blocking calls in a bounded number of threads, short ones first (turns.py).
 
     A call that is cancelled while it waits for a worker is never made; one that a
     worker has begun is waited for, as long as it may take.
 
     Attributes:
-      limiter: a token for each worker; its total_tokens may be changed at any time.
+      limiter: a token for each worker; the workers alone take them.
     """
 
     def __init__(self, num_workers: int) -> None:
         self.limiter = trio.CapacityLimiter(num_workers)
+        self._turns = Turns(self.limiter)
         # Whoever has one of `limiter`'s tokens may have a thread at once; trio's own
         # would keep an abandoned thread's token.
         self._threads = trio.CapacityLimiter(math.inf)
@@ -103,22 +114,34 @@ class RendererWorkers:
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
         return self._count_abandoned() >= limit
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Make a call whose time is bounded by its input's size."""
-        return await trio.to_thread.run_sync(work, limiter=self.limiter)
+    def resize(self, num_workers: int) -> None:
+        """Let so many threads work at once from now on."""
+        self._turns.resize(num_workers)
 
-    async def run_limited(self, work: Callable[[], T], seconds: float) -> T:
+    async def run(self, work: Callable[[], T], *, expected_seconds: float = 0.0) -> T:
+        """Make a call whose time is bounded by its input's size.
+
+        Args:
+          expected_seconds: what it may take, for its place among those that wait.
+        """
+        async with self._turns.hold(expected_seconds):
+            return await trio.to_thread.run_sync(work, limiter=self._threads)
+
+    async def run_limited(
+        self, work: Callable[[], T], seconds: float, *, expected_seconds: float = 0.0
+    ) -> T:
         """Make a call that may never end.
 
         Args:
           seconds: counted from when a worker begins it; waiting for one is free.
+          expected_seconds: as of run.
 
         Raises:
           TookTooLong: it was abandoned.
           RendererStuck: too many calls were, and their threads still run.
         """
         call = _Call(work)
-        async with hold_token(self.limiter):
+        async with self._turns.hold(expected_seconds):
             if self.is_stuck:
                 raise RendererStuck()
             # Shielded: a client that leaves does not turn a healthy thread into an
@@ -140,7 +163,7 @@ class RendererWorkers:
         return RendererStatistics(
             workers=int(state.total_tokens),
             busy=state.borrowed_tokens,
-            waiting=state.tasks_waiting,
+            waiting=self._turns.num_waiting,
             abandoned=self._count_abandoned(),
         )
 

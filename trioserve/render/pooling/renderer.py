@@ -14,18 +14,14 @@ from ...config import RenderConfig
 from ...errors import NotSupported
 from ...pooling import PoolingInput
 from ...steps import Prompt
-from ..chat import ChatMessage, Conversation, read_messages
+from ..chat import ChatMessage, Conversation, count_characters, read_messages
+from ..jobs import UNKNOWN_SIZE, cut_jobs
 from ..processes import TemplateProcesses
 from ..template import ChatOptions, ChatTemplate
 from ..tokens import TokenizeOptions
-from ..workers import RendererWorkers, explain_slow_template
+from ..workers import RendererWorkers, expect_seconds, explain_slow_template
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
-
-# A job is one call in a worker: long enough that its thread is worth it, and short
-# enough (15 ms) that the texts of other requests do not wait long for the worker.
-_JOB_TEXTS = 32
-_JOB_CHARACTERS = 65536
 
 # Tokenized on the loop: 50 us, and to wake a thread up and be woken by it takes longer.
 _FEW_CHARACTERS = 512
@@ -63,22 +59,8 @@ class PoolingRenderer:
         return self._texts.prompt_names
 
     def cut_batches(self, texts: Sequence[TextInput]) -> list[range]:
-        """Divide texts into jobs: a bounded number of texts and characters each.
-
-        A text is not divided: long ones are read only as far as they count.
-        """
-        batches: list[range] = []
-        begin = num_characters = 0
-        for index, text in enumerate(texts):
-            size = _estimate_size(text)
-            is_full = index - begin == _JOB_TEXTS
-            if index > begin and (is_full or num_characters + size > _JOB_CHARACTERS):
-                batches.append(range(begin, index))
-                begin, num_characters = index, 0
-            num_characters += size
-        if texts:
-            batches.append(range(begin, len(texts)))
-        return batches
+        """Divide texts into jobs; long texts are read only as far as they count."""
+        return cut_jobs(list(map(_estimate_size, texts)))
 
     async def render_texts(
         self, texts: Sequence[TextInput], options: TextOptions, name: NameParam
@@ -96,7 +78,10 @@ class PoolingRenderer:
         """
         ready = await self._render_chats(texts)
         work = partial(self._texts.render, ready, options, name)
-        return work() if _is_little(texts) else await self.workers.run(work)
+        if _is_little(texts):
+            return work()
+        seconds = expect_seconds(sum(map(_estimate_size, texts)))
+        return await self.workers.run(work, expected_seconds=seconds)
 
     async def render_pairs(
         self,
@@ -110,7 +95,10 @@ class PoolingRenderer:
           ContextLengthExceeded, InvalidParameter, NotSupported: as render_texts.
         """
         return await self.workers.run(
-            partial(self._texts.render_pairs, pairs, options, name)
+            partial(self._texts.render_pairs, pairs, options, name),
+            expected_seconds=expect_seconds(
+                sum(len(query) + len(document) for query, document in pairs)
+            ),
         )
 
     async def render_text(
@@ -126,7 +114,10 @@ class PoolingRenderer:
           ContextLengthExceeded: it is longer than the model.
           InvalidParameter: it gives no tokens, or is no Unicode text.
         """
-        return await self.workers.run(partial(self._tokenize, text, options, param))
+        return await self.workers.run(
+            partial(self._tokenize, text, options, param),
+            expected_seconds=expect_seconds(len(text)),
+        )
 
     async def render_chat(
         self,
@@ -156,7 +147,8 @@ class PoolingRenderer:
           InvalidParameter: an id is not the tokenizer's.
         """
         return await self.workers.run(
-            partial(self._decode, token_ids, skip_special_tokens, param)
+            partial(self._decode, token_ids, skip_special_tokens, param),
+            expected_seconds=expect_seconds(len(token_ids)),
         )
 
     def token_text(self, token_id: int) -> str:
@@ -174,14 +166,19 @@ class PoolingRenderer:
 
     async def _render_chat(self, chat: ChatInput) -> str:
         seconds = self._config.template_timeout
+        expected = expect_seconds(count_characters(chat.messages))
         with explain_slow_template(seconds):
             if self.processes is None:
                 return await self.workers.run_limited(
-                    partial(self._run_template, chat), seconds
+                    partial(self._run_template, chat),
+                    seconds,
+                    expected_seconds=expected,
                 )
-            conversation = await self.workers.run(partial(_read, chat, self._template))
+            conversation = await self.workers.run(
+                partial(_read, chat, self._template), expected_seconds=expected
+            )
             call = self._template.prepare(conversation.messages, chat.chat)
-            return await self.processes.render(call, seconds)
+            return await self.processes.render(call, seconds, expected_seconds=expected)
 
     # The rest runs in worker threads.
 
@@ -230,4 +227,4 @@ def _estimate_size(text: TextInput) -> int:
     if isinstance(text, str):
         return len(text)
     # Ids take no time, and what a template makes of a conversation nobody knows.
-    return 0 if isinstance(text, tuple) else _JOB_CHARACTERS // _JOB_TEXTS
+    return 0 if isinstance(text, tuple) else UNKNOWN_SIZE
