@@ -233,12 +233,16 @@ class Unavailable(TrioserveError):
 
 
 class QueueFull(Unavailable):
-    """Raised when as many sequences wait as the server is told to keep."""
+    """Raised when as many sequences wait as the server is told to keep.
+
+    Args:
+      limit: those that wait.
+    """
 
     status = 429
     code = "RateLimitError"
 
-    def __init__(self, *, limit: int, retry_after_seconds: int = 1) -> None:
+    def __init__(self, *, limit: int, retry_after_seconds: int) -> None:
         super().__init__(
             f"{limit} sequences are waiting already; please try again later.",
             retry_after_seconds=retry_after_seconds,

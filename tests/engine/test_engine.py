@@ -386,8 +386,26 @@ async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
         with pytest.raises(QueueFull) as caught:
             await collect(engine, prompt_of(3))
     assert caught.value.status == 429
-    assert caught.value.retry_after_seconds >= 1
     await collect(engine, prompt_of(3))
+
+
+async def test_who_is_refused_hears_when_the_others_will_be_done(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """One sequence in two seconds, twenty that wait."""
+    engine = make_engine(max_num_seqs=1, max_num_waiting=20, step_seconds=0.4)
+    await nursery.start(engine.run)
+    async with trio.open_nursery() as streams:
+        for _ in range(21):
+            streams.start_soon(collect, engine, prompt_of(3))
+        await trio.sleep(10.2)
+        for _ in range(5):
+            streams.start_soon(collect, engine, prompt_of(3))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(QueueFull) as caught:
+            engine.check_room(1)
+        streams.cancel_scope.cancel()
+    assert caught.value.retry_after_seconds == pytest.approx(40, abs=5)
 
 
 @pytest.mark.parametrize(

@@ -259,9 +259,16 @@ async def test_more_than_there_is_room_for_is_refused(
 ) -> None:
     bench = Bench(max_num_inputs=10)
     with bench.loop.open_request(6, EMBED):
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull) as caught:
             with bench.loop.open_request(5, EMBED):
                 raise AssertionError("it does not fit in")
+        assert caught.value.retry_after_seconds == 1
+        # Nothing is read.
+        await trio.sleep(1000.0)
+        with pytest.raises(QueueFull) as caught:
+            with bench.loop.open_request(5, EMBED):
+                raise AssertionError("it does not fit in")
+        assert caught.value.retry_after_seconds == 60
     with pytest.raises(InvalidParameter, match="10 are the most"):
         with bench.loop.open_request(11, EMBED):
             raise AssertionError("it never fits in")

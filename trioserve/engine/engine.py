@@ -17,6 +17,7 @@ import trio
 
 from ..config import SchedulingPolicy
 from ..errors import EngineRestarting, InvalidParameter, QueueFull
+from ..observe import Pace
 from ..scheduler import SchedulerCounters, SchedulerStatistics
 from ..steps import ModelInfo, Prompt, SamplingParams, SequenceId, SequenceOutput
 from .admission import check_priority, check_request
@@ -95,6 +96,7 @@ class Engine:
         self._next_id = 0
         self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
         self._requests = OpenRequests()
+        self._pace = Pace()
 
     @property
     def is_alive(self) -> bool:
@@ -167,6 +169,7 @@ class Engine:
         with self._requests.hold(stream):
             for index, sequence_id in enumerate(ids):
                 self._owners[sequence_id] = stream, index
+            self._note_held()
             try:
                 await self._core.add(group)
                 # It may have ended while a long prompt was on its way.
@@ -186,6 +189,8 @@ class Engine:
                 logger.error("the engine failed and starts again", exc_info=True)
             self._requests.pause(EngineRestarting())
             self._owners.clear()
+            # What is lost was not done.
+            self._pace = Pace()
             assert self._reopen is not None, "or the failure was raised"
             self._core = await self._reopen()
             task_status = _OnStarted(self._requests.resume)
@@ -197,7 +202,15 @@ class Engine:
                 "n", f"{num_new} sequences were asked for, {limit} are the most"
             )
         if len(self._owners) + num_new > limit:
-            raise QueueFull(limit=self._core.statistics().num_waiting)
+            raise QueueFull(
+                limit=self._core.statistics().num_waiting,
+                retry_after_seconds=self._pace.estimate_seconds(
+                    trio.current_time(), len(self._owners)
+                ),
+            )
+
+    def _note_held(self) -> None:
+        self._pace.observe(trio.current_time(), len(self._owners))
 
     def _make_group(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, priority: int
@@ -216,6 +229,7 @@ class Engine:
         living = [each for each in sequence_ids if self._owners.pop(each, None)]
         if living:
             self._core.abort(living)
+            self._note_held()
 
     def _deliver(self, outputs: Iterable[SequenceOutput]) -> None:
         for output in outputs:
@@ -227,3 +241,4 @@ class Engine:
             stream.push_nowait(index, output)
             if output.finish_reason is not None:
                 del self._owners[output.sequence_id]
+        self._note_held()

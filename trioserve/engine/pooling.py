@@ -16,6 +16,7 @@ import trio
 
 from ..config import SchedulingPolicy
 from ..errors import InvalidParameter, QueueFull
+from ..observe import Pace
 from ..pooling import KeptKey, PoolingInfo, PoolingInput, PoolingParams, PoolingRow
 from ..scheduler import PoolingCounters, PoolingStatistics
 from ..steps import ModelInfo, TensorBytes
@@ -77,6 +78,7 @@ class PoolingLoop:
         self._whole: deque[_Results] = deque()
         self._has_whole = trio.Event()
         self._requests = OpenRequests()
+        self._pace = Pace()
 
     @property
     def is_alive(self) -> bool:
@@ -148,12 +150,12 @@ class PoolingLoop:
         request = PoolingRequest(
             self, params, FlowId(next(self._flows)), priority, on_submit
         )
-        self._num_reserved += num_inputs
+        self._reserve(num_inputs)
         try:
             with self._requests.hold(request):
                 yield request
         finally:
-            self._num_reserved -= num_inputs
+            self._reserve(-num_inputs)
             self._forget(request)
 
     def _check_room(self, num_inputs: int, param: str) -> None:
@@ -163,7 +165,16 @@ class PoolingLoop:
                 param, f"{num_inputs} texts were sent, {limit} are the most"
             )
         if self._num_reserved + num_inputs > limit:
-            raise QueueFull(limit=self._num_reserved)
+            raise QueueFull(
+                limit=self._num_reserved,
+                retry_after_seconds=self._pace.estimate_seconds(
+                    trio.current_time(), self._num_reserved
+                ),
+            )
+
+    def _reserve(self, num_inputs: int) -> None:
+        self._num_reserved += num_inputs
+        self._pace.observe(trio.current_time(), self._num_reserved)
 
     def _forget(self, request: PoolingRequest) -> None:
         self.abort(request.kept.values())

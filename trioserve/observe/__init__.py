@@ -8,5 +8,6 @@ from .durations import Durations
 from .loop_stall import LoopStall, StallStatistics
 from .metrics import Metrics
 from .offenders import Offender
+from .pace import Pace
 
-__all__ = ["Durations", "LoopStall", "Metrics", "Offender", "StallStatistics"]
+__all__ = ["Durations", "LoopStall", "Metrics", "Offender", "Pace", "StallStatistics"]
