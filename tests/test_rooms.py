@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "trioserve"
 
 VOCABULARY = {
     *("errors", "steps", "pooling", "sentence", "config", "observe"),
-    *("logits", "exchanges", "stopping"),
+    *("logits", "exchanges", "stopping", "shortage"),
 }
 
 # Room -> what it may import besides itself.
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": VOCABULARY,
     "executor": VOCABULARY | {"model", "processes"},
     "stopping": set(),
+    "shortage": {"errors"},
     "own_thread": {"stopping"},
     "interpreter": set(),
     "processes": {"interpreter", "steps"},

@@ -100,7 +100,7 @@ class CacheConfig:
         of what is free on the device once the model is loaded. Each stage of a pipeline
         takes so much.
       kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where
-        others live.
+        others live. Limits of a container and of ulimit -v count.
       block_size: Tokens in one KV block; prefixes are shared in whole blocks.
       prefix_caching: Keep the blocks of finished requests and share them by content.
     """

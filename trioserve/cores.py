@@ -33,6 +33,7 @@ from .plugins import load_logits_processors
 from .pooling import PoolingInfo, PoolingTask, Task
 from .scheduler import PoolingScheduler, Scheduler
 from .sentence import SentenceFolder
+from .shortage import telling_shortage
 from .steps import ModelInfo
 from .stopping import checking_torch_calls
 from .weights import Weights, read_sentence_folder, resolve_weights
@@ -99,12 +100,17 @@ async def open_core(
       StartupError, StageDied
     """
     if config.parallel.pipeline_parallel_size == 1:
-        source = await run_in_own_thread(partial(find_source, config, accepts))
-        yield await run_in_own_thread(partial(_load_core, config, source))
+        with telling_shortage():
+            source = await run_in_own_thread(partial(find_source, config, accepts))
+            core = await run_in_own_thread(partial(_load_core, config, source))
+        yield core
         return
     if accepts == "pooling":
         _check_single(config)
-    source, processors = await run_in_own_thread(partial(_find_for_pipeline, config))
+    with telling_shortage():
+        source, processors = await run_in_own_thread(
+            partial(_find_for_pipeline, config)
+        )
     async with open_pipeline(config) as pipeline:
         yield await _make_pipeline_core(config, source, pipeline, processors)
 

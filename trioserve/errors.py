@@ -26,6 +26,7 @@
       - WeightsBroken
       - UnsupportedModel
       - UnsupportedQuantization
+      - NotEnoughMemory
       - InvalidConfig
       - ForeignOption
       - PluginBroken
@@ -65,6 +66,7 @@ __all__ = [
     "WeightsBroken",
     "UnsupportedModel",
     "UnsupportedQuantization",
+    "NotEnoughMemory",
     "InvalidConfig",
     "ForeignOption",
     "PluginBroken",
@@ -362,6 +364,23 @@ class UnsupportedQuantization(StartupError):
         super().__init__(
             f"weights that are quantised by {method}{form} are not supported: take the "
             "model as it was before, or a GGUF file of it"
+        )
+
+
+class NotEnoughMemory(StartupError):
+    """Raised when a model does not fit the memory that this process may have.
+
+    Args:
+      reason: what whoever asked for memory says, in a line.
+      limit_bytes: of the process's address space; None where it has no limit.
+    """
+
+    def __init__(self, reason: str, *, limit_bytes: int | None = None) -> None:
+        limit = ""
+        if limit_bytes is not None:
+            limit = f" (this process has {limit_bytes / 2**30:.1f} GiB by ulimit -v)"
+        super().__init__(
+            f"there is not enough memory to load the model{limit}: {reason}"
         )
 
 

@@ -37,6 +37,7 @@ from .pooling import PoolingInfo
 from .pooling_engine import PoolingEngine
 from .processes import Child, PeerGone, open_child
 from .render import open_template_processes
+from .shortage import telling_shortage
 from .text_engine import TextEngine
 
 
@@ -95,8 +96,9 @@ async def _open(
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
     async with AsyncExitStack() as stack:
         cores = _Cores(config, accepts, process, stack)
-        core = await cores.open()
-        front = await run_in_own_thread(partial(_load_front, config, core, cores))
+        with telling_shortage():
+            core = await cores.open()
+            front = await run_in_own_thread(partial(_load_front, config, core, cores))
         renderer = front.served.renderer
         async with (
             open_template_processes(

@@ -50,6 +50,7 @@ from .processes import (
     run_with_parent,
     serve_peer,
 )
+from .shortage import telling_shortage
 from .steps import StepResult
 from .torchrun import LOOPBACK_ENVIRONMENT, Torchrun
 
@@ -220,6 +221,7 @@ class _Steps:
         self._stream.send_nowait(Beat())
 
 
+@telling_shortage()
 def _load(begin: Begin) -> _Stage:
     config = begin.config
     # First: what is wrong is told before torch is imported.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import math
 import mmap
 from pathlib import Path
+import resource
 
 import torch
 from torch import Tensor
@@ -157,9 +158,9 @@ def _find_free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    available = _find_available_memory()
-    headroom = _find_cgroup_headroom()
-    return available if headroom is None else min(available, headroom)
+    headrooms = (_find_cgroup_headroom(), _find_address_headroom())
+    limits = [headroom for headroom in headrooms if headroom is not None]
+    return min([_find_available_memory(), *limits])
 
 
 def _find_available_memory() -> int:
@@ -180,3 +181,12 @@ def _find_cgroup_headroom() -> int | None:
         # No version 2 here, or `max`: then there is no limit.
         return None
     return max(0, limit - used)
+
+
+def _find_address_headroom() -> int | None:
+    """Bytes that the process's limit of address space leaves, as ulimit -v sets it."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(0, limit - num_pages * resource.getpagesize())
