@@ -186,6 +186,11 @@ class RenderConfig:
       renderer_num_workers: Threads that template and tokenize at once. Of several, long
         texts leave one to short ones; with one, a short text waits for a long one that
         has begun.
+      renderer_max_requests: Requests that are turned into tokens, or wait for it, at most;
+        further ones are answered 429. By default as many as sequences may wait.
+      renderer_max_text: Text of those requests in all, as 128MiB, a byte for each
+        character; beyond it requests are answered 429. By default what 4096 prompts of
+        8000 tokens have. Of models that pool, both count until the answer.
       template_timeout: Seconds that the chat template may take for a request, counted
         from when a thread begins with it; then the request is refused.
       renderer_processes: Processes that run chat templates in place of those threads, so
@@ -198,6 +203,8 @@ class RenderConfig:
     """
 
     renderer_num_workers: int = 2
+    renderer_max_requests: int = 4096
+    renderer_max_text: str = "128MiB"
     template_timeout: float = 10.0
     renderer_processes: int = 0
     trust_request_chat_template: bool = False
@@ -218,6 +225,8 @@ class RenderConfig:
 
     def __post_init__(self) -> None:
         _check_at_least("renderer_num_workers", self.renderer_num_workers, 1)
+        _check_at_least("renderer_max_requests", self.renderer_max_requests, 1)
+        parse_bytes("renderer_max_text", self.renderer_max_text)
         if not 0 < self.template_timeout < float("inf"):
             raise InvalidConfig("template_timeout", "must be greater than 0")
         _check_at_least("renderer_processes", self.renderer_processes, 0)

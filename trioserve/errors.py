@@ -13,6 +13,7 @@
       - MalformedRequest            400, 431, 501 or 505
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
+      - RendererFull                429
       - RendererStuck               503
       - MemoryFull                  503
       - DescriptorsFull             503
@@ -53,6 +54,7 @@ __all__ = [
     "MalformedRequest",
     "Unavailable",
     "QueueFull",
+    "RendererFull",
     "RendererStuck",
     "MemoryFull",
     "DescriptorsFull",
@@ -251,10 +253,25 @@ class QueueFull(Unavailable):
         )
 
 
+class RendererFull(Unavailable):
+    """Raised when as many requests wait to be rendered, or as much text, as may."""
+
+    status = 429
+    code = "RateLimitError"
+
+    def __init__(self, *, num_requests: int, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"{num_requests} requests are waiting already to be turned into tokens; "
+            "please try again later.",
+            retry_after_seconds=retry_after_seconds,
+        )
+
+
 class RendererStuck(Unavailable):
     """Raised when templates or images that do not end have taken too many threads."""
 
     def __init__(self) -> None:
+        # Nobody knows when such a thread ends.
         super().__init__(
             "Too many templates or images take longer than they may; please try again "
             "later.",

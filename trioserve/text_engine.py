@@ -6,8 +6,15 @@ room and for programs that embed the engine. It knows no HTTP and no tensor.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 import itertools
@@ -23,6 +30,7 @@ from .render import (
     Renderer,
     TextDelta as RenderedDelta,
     check_stop_strings,
+    count_characters,
 )
 from .steps import (
     FinishReason,
@@ -221,6 +229,21 @@ class TextEngine:
     def info(self) -> ModelInfo:
         return self.engine.info
 
+    @contextmanager
+    def admit(self, num_sequences: int, num_characters: int) -> Iterator[None]:
+        """Let a request in before anything is made for it; the block renders it.
+
+        Args:
+          num_sequences: that it asks for.
+          num_characters: of its text, about.
+
+        Raises: what EngineClient.check_room raises, and
+          RendererFull: too many requests are rendered, or wait for it.
+        """
+        self.engine.check_room(num_sequences)
+        with self.renderer.room.enter(num_characters):
+            yield
+
     @asynccontextmanager
     async def open_text(
         self,
@@ -308,8 +331,8 @@ class TextEngine:
           TrioserveError: see errors.py.
         """
         sampling, text, priority = self._split(options)
-        self.engine.check_room(sampling.n)
-        rendered = await self.renderer.render_text(prompt)
+        with self.admit(sampling.n, len(prompt)):
+            rendered = await self.renderer.render_text(prompt)
         async with self.open_text(
             [rendered], sampling, text, priority=priority
         ) as stream:
@@ -326,8 +349,8 @@ class TextEngine:
             or a list of OpenAI's parts, images among them where the model sees any.
         """
         sampling, text, priority = self._split(options)
-        self.engine.check_room(sampling.n)
-        rendered = await self.renderer.render_chat(messages)
+        with self.admit(sampling.n, count_characters(messages)):
+            rendered = await self.renderer.render_chat(messages)
         async with self.open_text(
             [rendered], sampling, text, priority=priority, splits_reasoning=True
         ) as stream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 import itertools
 from pathlib import Path
 import sys
@@ -147,3 +148,109 @@ async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) ->
             await wait_until_waiting(13)
             gate.set()
     assert answered.index("short") <= 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A server whose only renderer worker does nothing until the gate is open."""
+
+    server: FakeServer
+    client: httpx.AsyncClient
+    nursery: trio.Nursery
+    gate: threading.Event
+
+    @property
+    def num_waiting(self) -> int:
+        return self.server.state.engine.renderer.room.statistics().num_requests
+
+    def post(self, path: str, body: object, answers: list[httpx.Response]) -> None:
+        """Send a request; its answer comes later."""
+
+        async def post() -> None:
+            answers.append(await self.client.post(path, json=body))
+
+        self.nursery.start_soon(post)
+
+    async def wait_until_waiting(self, num_requests: int) -> None:
+        with trio.fail_after(20):
+            while self.num_waiting != num_requests:
+                await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def open_stage(
+    tokenizer_folder: Path, render: RenderConfig
+) -> AsyncIterator[Stage]:
+    gate = threading.Event()
+    async with (
+        open_fake_server(tokenizer_folder, render=render) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+        trio.open_nursery() as nursery,
+    ):
+        workers = server.state.engine.renderer.workers
+        nursery.start_soon(workers.run, lambda: gate.wait(30))
+        yield Stage(server=server, client=client, nursery=nursery, gate=gate)
+
+
+TEXTS = {
+    COMPLETION_PATH: {"prompt": "1" * 100, "max_tokens": 1},
+    CHAT_PATH: {"messages": [{"role": "user", "content": "1" * 100}], "max_tokens": 1},
+    "/tokenize": {"prompt": "1" * 100},
+    "/detokenize": {"tokens": [5] * 100},
+}
+
+
+@pytest.mark.parametrize("path", TEXTS)
+@pytest.mark.parametrize(
+    "render",
+    [
+        RenderConfig(renderer_num_workers=1, renderer_max_requests=3),
+        RenderConfig(renderer_num_workers=1, renderer_max_text="399"),
+    ],
+    ids=["requests", "text"],
+)
+async def test_requests_that_find_the_renderer_full_are_told_when_to_come_again(
+    tokenizer_folder: Path, path: str, render: RenderConfig
+) -> None:
+    answers: list[httpx.Response] = []
+    async with open_stage(tokenizer_folder, render) as stage:
+        async with read_beside(stage.server):
+            for _ in range(3):
+                stage.post(path, TEXTS[path], answers)
+            await stage.wait_until_waiting(3)
+            refused = await stage.client.post(path, json=TEXTS[path])
+            assert refused.status_code == 429
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert refused.json()["error"]["type"] == "RateLimitError"
+            metrics = (await stage.client.get("/metrics")).text
+            assert "trioserve_renderer_requests 3.0" in metrics
+            assert "trioserve_renderer_refused_total 1.0" in metrics
+            stage.gate.set()
+    assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_what_was_let_in_is_finished_though_the_renderer_is_full(
+    tokenizer_folder: Path,
+) -> None:
+    """Its words, its prompts and its answer are work of the same worker."""
+    answers: list[httpx.Response] = []
+    render = RenderConfig(renderer_num_workers=1, renderer_max_requests=2)
+    async with open_stage(tokenizer_folder, render) as stage:
+        first = {
+            "prompt": ["a dog"] * 30,
+            "bad_words": ["cat"],
+            "max_tokens": 40,
+            "logprobs": 1,
+        }
+        stage.post(COMPLETION_PATH, first, answers)
+        await stage.wait_until_waiting(1)
+        rest: list[httpx.Response] = []
+        for _ in range(30):
+            stage.post(COMPLETION_PATH, TEXTS[COMPLETION_PATH], rest)
+        with trio.fail_after(20):
+            while len(rest) < 29:
+                await trio.lowlevel.checkpoint()
+        stage.gate.set()
+    assert answers[0].status_code == 200
+    assert len(answers[0].json()["choices"]) == 30
+    assert sorted(answer.status_code for answer in rest) == [200] + [429] * 29

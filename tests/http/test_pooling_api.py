@@ -787,6 +787,33 @@ async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
     assert "engine" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (EMBEDDINGS, {"input": ["a" * 200, "b"]}),
+        (EMBEDDINGS, {"messages": [{"role": "user", "content": "a" * 200}]}),
+        ("/rerank", {"query": "b", "documents": ["a" * 200]}),
+    ],
+)
+async def test_more_text_than_may_wait_is_429_with_retry_after(
+    open_server: Open, path: str, fields: dict[str, object]
+) -> None:
+    render = RenderConfig(renderer_max_text="300")
+    async with open_server(render=render, step_seconds=1000.0) as (server, client):
+        room = server.state.engine.renderer.room
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.post(path, json=fields))
+            while room.statistics().num_requests == 0:
+                await trio.lowlevel.checkpoint()
+            answer = await client.post(path, json=fields)
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            nursery.cancel_scope.cancel()
+        while room.statistics().num_requests:
+            await trio.lowlevel.checkpoint()
+        assert room.statistics().num_characters == 0
+
+
 async def test_a_full_queue_is_429_with_retry_after(open_server: Open) -> None:
     async with open_server(max_num_waiting=0, step_seconds=0.05) as (server, client):
         fresh = server.engine.statistics()

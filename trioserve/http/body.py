@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 # behind others that wait for a worker.
 _SMALL_BYTES: Final = 65_536
 
+# Of token ids a decoder reads so much in a second, and of text four times as much.
+_DECODED_BYTES_PER_SECOND: Final = 8e8
+
 # A microsecond or two each to write.
 _FEW_ENTRIES: Final = 512
 
@@ -94,10 +97,13 @@ async def _read(
     work = partial(
         decode_chunks, chunks, decode, engine.info.max_model_len, str(request.id)
     )
-    if sum(map(len, chunks)) <= _SMALL_BYTES:
+    num_bytes = sum(map(len, chunks))
+    if num_bytes <= _SMALL_BYTES:
         asked = work()
     else:
-        asked = await engine.renderer.workers.run(work)
+        asked = await engine.renderer.workers.run(
+            work, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
+        )
     return asked, require(asked.model)
 
 

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ..text_engine import TextDelta
+from ..steps import Prompt, SamplingParams
+from ..text_engine import TextDelta, TextEngine
 from .body import read_request, respond_built
 from .chunks import ChatChunks, ReasoningChunks, StreamHeader, chat_usage_event
 from .generation import (
@@ -38,14 +39,7 @@ from .state import ServerState
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, whole or token by token."""
     asked, engine = await read_request(state, request, decode_chat)
-    sampling = make_sampling(asked, engine)
-    engine.engine.check_room(sampling.n)
-    sampling = await tokenize_bad_words(asked, engine, sampling)
-    prompt = await engine.renderer.render_chat(
-        MessageMappings(asked.messages),
-        to_chat_options(asked),
-        make_tokenize_options(asked, sampling, engine),
-    )
+    prompt, sampling = await _render(engine, asked)
     # Or megabytes of the body would be kept for as long as the answer takes.
     asked = msgspec.structs.replace(asked, messages=())
     stream = await open_stream(state, request, asked, engine, [prompt], sampling)
@@ -61,6 +55,21 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     wholes = await stream.collect()
     build = partial(_build_answer, asked, header, stream, texts, wholes)
     return await respond_built(engine.renderer.workers, build, count_entries(wholes))
+
+
+async def _render(
+    engine: TextEngine, asked: ChatRequest
+) -> tuple[Prompt, SamplingParams]:
+    sampling = make_sampling(asked, engine)
+    messages = MessageMappings(asked.messages)
+    with engine.admit(sampling.n, messages.num_characters):
+        sampling = await tokenize_bad_words(asked, engine, sampling)
+        prompt = await engine.renderer.render_chat(
+            messages,
+            to_chat_options(asked),
+            make_tokenize_options(asked, sampling, engine),
+        )
+    return prompt, sampling
 
 
 class _ChatEvents:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from quart import Response
 
 from ..render import Renderer, TokenizeOptions, run_together
-from ..steps import Prompt, TokenLogprobs
+from ..steps import Prompt, SamplingParams, TokenLogprobs
 from ..text_engine import TextDelta, TextEngine
 from .body import read_request, respond_built
 from .chunks import CompletionChunks, StreamHeader, completion_usage_event
@@ -40,11 +40,7 @@ from .state import ServerState
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, whole or token by token."""
     asked, engine = await read_request(state, request, decode_completion)
-    sampling = make_sampling(asked, engine)
-    engine.engine.check_room(asked.num_prompts * sampling.n)
-    sampling = await tokenize_bad_words(asked, engine, sampling)
-    options = make_tokenize_options(asked, sampling, engine)
-    prompts = await _render(engine, asked, options)
+    prompts, sampling = await _render(engine, asked)
     # Or megabytes of the body would be kept for as long as the answer takes.
     asked = msgspec.structs.replace(asked, prompt="", prompt_embeds=None)
     stream = await open_stream(state, request, asked, engine, prompts, sampling)
@@ -60,14 +56,19 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
 
 
 async def _render(
-    engine: TextEngine, asked: CompletionRequest, options: TokenizeOptions
-) -> list[Prompt]:
+    engine: TextEngine, asked: CompletionRequest
+) -> tuple[list[Prompt], SamplingParams]:
     """Render all prompts: first those of vectors, as vLLM orders them."""
-    return [
-        *await _render_embeds(engine.renderer, asked),
-        *await engine.renderer.render_texts(asked.texts, options),
-        *await _render_ids(engine.renderer, asked, options),
-    ]
+    sampling = make_sampling(asked, engine)
+    with engine.admit(asked.num_prompts * sampling.n, asked.num_characters):
+        sampling = await tokenize_bad_words(asked, engine, sampling)
+        options = make_tokenize_options(asked, sampling, engine)
+        prompts = [
+            *await _render_embeds(engine.renderer, asked),
+            *await engine.renderer.render_texts(asked.texts, options),
+            *await _render_ids(engine.renderer, asked, options),
+        ]
+    return prompts, sampling
 
 
 async def _render_embeds(renderer: Renderer, asked: CompletionRequest) -> list[Prompt]:

@@ -354,6 +354,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         """How many there are, those of vectors included."""
         return len(self.prompt_embeds or ()) + len(self.prompts)
 
+    @property
+    def num_characters(self) -> int:
+        """How long the prompts are that are no vectors, in characters or ids."""
+        return sum(map(len, self.prompts))
+
 
 # Of what /tokenize takes, all that has a meaning for conversations alone.
 _CHAT_FIELDS: Final = (

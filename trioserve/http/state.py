@@ -147,6 +147,7 @@ class ServerState:
         gauges |= name_fields("", statistics.scheduler)
         renderer = self.engine.renderer
         gauges |= name_fields("renderer_", renderer.workers.statistics())
+        gauges |= name_fields("renderer_", renderer.room.statistics())
         if renderer.processes is not None:
             gauges |= name_fields("template_", renderer.processes.statistics())
         if renderer.images is not None:
@@ -163,6 +164,7 @@ class ServerState:
             return counters
         counters |= name_fields("", self.engine.engine.counters())
         renderer = self.engine.renderer
+        counters |= name_fields("renderer_", renderer.room.counters())
         if renderer.processes is not None:
             counters["template_processes_killed"] = renderer.processes.num_killed
         if renderer.images is not None:

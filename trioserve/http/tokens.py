@@ -26,7 +26,10 @@ from .state import ServerState
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the token ids of a text or of a conversation."""
     asked, engine = await read_any_request(state, request, decode_tokenize)
-    prompt = await _render(engine, asked)
+    messages = MessageMappings(asked.messages or ())
+    num_characters = len(asked.prompt or "") + messages.num_characters
+    with engine.renderer.room.enter(num_characters):
+        prompt = await _render(engine, asked, messages)
     build = partial(_build_tokenized, engine, asked, prompt)
     return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
 
@@ -34,9 +37,9 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the text of token ids."""
     asked, engine = await read_any_request(state, request, decode_detokenize)
-    return respond_json(
-        Detokenized(prompt=await engine.renderer.detokenize(asked.tokens))
-    )
+    with engine.renderer.room.enter(len(asked.tokens)):
+        text = await engine.renderer.detokenize(asked.tokens)
+    return respond_json(Detokenized(prompt=text))
 
 
 def _build_tokenized(
@@ -54,10 +57,12 @@ def _build_tokenized(
     )
 
 
-async def _render(engine: TextEngine | PoolingEngine, asked: TokenizeRequest) -> Prompt:
+async def _render(
+    engine: TextEngine | PoolingEngine,
+    asked: TokenizeRequest,
+    messages: MessageMappings,
+) -> Prompt:
     options = TokenizeOptions(add_special_tokens=asked.adds_special_tokens)
     if asked.prompt is not None:
         return await engine.renderer.render_text(asked.prompt, options)
-    return await engine.renderer.render_chat(
-        MessageMappings(asked.messages or ()), to_chat_options(asked), options
-    )
+    return await engine.renderer.render_chat(messages, to_chat_options(asked), options)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ..engine import PoolingLoop
 from ..errors import InvalidParameter, TaskNotServed
 from ..pooling import LongText, PoolingInfo, PoolingInput, PoolingParams, PoolingTask
-from ..render import PoolingRenderer, TextInput, TextOptions, run_together
+from ..render import PoolingRenderer, TextInput, TextOptions, count_text, run_together
 from ..steps import ModelInfo, TensorBytes
 from .jobs import PoolingJobs, as_kind
 from .scoring import ScoreOptions, Scores, Scoring
@@ -176,12 +176,16 @@ class PoolingEngine:
           param: the request's field, for errors.
           on_submit: is called when the device can begin with some of them.
 
-        Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise.
+        Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise, and
+          RendererFull: other requests bring too much text.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
-        with self.engine.open_request(
-            len(texts), params, priority=priority, param=param, on_submit=on_submit
-        ) as request:
+        with (
+            self.engine.open_request(
+                len(texts), params, priority=priority, param=param, on_submit=on_submit
+            ) as request,
+            self.renderer.room.enter(count_text(texts)),
+        ):
 
             async def run(numbers: range) -> list[tuple[T, int]]:
                 rendered = await jobs.render_texts(texts, numbers, param)

@@ -6,15 +6,15 @@ and stay on the device, documents follow, and only their similarity leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from ..engine import PoolingLoop, PoolingRequest
 from ..pooling import KeptKey, PoolingInput, PoolingParams
-from ..render import PoolingRenderer, TextOptions, run_together
+from ..render import PoolingRenderer, TextOptions, count_text, run_together
 from ..steps import TensorBytes
 from .jobs import PoolingJobs, as_kind
 
@@ -102,16 +102,23 @@ class Scoring:
         num_tokens = scores.num_tokens + comparison.num_query_tokens
         return replace(scores, num_tokens=num_tokens)
 
+    @contextmanager
     def _open_request(
         self, num_inputs: int, params: PoolingParams
-    ) -> AbstractContextManager[PoolingRequest]:
-        return self.engine.open_request(
-            num_inputs,
-            params,
-            priority=self.priority,
-            param=self.options.document_param,
-            on_submit=self.on_submit,
-        )
+    ) -> Iterator[PoolingRequest]:
+        with (
+            self.engine.open_request(
+                num_inputs,
+                params,
+                priority=self.priority,
+                param=self.options.document_param,
+                on_submit=self.on_submit,
+            ) as request,
+            self.renderer.room.enter(
+                count_text(self.queries) + count_text(self.documents)
+            ),
+        ):
+            yield request
 
     async def _run_jobs(
         self, run: Callable[[range], Awaitable[T]], texts: Sequence[str]

@@ -9,7 +9,7 @@ The doors are load_renderer, which gives a Renderer, and load_pooling_renderer f
 that pool, whose results `vectors` writes.
 """
 
-from .chat import TURN_CHARACTERS, ChatMessage
+from .chat import TURN_CHARACTERS, ChatMessage, count_characters
 from .detokenizer import Detokenizer, TextDelta
 from .loading import load_renderer
 from .pooling import (
@@ -17,6 +17,7 @@ from .pooling import (
     PoolingRenderer,
     TextInput,
     TextOptions,
+    count_text,
     load_pooling_renderer,
 )
 from .processes import open_template_processes
@@ -42,6 +43,8 @@ __all__ = [
     "TextOptions",
     "TokenizeOptions",
     "check_stop_strings",
+    "count_characters",
+    "count_text",
     "load_pooling_renderer",
     "load_renderer",
     "open_template_processes",

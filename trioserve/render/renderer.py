@@ -34,6 +34,7 @@ from .template import ChatOptions, ChatTemplate
 from .together import run_together
 from .tokens import TextTokenizer, TokenizeOptions, cut
 from .vocabulary import Vocabulary
+from .waiting_room import open_waiting_room
 from .workers import RendererWorkers, expect_seconds, explain_slow_template
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Renderer:
       reasoning: None where reasoning is not told apart.
 
     Attributes:
+      room: where requests are while they are rendered; callers enter them.
       workers: where the calls run.
       processes: where templates run instead, while they are open.
       vocabulary: the bytes of each token.
@@ -83,6 +85,7 @@ class Renderer:
         images: ImageRenderer | None = None,
         reasoning: ReasoningTags | None = None,
     ) -> None:
+        self.room = open_waiting_room(config)
         self.workers = RendererWorkers(config.renderer_num_workers)
         self.processes: TemplateProcesses | None = None
         self.images = images

@@ -11,12 +11,13 @@ what an answer carries.
 
 from .loading import load_pooling_renderer
 from .renderer import PoolingRenderer
-from .texts import ChatInput, TextInput, TextOptions
+from .texts import ChatInput, TextInput, TextOptions, count_text
 
 __all__ = [
     "ChatInput",
     "PoolingRenderer",
     "TextInput",
     "TextOptions",
+    "count_text",
     "load_pooling_renderer",
 ]

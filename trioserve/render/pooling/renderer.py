@@ -19,6 +19,7 @@ from ..jobs import UNKNOWN_SIZE, cut_jobs
 from ..processes import TemplateProcesses
 from ..template import ChatOptions, ChatTemplate
 from ..tokens import TokenizeOptions
+from ..waiting_room import open_waiting_room
 from ..workers import RendererWorkers, expect_seconds, explain_slow_template
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
@@ -33,6 +34,7 @@ class PoolingRenderer:
     """Turns texts into what a pooling model reads at once.
 
     Attributes:
+      room: where requests are while they are rendered; callers enter them.
       workers: where the calls run.
       processes: where templates run instead, while they are open.
       images: None, because no such model sees any.
@@ -41,6 +43,7 @@ class PoolingRenderer:
     def __init__(
         self, texts: PoolingTexts, template: ChatTemplate, config: RenderConfig
     ) -> None:
+        self.room = open_waiting_room(config)
         self.workers = RendererWorkers(config.renderer_num_workers)
         self.processes: TemplateProcesses | None = None
         self.images = None

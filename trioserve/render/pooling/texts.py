@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...pooling import LongText
-from ..chat import ChatMessage
+from ..chat import ChatMessage, count_characters
 from ..template import ChatOptions
 
 Side = Literal["left", "right"]
@@ -24,6 +24,14 @@ class ChatInput:
 
 # Text, token ids, or a conversation.
 TextInput = str | tuple[int, ...] | ChatInput
+
+
+def count_text(texts: Sequence[TextInput]) -> int:
+    """Return how much text there is, about, in characters or ids."""
+    return sum(
+        count_characters(text.messages) if isinstance(text, ChatInput) else len(text)
+        for text in texts
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
