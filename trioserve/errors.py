@@ -286,11 +286,11 @@ class MemoryFull(Unavailable):
       what: that thing, in the plural.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, retry_after_seconds: int = 1) -> None:
         super().__init__(
             f"The {what} of other requests take all the memory that there is for them; "
             "please try again later.",
-            retry_after_seconds=1,
+            retry_after_seconds=retry_after_seconds,
         )
 
 

@@ -229,6 +229,22 @@ async def test_requests_that_find_the_renderer_full_are_told_when_to_come_again(
     assert {answer.status_code for answer in answers} == {200}
 
 
+async def test_a_text_that_can_never_fit_is_refused_by_a_full_renderer_too(
+    tokenizer_folder: Path,
+) -> None:
+    """Its client shall not come again."""
+    answers: list[httpx.Response] = []
+    render = RenderConfig(renderer_num_workers=1, renderer_max_requests=1)
+    async with open_stage(tokenizer_folder, render) as stage:
+        stage.post(COMPLETION_PATH, TEXTS[COMPLETION_PATH], answers)
+        await stage.wait_until_waiting(1)
+        body = {"prompt": "1" * 50_000}
+        refused = await stage.client.post(COMPLETION_PATH, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "prompt"
+        stage.gate.set()
+
+
 async def test_what_was_let_in_is_finished_though_the_renderer_is_full(
     tokenizer_folder: Path,
 ) -> None:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, ProcessorMixin
 from transformers.models.auto import processing_auto
 from transformers.models.smolvlm import processing_smolvlm
 import trio
+from trio.testing import MockClock
 
 from trioserve.config import MediaConfig
 from trioserve.errors import (
@@ -343,6 +344,24 @@ async def test_the_least_recently_used_images_make_room(
     counters, statistics = renderer.counters(), renderer.statistics()
     assert (counters.hits, counters.misses, statistics.entries) == (2, 4, 2)
     assert statistics.num_bytes == 2 * size
+
+
+async def test_who_is_refused_hears_when_the_images_in_use_will_be_let_go(
+    folders: dict[ProcessorKind, Path], mock_clock: MockClock
+) -> None:
+    """Two are held, one of which was let go in twenty seconds."""
+    processor = load(folders["llava"], processor_cache_memory="0")
+    size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
+    config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
+    renderer = ImageRenderer(processor, config)
+    urls = [data_url(draw(seed=seed)) for seed in range(4)]
+    held = [await renderer.render(url, param="x") for url in urls[:2]]
+    mock_clock.jump(20.0)
+    del held[0]
+    held.append(await renderer.render(urls[2], param="x"))
+    with pytest.raises(MemoryFull) as caught:
+        await renderer.render(urls[3], param="x")
+    assert caught.value.retry_after_seconds == pytest.approx(40, abs=10)
 
 
 async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(

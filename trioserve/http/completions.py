@@ -60,9 +60,10 @@ async def _render(
 ) -> tuple[list[Prompt], SamplingParams]:
     """Render all prompts: first those of vectors, as vLLM orders them."""
     sampling = make_sampling(asked, engine)
+    options = make_tokenize_options(asked, sampling, engine)
+    engine.renderer.check_sizes(asked.texts, options)
     with engine.admit(asked.num_prompts * sampling.n, asked.num_characters):
         sampling = await tokenize_bad_words(asked, engine, sampling)
-        options = make_tokenize_options(asked, sampling, engine)
         prompts = [
             *await _render_embeds(engine.renderer, asked),
             *await engine.renderer.render_texts(asked.texts, options),

@@ -20,6 +20,7 @@ import trio
 
 from ..config import MediaConfig, parse_bytes
 from ..errors import InvalidParameter, MemoryFull
+from ..observe import Pace
 from ..observe.log_lines import escape
 from .image_processor import ImageProcessor, ProcessedImage
 from .media import EncodedImage, MediaLoader, Url
@@ -106,6 +107,7 @@ class ImageRenderer:
             "max_images_memory", config.max_images_memory
         )
         self._num_held_bytes = 0
+        self._pace = Pace()
         # Filled by whichever thread lets an image go.
         self._freed: deque[int] = deque()
 
@@ -162,7 +164,7 @@ class ImageRenderer:
             # Refused and not made to wait: requests that each held some images and
             # waited for the rest would wait for each other.
             if self.num_held_bytes >= self._max_held_bytes:
-                raise MemoryFull("images")
+                raise MemoryFull("images", retry_after_seconds=self._estimate_wait())
             image = await self._loader.decode(encoded, param=param)
             processed = await self._workers.run(
                 partial(self._process, image, key, param)
@@ -176,10 +178,19 @@ class ImageRenderer:
 
     def _hold(self, image: ProcessedImage) -> None:
         """Count an image's bytes until nobody has its tensors any more."""
+        self._note_held()
         self._num_held_bytes += image.num_bytes
+        self._note_held()
         weakref.finalize(image.tensors, self._freed.append, image.num_bytes).atexit = (
             False
         )
+
+    def _note_held(self) -> None:
+        self._pace.observe(trio.current_time(), self.num_held_bytes)
+
+    def _estimate_wait(self) -> int:
+        self._note_held()
+        return self._pace.estimate_seconds(trio.current_time(), self.num_held_bytes)
 
     def _process(self, image: Image, key: bytes, param: str) -> ProcessedImage:
         try:

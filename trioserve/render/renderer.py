@@ -134,6 +134,7 @@ class Renderer:
         Raises:
           ContextLengthExceeded, InvalidParameter: as render_text.
         """
+        self.check_sizes(texts, options, param=param)
         sizes = list(map(len, texts))
         prompts: list[Prompt] = []
         for job in cut_jobs(sizes):
@@ -143,6 +144,21 @@ class Renderer:
                 expected_seconds=expect_seconds(sum(sizes[part])),
             )
         return prompts
+
+    def check_sizes(
+        self,
+        texts: Sequence[str],
+        options: TokenizeOptions = TokenizeOptions(),
+        *,
+        param: str = "prompt",
+    ) -> None:
+        """Refuse texts that cannot fit whatever they say, before they wait for a worker.
+
+        Raises:
+          ContextLengthExceeded
+        """
+        for text in texts:
+            self._tokenizer.check_size(len(text), options, param)
 
     async def render_ids(
         self,
@@ -406,10 +422,7 @@ class Renderer:
         options: TokenizeOptions,
     ) -> Conversation:
         conversation = read_messages(messages, self._template.find_form(chat))
-        if options.truncate_to is None:
-            self._tokenizer.check_num_characters(
-                conversation.num_characters, "messages"
-            )
+        self._tokenizer.check_size(conversation.num_characters, options, "messages")
         return conversation
 
     def _finish_chat(

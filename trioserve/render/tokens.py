@@ -87,6 +87,17 @@ class TextTokenizer:
         )
         return tuple(encodings[0].ids)
 
+    def check_size(
+        self, num_characters: int, options: TokenizeOptions, param: str
+    ) -> None:
+        """Refuse a text that is too long even if all of its tokens are the longest.
+
+        Raises:
+          ContextLengthExceeded
+        """
+        if self._must_fit(options):
+            self.check_num_characters(num_characters, param)
+
     def check_length(self, texts: Sequence[str], param: str) -> None:
         """Refuse texts that are too long together, after the first pieces that prove it.
 

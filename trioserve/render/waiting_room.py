@@ -1,8 +1,8 @@
 """How many requests, and how much text of them, may wait to be rendered.
 
-A request enters before any of its work is done and leaves when it is rendered. So it is
-refused at the door or not at all: what it asks of the workers inside (turns.py) is bounded
-by who was let in, as is what is written of answers, which enters no more.
+A request enters when its body was decoded and leaves when it is rendered. So it is refused
+at the door or not at all: what it asks of the workers inside (turns.py) is bounded by who
+was let in, as is what is written of answers, which does not enter again.
 """
 
 from __future__ import annotations
