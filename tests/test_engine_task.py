@@ -74,6 +74,18 @@ async def test_a_group_of_one_that_the_block_raises_stays_one() -> None:
                 raise OwnError()
 
 
+async def test_an_error_that_is_false_is_not_swallowed() -> None:
+    class Problems(Exception):
+        """A list of problems, which is empty."""
+
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(Problems):
+        async with open_engine_task(Engine()):
+            raise Problems()
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(5)])
 async def test_an_error_that_ends_programs_leaves_it_as_it_is(
     error: BaseException,

@@ -79,9 +79,10 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
 
 
 class _OnTrio:
-    """Refuses to run on asyncio, where hypercorn's command was not what made the app.
+    """Refuses to run on asyncio.
 
-    Else hypercorn would go on without an engine, and answer with empty 500s.
+    create_app refuses hypercorn's command. This is for programs that make the app first and
+    then serve it: the server would go on without an engine, and answer with empty 500s.
     """
 
     def __init__(self, app: Any) -> None:
@@ -187,8 +188,9 @@ def _is_in_asyncio() -> bool:
 def _is_called_by(package: str) -> bool:
     """Whether a function of a package has called us.
 
-    hypercorn's worker makes the app before it starts an event loop. Its class comes from
-    a flag, a file or a program, but whichever it is, it is among the callers.
+    hypercorn's worker makes the app before it starts an event loop, so there is no loop to
+    look at. A flag, a file or a program may have chosen the worker. In each case it is
+    among the callers.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:

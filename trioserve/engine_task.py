@@ -48,7 +48,8 @@ async def open_engine_task(engine: RunsEngine) -> AsyncIterator[None]:
     except BaseExceptionGroup as group:
         others = group
     # Outside of the except clause, or the group would become the error's context.
-    if chosen := _choose(own, others):
+    chosen = _choose(own, others)
+    if chosen is not None:
         raise chosen
 
 
@@ -73,7 +74,7 @@ def _choose(
     # A cancellation yields to an error, which unwinds as much.
     rest = None if others is None else others.split(trio.Cancelled)[1]
     if rest is None:
-        return own or others
+        return others if own is None else own
     errors = [*rest.exceptions]
     if own is not None and not _is_echo(own):
         errors.insert(0, own)

@@ -388,7 +388,7 @@ class NotEnoughMemory(StartupError):
     """Raised when a model does not fit the memory that this process may have.
 
     Args:
-      reason: what whoever asked for memory says, in a line.
+      reason: the message of the library that asked for memory, in a line.
       limit_bytes: of the process's address space; None where it has no limit.
     """
 

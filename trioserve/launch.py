@@ -51,7 +51,7 @@ async def open_engine(
     """Load a model that writes and serve it to the block's body.
 
     A load that is cancelled is left within a second. Only an import goes on longer, in a
-    thread that ends with it, and without it the interpreter does not end.
+    thread that ends after it. The interpreter waits for that thread before it ends.
 
     Args:
       model: as on the command line, or a whole EngineConfig.
@@ -151,7 +151,8 @@ async def _open_process_core(
     config: EngineConfig, accepts: Accepts
 ) -> AsyncIterator[LoadedCore]:
     # Both processes look for the model, and import what they need, at once. Of what is
-    # wrong with it the other one tells. Of the two it is the first to be ended.
+    # wrong with it the other one tells. The process is ended first, since the thread may
+    # take a second.
     async with (
         open_own_thread(partial(find_source, config, accepts)) as finding,
         open_child(

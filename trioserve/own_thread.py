@@ -15,9 +15,9 @@ from .stopping import stopped_by
 T = TypeVar("T")
 
 # How long leaving the block waits for work that is no longer wanted. Work that loads a
-# model checks at every call of torch's, the longest of which takes 0.2 s for a model of
-# 135M parameters on a CPU. An import cannot be stopped and may take several seconds: to
-# wait for it would make a cancellation slow, and it takes no memory that is given back.
+# model checks at every call of torch's: on a CPU, a model of 135M parameters took 0.2 s
+# at most between two checks. An import cannot be stopped and may take several seconds. To
+# wait for it would make a cancellation slow, and no memory would be given back.
 _STOP_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""Tell in one sentence that memory was short, whatever whoever met it called that."""
+"""Turn a lack of memory, which each library reports in its own way, into one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import resource
 
 from .errors import NotEnoughMemory
 
-# What the system, its loader of libraries, torch and CUDA say, in lower case. Some of them
-# raise errors that say the same of anything.
+# The words of the system, its loader of libraries, torch and CUDA, in lower case. The classes
+# of their errors are no help: RuntimeError and ImportError have other causes, too.
 _WORDS = (
     "cannot allocate memory",
     "can't allocate memory",
@@ -18,7 +18,7 @@ _WORDS = (
     "out of memory",
 )
 
-# What is said, too, where other limits are reached; but where memory has one, it is that.
+# Words that a limit of threads has, too. They mean memory if the process has a limit of that.
 _WORDS_IF_LIMITED = ("can't start new thread",)
 
 
@@ -26,7 +26,7 @@ _WORDS_IF_LIMITED = ("can't start new thread",)
 def telling_shortage() -> Iterator[None]:
     """Raise NotEnoughMemory in place of an error that comes from a lack of memory.
 
-    Around what loads a model or runs its first step. It serves as a decorator, too.
+    It belongs around everything that loads a model, and is a decorator, too.
 
     Raises:
       NotEnoughMemory

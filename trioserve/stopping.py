@@ -1,7 +1,7 @@
 """Work in a thread that ends early once nobody wants its result.
 
-A thread cannot be ended from outside, so the work asks now and then whether it is to go on.
-Who runs it sets the flag that is asked: own_thread.py.
+A thread cannot be ended from outside, so the work checks a flag now and then. own_thread.py
+sets the flag.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def checking_torch_calls() -> Iterator[None]:
             args: Sequence[Any] = (),
             kwargs: Mapping[str, Any] | None = None,
         ) -> Any:
-            # Attributes are read everywhere, also where transformers has started threads
-            # and would not end them.
+            # Reading an attribute is no check. transformers reads some between the start
+            # of its threads and the try statement that ends them.
             if getattr(function, "__name__", None) != "__get__":
                 check_stopped()
             return function(*args, **(kwargs or {}))
