@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 import ctypes
 from functools import partial
 from typing import Final
@@ -68,7 +69,9 @@ class HeapTrimmer:
         while self._num_freed >= WORTH_BYTES:
             await self._wait_quiet()
             self._num_freed = 0
-            await trim()
+            # Where no thread can be started, the memory stays for another time.
+            with suppress(RuntimeError):
+                await trim()
         self._is_waiting = False
 
     async def _wait_quiet(self) -> None:

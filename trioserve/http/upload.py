@@ -67,9 +67,10 @@ class ChunkedBody(TrioBody):
         super().__init__(*args)
         self._chunks: list[bytes | bytearray] = []
         self._num_bytes = 0
+        self._is_released = False
 
     def append(self, data: bytes) -> None:
-        if not data or self._must_raise is not None:
+        if not data or self._is_released or self._must_raise is not None:
             return
         num_bytes = self._num_bytes + len(data)
         limit = self._max_content_length
@@ -107,7 +108,12 @@ class ChunkedBody(TrioBody):
         return chunks
 
     def release(self) -> None:
-        """Tell that nothing of it is held any more."""
+        """Tell that nothing of it is held any more, and drop what still comes.
+
+        quart-trio takes the body in beside the handler, and may have a piece in its hands
+        when the request ends.
+        """
+        self._is_released = True
         self.account.give_back(self._num_bytes, peer=self.peer)
         self.heap.note_freed(self._num_bytes)
         self._num_bytes = 0

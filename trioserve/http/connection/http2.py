@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeGuard
 from h2.errors import ErrorCodes
 import h2.events
 from h2.exceptions import DenialOfServiceError, ProtocolError
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
 from hypercorn.protocol.h2 import H2Protocol
 import trio
@@ -55,6 +55,9 @@ class GuardedH2(H2Protocol):
     async def initiate(self, *args: Any, **kwargs: Any) -> None:
         await super().initiate(*args, **kwargs)
         self.task_group.spawn(self._watch.run)
+        # hypercorn takes the preface for a request, after which nothing tells that the
+        # connection is idle.
+        await self._tell_idle()
 
     @property
     def has_unread(self) -> bool:
@@ -179,6 +182,13 @@ class GuardedH2(H2Protocol):
     async def _drop_stream(self, stream_id: int) -> None:
         await self._drop_buffer(stream_id)
         await self._close_stream(stream_id)
+        # hypercorn tells it only of streams that have been answered.
+        await self._tell_idle()
+
+    async def _tell_idle(self) -> None:
+        """Let the connection be closed in a while if it has no stream."""
+        if not self.closed:
+            await self.send(Updated(idle=self.idle))
 
     async def _drop_buffer(self, stream_id: int) -> None:
         # hypercorn would keep it until the window opens.
