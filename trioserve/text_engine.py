@@ -401,8 +401,13 @@ async def collect_texts(
     """Read deltas to their end; returns each sequence whole, by index."""
     gathered: list[list[TextDelta]] = [[] for _ in range(num_sequences)]
     async for delta in deltas:
-        gathered[delta.index].append(delta)
-    return [TextDelta.join(parts) for parts in gathered]
+        parts = gathered[delta.index]
+        parts.append(delta)
+        # One by one: there may be thousands, and others wait while they are joined.
+        if delta.finish_reason is not None:
+            gathered[delta.index] = [TextDelta.join(parts)]
+    # Invariant: a sequence's last delta, and no other, has a finish reason.
+    return [whole for [whole] in gathered]
 
 
 def _make_delta(

@@ -88,6 +88,22 @@ async def test_more_sequences_than_there_is_room_for_are_refused_before_they_are
     assert stall.statistics().turns.longest_seconds < MANY_CALLS
 
 
+async def test_an_answer_of_hundreds_of_choices_is_not_made_at_once(
+    tokenizer_folder: Path,
+) -> None:
+    with trio.fail_after(60):
+        async with (
+            open_fake_server(tokenizer_folder) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=30) as client,
+            read_beside(server),
+        ):
+            with count_calls() as stall:
+                body = {"prompt": ["a"] * 100, "n": 4, "max_tokens": 2}
+                answer = await client.post(COMPLETION_PATH, json=body)
+    assert len(answer.json()["choices"]) == 400
+    assert stall.statistics().turns.longest_seconds < MANY_CALLS
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

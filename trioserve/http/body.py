@@ -189,7 +189,7 @@ async def run_writing(
     """Write an answer, in a renderer worker where it would hold the loop up.
 
     Args:
-      num_entries: tokens and log probabilities that it shows; what else an answer has
-        takes microseconds.
+      num_entries: tokens and log probabilities that it shows, and what takes as long;
+        what else an answer has takes microseconds.
     """
     return write() if num_entries <= _FEW_ENTRIES else await workers.run(write)

@@ -20,6 +20,9 @@ from .responses import (
 # JSON has no infinity; OpenAI's and vLLM's floor for tokens that cannot be sampled.
 LOWEST_LOGPROB: Final = -9999.0
 
+# A choice without any takes as long to write as so many of them.
+_ENTRIES_PER_CHOICE: Final = 8
+
 TokenBytes = Callable[[int], bytes]
 
 
@@ -49,11 +52,12 @@ class TokenTexts:
 
 
 def count_entries(deltas: Iterable[TextDelta]) -> int:
-    """Count the log probabilities that an answer has to show."""
+    """Count what an answer has to show: choices, with their log probabilities."""
     return sum(
-        1 + len(entry.top)
-        for delta in deltas
-        for entry in itertools.chain(delta.logprobs, delta.prompt_logprobs)
+        _ENTRIES_PER_CHOICE + sum(1 + len(entry.top) for entry in entries)
+        for entries in (
+            itertools.chain(delta.logprobs, delta.prompt_logprobs) for delta in deltas
+        )
     )
 
 
