@@ -66,6 +66,8 @@ def open_scheduler(num_output: int) -> Step:
         max_num_seqs=NUM_SEQUENCES,
         max_num_batched_tokens=2**24,
         max_model_len=max_model_len,
+        # As a server on a CPU; the cost of each step is learned.
+        max_step_seconds=0.25,
     )
     for number in range(NUM_SEQUENCES):
         scheduler.add(
@@ -93,7 +95,7 @@ def open_scheduler(num_output: int) -> Step:
         if len(in_flight) == 2:
             plan = in_flight.popleft()
             result = StepResult(step_id=plan.step_id, sampled=one_each)
-            scheduler.update(plan, result)
+            scheduler.update(plan, result, seconds=0.02)
 
     return step
 

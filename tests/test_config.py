@@ -116,6 +116,9 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(
         ["--max-num-seqs", "0"],
         ["--kv-cache-memory", "lots"],
         ["--max-num-batched-tokens", "4"],
+        ["--max-step-seconds", "0"],
+        ["--max-step-seconds", "nan"],
+        ["--scheduling-policy", "lottery"],
     ],
 )
 def test_a_senseless_flag_is_exit_code_2(

@@ -243,6 +243,9 @@ def _load_pooling_core(
     _refuse_for_pooling(
         "reasoning_parser", config.render.reasoning_parser, "none", task
     )
+    _refuse_for_pooling(
+        "max_step_seconds", config.scheduler.max_step_seconds, None, task
+    )
     encoder = load_encoder(
         source.weights.folder,
         config.model,
@@ -291,7 +294,15 @@ def _make_scheduler(
         max_model_len=info.max_model_len,
         prefix_caching=config.cache.prefix_caching,
         num_stages=config.parallel.pipeline_parallel_size,
+        max_step_seconds=_resolve_step_seconds(config.scheduler, device_type),
     )
+
+
+def _resolve_step_seconds(config: SchedulerConfig, device_type: str) -> float:
+    """Return the bound of a step that others wait for, or the device's default."""
+    if config.max_step_seconds is not None:
+        return config.max_step_seconds
+    return 0.25 if device_type == "cpu" else 0.1
 
 
 def _make_pooling_scheduler(

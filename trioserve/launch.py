@@ -228,6 +228,7 @@ def _load_text_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _
         core.core,
         info=core.info,
         max_num_sequences=count_sequences(config.scheduler),
+        max_num_running=config.scheduler.max_num_seqs,
         scheduling_policy=config.scheduler.scheduling_policy,
         reopen=cores.reopen if config.parallel.restart_stages else None,
     )

@@ -271,6 +271,7 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     """An Executor whose steps take `step_seconds + token_seconds * num_tokens`.
 
     Args:
+      seconds_of: says how long a plan takes, in place of that.
       step: such as FakeDevice's or FakePoolingDevice's.
       fail_at_step: the step with this number raises RuntimeError.
 
@@ -284,14 +285,16 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         *,
         step_seconds: float = 0.01,
         token_seconds: float = 0.0,
+        seconds_of: Callable[[PlanT], float] | None = None,
         depth: int = 1,
         fail_at_step: int | None = None,
     ) -> None:
         self.depth = depth
         self.idle_seconds = 0.0
         self._step = step
-        self._step_seconds = step_seconds
-        self._token_seconds = token_seconds
+        self._seconds_of = seconds_of or (
+            lambda plan: step_seconds + token_seconds * plan.num_tokens
+        )
         self._fail_at_step = fail_at_step
         self._free_at: float | None = None
         self._send, self._receive = trio.open_memory_channel[
@@ -310,8 +313,7 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         now = trio.current_time()
         if self._free_at is not None:
             self.idle_seconds += max(0.0, now - self._free_at)
-        seconds = self._step_seconds + self._token_seconds * plan.num_tokens
-        self._free_at = max(self._free_at or now, now) + seconds
+        self._free_at = max(self._free_at or now, now) + self._seconds_of(plan)
         handle = Handle[ResultT](notify)
         self._send.send_nowait((plan, handle, self._free_at))
         return handle

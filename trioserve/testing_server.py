@@ -8,9 +8,10 @@ Real sockets, the real renderer, scheduler and engine; only the device is a fake
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+import math
 from pathlib import Path
 
 import hypercorn.trio
@@ -26,6 +27,7 @@ from .pooling_engine import PoolingEngine
 from .render import load_pooling_renderer, load_renderer
 from .scheduler import PoolingScheduler, Scheduler
 from .sentence import SentenceFolder
+from .steps import StepPlan
 from .testing import (
     FakeDevice,
     FakeExecutor,
@@ -66,6 +68,8 @@ async def open_fake_server(
     render: RenderConfig | None = None,
     media: MediaConfig | None = None,
     step_seconds: float = 0.001,
+    seconds_of: Callable[[StepPlan], float] | None = None,
+    max_step_seconds: float = math.inf,
     fail_at_step: int | None = None,
     max_num_waiting: int = 1000,
     max_model_len: int = 256,
@@ -95,16 +99,20 @@ async def open_fake_server(
             max_num_seqs=32,
             max_num_batched_tokens=256,
             max_model_len=max_model_len,
+            max_step_seconds=max_step_seconds,
         ),
         FakeExecutor(
             device.step,
             step_seconds=step_seconds,
+            seconds_of=seconds_of,
             fail_at_step=fail_at_step,
             depth=2,
         ),
         info=info,
     )
-    engine = Engine(core, info=info, max_num_sequences=32 + max_num_waiting)
+    engine = Engine(
+        core, info=info, max_num_sequences=32 + max_num_waiting, max_num_running=32
+    )
     renderer = load_renderer(
         tokenizer_folder,
         render or RenderConfig(),

@@ -94,6 +94,12 @@ async def test_plug_ins_have_nothing_to_change(bert: Path) -> None:
             pass
 
 
+async def test_a_step_of_whole_texts_cannot_be_cut_short(bert: Path) -> None:
+    with pytest.raises(InvalidConfig, match="--max-step-seconds: .* does not write"):
+        async with open_engine(bert, max_step_seconds=0.1):
+            pass
+
+
 async def test_a_cross_encoder(bert: Path, tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
         max_num_waiting: int = 1000,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
+        max_step_seconds: float = math.inf,
         scheduling_policy: SchedulingPolicy = "fcfs",
         device: FakeDevice | None = None,
         reopen: Any = None,
@@ -59,6 +61,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_model_len=max_model_len,
+                max_step_seconds=max_step_seconds,
             ),
             FakeExecutor(
                 (device or FakeDevice(block_size=4)).step,
@@ -71,6 +74,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
             HostedCore(core) if is_remote else core,
             info=info,
             max_num_sequences=max_num_seqs + max_num_waiting,
+            max_num_running=max_num_seqs,
             scheduling_policy=scheduling_policy,
             reopen=reopen,
         )

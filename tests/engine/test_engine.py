@@ -381,7 +381,9 @@ async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
     engine = make_engine(max_num_seqs=2, max_num_waiting=1)
     await nursery.start(engine.run)
     async with trio.open_nursery() as streams:
-        streams.start_soon(lambda: collect(engine, prompt_of(3), n=3))
+        streams.start_soon(lambda: collect(engine, prompt_of(3), n=2))
+        await trio.testing.wait_all_tasks_blocked()
+        streams.start_soon(lambda: collect(engine, prompt_of(3)))
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(QueueFull) as caught:
             await collect(engine, prompt_of(3))
@@ -406,6 +408,51 @@ async def test_who_is_refused_hears_when_the_others_will_be_done(
             engine.check_room(1)
         streams.cancel_scope.cancel()
     assert caught.value.retry_after_seconds == pytest.approx(40, abs=5)
+
+
+async def test_large_requests_leave_places_to_small_ones(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """However many of them come: each takes at most half of what is free."""
+    engine = make_engine(max_num_seqs=8, max_num_waiting=92)
+    await nursery.start(engine.run)
+    num_refused = 0
+
+    async def ask(num_prompts: int) -> None:
+        nonlocal num_refused
+        try:
+            await collect(engine, *[prompt_of(2)] * num_prompts, max_tokens=50)
+        except QueueFull:
+            num_refused += 1
+
+    for _ in range(20):
+        nursery.start_soon(ask, 16)
+        await trio.testing.wait_all_tasks_blocked()
+    # 16 of 100, of 84, of 68, of 52 and of 36.
+    assert num_refused == 15
+    for _ in range(20):
+        nursery.start_soon(ask, 1)
+        await trio.testing.wait_all_tasks_blocked()
+    assert num_refused == 15
+
+
+async def test_more_than_half_of_all_places_is_never_given(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=8, max_num_waiting=92)
+    await nursery.start(engine.run)
+    with pytest.raises(InvalidParameter, match="50 are the most") as caught:
+        await collect(engine, *[prompt_of(2)] * 51)
+    assert caught.value.param == "n"
+    await collect(engine, *[prompt_of(2)] * 50)
+
+
+async def test_sequences_that_can_run_at_once_need_no_place_to_wait(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=8, max_num_waiting=0)
+    await nursery.start(engine.run)
+    await collect(engine, *[prompt_of(2)] * 8)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tracemalloc
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.steps import (
     SamplingParams,
     SequenceId,
@@ -44,7 +44,7 @@ def make_sequence(
         sequence_id=SequenceId(number),
         arrival=number,
         seed=number,
-        priority=priority,
+        flow=Flow(priority),
         prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
         sampling=SamplingParams(**{"max_tokens": 8} | sampling),  # type: ignore[arg-type]
     )
@@ -364,7 +364,7 @@ def play(
                 sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(stop,)),
                 seed=number,
                 arrival=number,
-                priority=priority,
+                flow=Flow(priority),
             )
         )
     for _ in range(3000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+import math
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -13,11 +14,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.steps import SamplingParams, SequenceId, StepPlan
 from trioserve.testing import FakeDevice, count_up
 
 BLOCK_SIZE = 4
+
+
+def seconds_of(plan: StepPlan) -> float:
+    pairs = sum(row.num_tokens * row.end for row in plan.rows)
+    return 0.002 + 0.001 * plan.num_tokens + 0.0001 * pairs
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 12),
         depth=st.integers(1, 5),
         num_stages=st.integers(1, 4),
+        max_step_seconds=st.sampled_from([math.inf, 0.02, 0.005, 1e-9]),
     )
     def start(
         self,
@@ -37,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget: int,
         depth: int,
         num_stages: int,
+        max_step_seconds: float,
     ) -> None:
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
@@ -50,6 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=self.budget,
             max_model_len=self.max_model_len,
             num_stages=num_stages,
+            max_step_seconds=max_step_seconds,
         )
         self.fresh = self.scheduler.statistics()
         self.device = FakeDevice(block_size=BLOCK_SIZE, reads_blocks=True)
@@ -63,10 +72,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 30),
         priority=st.integers(-1, 1),
         family=st.integers(0, 2),
+        num_sequences=st.integers(1, 4),
     )
     def arrive(
-        self, prompt_len: int, max_tokens: int, priority: int, family: int
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        priority: int,
+        family: int,
+        num_sequences: int,
     ) -> None:
+        flow = Flow(priority)
+        for _ in range(num_sequences):
+            self.add(flow, prompt_len, max_tokens, family)
+
+    def add(self, flow: Flow, prompt_len: int, max_tokens: int, family: int) -> None:
         self.num_added += 1
         sequence_id = SequenceId(self.num_added)
         prompt_len = min(prompt_len, self.max_model_len - 1)
@@ -77,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             sampling=SamplingParams(max_tokens=max_tokens),
             seed=self.num_added,
             arrival=self.num_added,
-            priority=priority,
+            flow=flow,
         )
         self.living[sequence_id] = sequence
         self.tokens[sequence_id] = []
@@ -94,11 +114,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def schedule(self) -> None:
         decoding = {
-            number
+            number: sequence
             for number, sequence in self.living.items()
             if sequence.slot is not None and sequence.is_decoding
         }
         sampled_in = {number: each.sampled_in for number, each in self.living.items()}
+        num_preemptions = self.scheduler.counters().num_preemptions
         plan = self.scheduler.schedule()
         if plan is None:
             assert self.in_flight or not self.living, "work is planned if there is any"
@@ -108,20 +129,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         self.in_flight.append(plan)
         started = {start.slot for start in plan.starts}
+        planned = self.scheduler._in_flight[plan.step_id]  # noqa: SLF001
         num_decoded = 0
-        for sequence in self.scheduler._in_flight[plan.step_id]:  # noqa: SLF001
+        for sequence in planned:
             number = sequence.sequence_id
             num_decoded += number in decoding and sequence.slot not in started
             if sequence.num_computed > sequence.num_tokens:
                 waited = plan.step_id - sampled_in[number]
                 assert waited >= self.num_stages, "no stage waits for a token"
         assert num_decoded <= -(-len(decoding) // self.num_stages)
+        if (
+            self.num_stages == 1
+            and self.scheduler.counters().num_preemptions == num_preemptions
+        ):
+            flows = {sequence.flow for sequence in decoding.values()}
+            assert flows <= {each.flow for each in planned}, "each request has a row"
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def update(self) -> None:
         plan = self.in_flight.popleft()
-        for output in self.scheduler.update(plan, self.device.step(plan)):
+        result = self.device.step(plan)
+        for output in self.scheduler.update(plan, result, seconds_of(plan)):
             tokens = self.tokens[output.sequence_id]
             tokens.extend(output.token_ids)
             seed = output.sequence_id

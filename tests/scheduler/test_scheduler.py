@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.scheduler import LEVEL_SECONDS, Scheduler, Sequence
+from trioserve.scheduler import LEVEL_SECONDS, Flow, Scheduler, Sequence
 from trioserve.steps import SamplingParams, SequenceId, SequenceOutput, StepPlan
 from trioserve.testing import FakeDevice
 
@@ -26,6 +26,8 @@ def make_sequence(number: int, prompt_len: int = 4, **changes: object) -> Sequen
         for key in ("max_tokens", "min_tokens", "stop_token_ids", "prompt_logprobs")
         if key in changes
     }
+    if "priority" in changes:
+        changes["flow"] = Flow(changes.pop("priority"))  # type: ignore[arg-type]
     options: dict[str, object] = {
         "sequence_id": SequenceId(number),
         "arrival": number,
@@ -107,7 +109,7 @@ def test_an_earlier_long_prompt_leaves_the_tokens_of_later_ones_their_place() ->
     scheduler.add(make_sequence(0, prompt_len=40))
     assert row_lengths(run_step(scheduler, device)[0]) == [1, 1, 14]  # type: ignore[index]
     plan = scheduler.schedule()
-    assert row_lengths(plan) == [14, 1, 1]
+    assert row_lengths(plan) == [1, 1, 14]
 
 
 def test_the_lower_priority_number_is_admitted_first_then_the_earlier_arrival() -> None:
@@ -290,20 +292,19 @@ def test_a_prompt_that_can_never_fit_is_refused_when_it_is_added() -> None:
         scheduler.add(make_sequence(1, prompt_len=10))
 
 
-def test_a_sequence_that_preempts_itself_gives_its_token_back_once() -> None:
+def test_a_sequence_that_is_preempted_leaves_its_token_to_a_prompt() -> None:
     scheduler = make_scheduler(
-        num_blocks=5, max_model_len=20, max_num_seqs=2, max_num_batched_tokens=2
+        num_blocks=12, max_model_len=40, max_num_seqs=3, max_num_batched_tokens=4
     )
     device = make_device()
-    scheduler.add(make_sequence(1, prompt_len=7, max_tokens=8, priority=1))
-    run_step(scheduler, device)
-    scheduler.add(make_sequence(2, prompt_len=4, max_tokens=8, priority=0))
-    while scheduler.statistics().num_used_blocks < 5:
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, max_tokens=30))
         run_step(scheduler, device)
-    scheduler.add(make_sequence(3, prompt_len=4, priority=-1))
-    totals = []
+    scheduler.add(make_sequence(3, prompt_len=24, priority=-1))
+    plan = None
     while scheduler.counters().num_preemptions == 0:
         step = run_step(scheduler, device)
         assert step is not None
-        totals.append(step[0].num_tokens)
-    assert totals[-1] == 2
+        plan = step[0]
+    assert row_lengths(plan) == [1, 3]
+    run_all(scheduler, device)

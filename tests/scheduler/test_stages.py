@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import Scheduler, Sequence
+from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.steps import SamplingParams, SequenceId, StepPlan
 from trioserve.testing import FakeDevice, count_up
 
@@ -33,7 +33,7 @@ def make_sequence(
         sequence_id=SequenceId(number),
         arrival=number,
         seed=number,
-        priority=priority,
+        flow=Flow(priority),
         prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
         sampling=SamplingParams(max_tokens=max_tokens),
     )

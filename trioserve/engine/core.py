@@ -17,7 +17,7 @@ import trio
 
 from .. import scheduler as scheduling
 from ..executor import Executor
-from ..scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
+from ..scheduler import Flow, Scheduler, SchedulerCounters, SchedulerStatistics
 from ..steps import (
     ModelInfo,
     Prompt,
@@ -177,6 +177,7 @@ class LocalCore:
             for prompt in group.prompts
             for _ in range(group.sampling.n)
         ]
+        flow = Flow(group.priority)
         return [
             scheduling.Sequence(
                 sequence_id=SequenceId(number),
@@ -184,7 +185,7 @@ class LocalCore:
                 sampling=sampling,
                 seed=_wrap(group.seed + offset % group.sampling.n),
                 arrival=number,
-                priority=group.priority,
+                flow=flow,
                 eos_token_ids=self._info.eos_token_ids,
                 cache_salt=prompt.cache_salt,
                 embedded=prompt.embedded,

@@ -74,6 +74,7 @@ class Engine:
       core: what computes, here or in another process.
       info: bounds every request is checked against.
       max_num_sequences: those that run and wait together; more are refused.
+      max_num_running: how many of them run at once.
       scheduling_policy: whether requests may have a priority.
       reopen: what to put in the place of a core that has failed; by default the engine
         fails with it.
@@ -85,6 +86,7 @@ class Engine:
         *,
         info: ModelInfo,
         max_num_sequences: int,
+        max_num_running: int = 0,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
     ) -> None:
@@ -92,6 +94,7 @@ class Engine:
         self._core = core
         self._reopen = reopen
         self._max_num_sequences = max_num_sequences
+        self._max_num_running = max_num_running
         self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._next_id = 0
         self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
@@ -196,12 +199,12 @@ class Engine:
             task_status = _OnStarted(self._requests.resume)
 
     def _check_room(self, num_new: int) -> None:
-        limit = self._max_num_sequences
-        if num_new > limit:
+        most = self._count_places(0)
+        if num_new > most:
             raise InvalidParameter(
-                "n", f"{num_new} sequences were asked for, {limit} are the most"
+                "n", f"{num_new} sequences were asked for, {most} are the most"
             )
-        if len(self._owners) + num_new > limit:
+        if num_new > self._count_places(len(self._owners)):
             raise QueueFull(
                 limit=self._core.statistics().num_waiting,
                 retry_after_seconds=self._pace.estimate_seconds(
@@ -211,6 +214,17 @@ class Engine:
 
     def _note_held(self) -> None:
         self._pace.observe(trio.current_time(), len(self._owners))
+
+    def _count_places(self, num_held: int) -> int:
+        """Return how many sequences a request may have while others hold so many.
+
+        Half of the places that are free: so requests with many sequences leave room for
+        those with one, however many of them come. What can run at once does not wait.
+
+        Source: Choudhury and Hahne 1998 (Dynamic Queue Length Thresholds), with alpha 1.
+        """
+        num_free = self._max_num_sequences - num_held
+        return max(num_free // 2, self._max_num_running - num_held, min(1, num_free))
 
     def _make_group(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, priority: int

@@ -9,6 +9,7 @@ has the same methods, for models that read each input in one step.
 """
 
 from .blocks import BlockPool
+from .flow import LEVEL_SECONDS, Flow
 from .pooling import (
     PoolingCounters,
     PoolingFlow,
@@ -16,17 +17,14 @@ from .pooling import (
     PoolingScheduler,
     PoolingStatistics,
 )
-from .scheduler import (
-    LEVEL_SECONDS,
-    Scheduler,
-    SchedulerCounters,
-    SchedulerStatistics,
-)
+from .scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
 from .sequence import Sequence
+from .step_cost import StepCost, StepSize
 
 __all__ = [
     "LEVEL_SECONDS",
     "BlockPool",
+    "Flow",
     "PoolingCounters",
     "PoolingFlow",
     "PoolingJob",
@@ -36,4 +34,6 @@ __all__ = [
     "SchedulerCounters",
     "SchedulerStatistics",
     "Sequence",
+    "StepCost",
+    "StepSize",
 ]

@@ -1,26 +1,47 @@
-"""Continuous batching under one token budget.
+"""Continuous batching under a budget of tokens and of time.
 
 There are no prefill and decode phases: a step is a list of rows, each some tokens of
-one sequence, and the sum of tokens is bounded. Sequences stand in one order for every
-decision. Their place in it is a time: that of their arrival, and LEVEL_SECONDS later for
-each level of priority (a lower number is an earlier place). So a level lets a sequence
-pass those that came up to LEVEL_SECONDS before it. A sequence that waits is passed only
-by sequences that come within a bounded time, so nobody waits for ever, and places never
-change, so that nothing has to be sorted again. Time is the sum of all steps' seconds, which
-`update` is told: while the device idles nobody waits.
+one sequence, and the sum of tokens is bounded.
 
-1. Running sequences, in that order. A decoding one takes one token; one whose prompt is
-   not computed yet takes a chunk of what the budget leaves once every decoding one
-   has its token, so a long prompt delays nobody's next token by more than one step.
-2. Waiting ones, in that order, never skipping one: who waits first is admitted first,
-   so nobody starves. An admitted sequence gets the blocks of all tokens that it has,
-   so only decoding ones can run out of blocks.
-3. Who needs a block when none is free preempts the last running sequence (that may be
-   itself), which gives everything back and waits again at its old place.
+Order. A sequence's place is a time: when it came to the head of its request's line, and
+LEVEL_SECONDS later for each level of the request's priority and for each sequence of the
+request that runs (flow.py). The lowest place is first.
+
+* So a free slot goes to the request with the fewest running sequences, and among equals to
+  the one that has waited longest: requests take turns, not sequences.
+* A level lets a request pass those that came up to LEVEL_SECONDS before it. Whoever waits
+  is passed only by requests that come within a bounded time, so nobody waits for ever.
+
+Time is the sum of all steps' seconds, which `update` is told: nobody waits while the device
+idles.
+
+A step. It is filled in this order:
+
+1. Every decoding sequence has one token. When a block is missing, the sequence with the
+   highest place is preempted (that may be the one that needs it), gives everything back
+   and waits again at its old place. The places of running sequences count as above, so it
+   belongs to the request with the most of them.
+2. Prompts that are computed in part go on, in order, with what the budget leaves.
+3. Waiting sequences are admitted, in order, never skipping one. An admitted sequence gets
+   the blocks of all tokens that it has, so only decoding ones can run out of blocks.
+
+A prompt that is longer than what the budget leaves takes half of it while prompts of other
+requests come after it that have at most half of its tokens left. So a short prompt does not
+wait until a long one is computed. Prompts of about the same length are computed one after
+the other: if they shared steps, the first would be late and the second hardly earlier.
+
+Time. While streams of other requests wait for a step, it may take `max_step_seconds`, as
+far as its cost is known (step_cost.py). Chunks of prompts shrink for that as their context
+grows. If decoding takes too long, the rows of a request with many sequences take turns
+(turns.py), each request having one row at least. Prompts have PROMPT_SHARE of each step, and
+at least a block of tokens, whatever decoding takes: or a busy server would never come to
+them. So a step takes longer than it may only where a row for each request takes more than
+3/4 of that time, and then by 1/3 of what the rows take; or by a block of tokens. A request
+that is alone has no such bound: the longer its chunks, the sooner its prompts are done.
 
 Steps may be in flight while the next one is planned. A sequence whose next token is still
 on the device is planned as if it were there: it counts a placeholder (sequence.py). So a
-sequence may end while a step has a row for it; nobody wants what that row gives.
+sequence may end while a step has a row for it; the row's result is dropped.
 
 In a pipeline of N stages a token that the last stage samples in step s is there when the
 first one has done steps s to s + N - 1, and not before:
@@ -47,34 +68,39 @@ pipeline, and within a step every layer writes all keys and values before it rea
   Each stage has its own layers' part of the block, and has written that before it comes
   to the reader's step, whatever the other stages have done so far.
 
-Invariant: a preempted sequence has no row in the plan being made. Victims are taken
-from the end of the running order and rows are made from its front. It is admitted again
-once its placeholders are filled, because the runner is told of every token then.
+Invariant: a preempted sequence has no row in the plan being made: blocks are found before
+rows are made. It is admitted again once its placeholders are filled, because the runner
+is told of every token then.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Set
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+import math
 
 from ..steps import (
     BlockId,
     FinishReason,
     SequenceId,
     SequenceOutput,
-    SlotStart,
     StepPlan,
     StepResult,
     StepRow,
 )
 from .blocks import BlockPool
+from .draft import Draft, count_context
 from .queue import WaitingQueue
 from .sequence import Sequence
+from .step_cost import StepCost, StepSize
+from .turns import DecodingTurns
 
-# Waiting time that one level of priority is worth. A guess: longer than most requests wait
-# on a server that is not overloaded, short enough for a person to wait.
-LEVEL_SECONDS = 10.0
+# Part of a step's time that prompts may take, however long decoding takes. With less, they
+# would wait long for their first token where many streams run; with more, streams would
+# slow down each time that somebody comes.
+PROMPT_SHARE = 0.25
 
 # Cached tokens that one step looks up for new sequences, but for the last of these. They
 # cost nothing of the step's budget, yet 25 ns each on the event loop.
@@ -118,6 +144,9 @@ class Scheduler:
         that one sequence alone always fits.
       prefix_caching: share full blocks by content.
       num_stages: those of the pipeline that executes the plans.
+      max_step_seconds: how long a step may take while streams of other requests wait for
+        it. In a pipeline that is the time from one token of a stream to its next one: a
+        stage has a part of it.
     """
 
     def __init__(
@@ -130,6 +159,7 @@ class Scheduler:
         max_model_len: int,
         prefix_caching: bool = True,
         num_stages: int = 1,
+        max_step_seconds: float = math.inf,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError("every running sequence must be able to decode in a step")
@@ -143,14 +173,22 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._prefix_caching = prefix_caching
         self._num_stages = num_stages
+        self._max_step_seconds = max_step_seconds / num_stages
+        self._cost = StepCost()
+        self._turns = DecodingTurns(self._cost)
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         # Of which the runner must be told.
         self._ended_slots: list[int] = []
         self._sequences: dict[SequenceId, Sequence] = {}
         # Sorted by Sequence.order.
         self._running: list[Sequence] = []
+        # Requests that they belong to.
+        self._num_flows = 0
         self._waiting = WaitingQueue()
         self._in_flight: dict[int, list[Sequence]] = {}
+        # Of steps in flight that tell something about costs, with the number of stages
+        # that their duration is divided by.
+        self._sizes: dict[int, tuple[StepSize, int]] = {}
         self._num_steps = 0
         self._step_seconds = 0.0
         self._num_preemptions = 0
@@ -190,7 +228,9 @@ class Scheduler:
         if sequence.sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence.sequence_id} is there already")
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._max_model_len)
-        sequence.place = self._step_seconds + LEVEL_SECONDS * sequence.priority
+        flow = sequence.flow
+        if flow.entry is None and flow.num_running == 0:
+            flow.turn = self._step_seconds
         self._sequences[sequence.sequence_id] = sequence
         self._waiting.push(sequence)
 
@@ -206,6 +246,11 @@ class Scheduler:
             return None
         ends, self._ended_slots = tuple(self._ended_slots), []
         self._num_steps += 1
+        if draft.is_typical:
+            # One step alone in a pipeline goes through all stages before its result is
+            # there. Otherwise results follow each other at one stage's time.
+            num_stages = 1 if self._in_flight else self._num_stages
+            self._sizes[self._num_steps] = draft.size, num_stages
         self._in_flight[self._num_steps] = draft.sequences
         return StepPlan(
             step_id=self._num_steps,
@@ -225,6 +270,9 @@ class Scheduler:
           seconds: how long the device was busy with the step.
         """
         self._step_seconds += seconds
+        if plan.step_id in self._sizes:
+            size, num_stages = self._sizes.pop(plan.step_id)
+            self._cost.learn(size, seconds / num_stages)
         sequences = self._in_flight.pop(plan.step_id)
         sampled = iter(result.sampled)
         outputs = []
@@ -284,84 +332,187 @@ class Scheduler:
         for sequence in self._sequences.values():
             assert sequence.num_placeholders >= 0, "placeholders follow known tokens"
             assert sequence.num_uncomputed >= 0, "only planned tokens are computed"
+        self._waiting.check(
+            {each.flow for each in self._sequences.values() if each.slot is None}
+        )
+        flows = Counter(sequence.flow for sequence in self._running)
+        assert len(flows) == self._num_flows, "every request with a sequence is counted"
+        for flow, num_running in flows.items():
+            assert flow.num_running == num_running, "a flow counts its sequences"
 
     # Planning.
 
-    def _draft_step(self) -> _Draft:
+    def _draft_step(self) -> Draft:
         while True:
             num_preemptions = self._num_preemptions
-            draft = _Draft(self._max_num_batched_tokens, self._choose_held_back())
-            self._plan_running(draft)
-            self._admit_waiting(draft)
-            # Those whose turn it was may all have given way to those held back, who can
-            # have it now. If nobody took it, nobody would wake the loop again.
+            draft = Draft(self._max_num_batched_tokens, self._block_size, self._cost)
+            decoding, prompts = self._list_candidates()
+            decoding = self._share_time(decoding, prompts, draft)
+            if self._find_blocks(decoding, prompts):
+                decoding = [each for each in decoding if each.slot is not None]
+                prompts = [each for each in prompts if each.slot is not None]
+            draft.add_decoding(decoding)
+            for sequence in decoding:
+                self._plan_row(sequence, 1, draft)
+            self._plan_prompts(prompts, draft)
+            # All whose turn it was may have given way to sequences that were left out,
+            # which can have it now. If the step stayed empty, nobody would wake the loop.
             if draft.rows or self._num_preemptions == num_preemptions:
                 return draft
 
-    def _choose_held_back(self) -> Set[Sequence]:
-        """Return the running sequences that leave this step of a pipeline to others."""
-        if self._num_stages == 1:
-            return frozenset()
+    def _list_candidates(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the running sequences that may have a row: decoding ones, and prompts.
+
+        One token is left to compute of a decoding one, and the next one depends on it.
+        """
+        decoding, prompts = [], []
+        for sequence in self._running:
+            if sequence.num_planned < sequence.max_num_tokens:
+                if sequence.num_planned - sequence.num_computed == 1:
+                    decoding.append(sequence)
+                else:
+                    prompts.append(sequence)
+        if self._num_stages > 1:
+            decoding = self._choose_micro_batch(decoding)
+            prompts = [sequence for sequence in prompts if self._is_known(sequence)]
+        return decoding, prompts
+
+    def _is_known(self, sequence: Sequence) -> bool:
+        """Return whether the first stage has a sequence's last token in this step."""
         first_absent = self._num_steps + 2 - self._num_stages
-        absent = {
-            sequence
-            for sequence in self._running
-            if sequence.num_placeholders and sequence.sampled_in >= first_absent
-        }
-        decoding = [sequence for sequence in self._running if sequence.is_decoding]
-        limit = -(-len(decoding) // self._num_stages)
-        ready = [sequence for sequence in decoding if sequence not in absent]
+        return not sequence.num_placeholders or sequence.sampled_in < first_absent
+
+    def _choose_micro_batch(self, decoding: list[Sequence]) -> list[Sequence]:
+        """Return those that decode in this step of a pipeline."""
+        ready = [sequence for sequence in decoding if self._is_known(sequence)]
         # Stable: among equals those who come first in order stay in front.
         ready.sort(key=_sampled_in)
-        return absent.union(ready[limit:])
+        chosen = ready[: -(-len(decoding) // self._num_stages)]
+        return sorted(chosen, key=_order)
 
-    def _plan_running(self, draft: _Draft) -> None:
-        running = [
-            sequence for sequence in self._running if sequence not in draft.held_back
+    def _share_time(
+        self, decoding: list[Sequence], prompts: list[Sequence], draft: Draft
+    ) -> list[Sequence]:
+        """Bound a step that others wait for; returns the sequences that decode in it."""
+        if self._max_step_seconds == math.inf or not self._is_shared(decoding):
+            return decoding
+        limit = self._max_step_seconds
+        if prompts or (self._free_slots and self._waiting):
+            limit *= 1 - PROMPT_SHARE
+        needed = self._predict_decoding(decoding)
+        if needed > limit:
+            rows_seconds = limit - self._cost.fixed_seconds
+            decoding = self._turns.choose(decoding, rows_seconds)
+            needed = self._predict_decoding(decoding)
+        draft.seconds = max(
+            self._max_step_seconds - needed,
+            needed * PROMPT_SHARE / (1 - PROMPT_SHARE),
+        )
+        return decoding
+
+    def _predict_decoding(self, decoding: list[Sequence]) -> float:
+        """Return the seconds of a step that decodes and does nothing else."""
+        return self._cost.predict_decoding(len(decoding), count_context(decoding))
+
+    def _is_shared(self, decoding: list[Sequence]) -> bool:
+        """Return whether a stream in the step waits for other requests' rows."""
+        if not decoding or self._num_flows > 1:
+            return bool(decoding)
+        first = self._waiting.peek() if self._free_slots else None
+        return first is not None and first.flow is not decoding[0].flow
+
+    def _find_blocks(self, decoding: list[Sequence], prompts: list[Sequence]) -> bool:
+        """Give sequences the blocks for their tokens; returns whether any is preempted."""
+        size = self._block_size
+        wanting = [
+            sequence
+            for sequence in (*decoding, *prompts)
+            if sequence.num_planned > size * len(sequence.block_ids)
         ]
-        draft.num_reserved = sum(sequence.is_decoding for sequence in running)
-        for sequence in running:
-            was_preempted = sequence.slot is None
-            if was_preempted or not sequence.can_be_planned:
-                continue
-            draft.num_reserved -= sequence.is_decoding
-            num_tokens = min(sequence.num_uncomputed, draft.num_available)
-            if num_tokens > 0 and self._make_room(sequence, num_tokens, draft):
-                self._plan_row(sequence, num_tokens, draft)
-
-    def _make_room(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
-        """Give a sequence the blocks for its next tokens, preempting who comes last."""
-        num_blocks = self._count_blocks(sequence.num_computed + num_tokens)
-        num_missing = num_blocks - len(sequence.block_ids)
-        if num_missing <= 0:
-            return True
-        while self._pool.num_free < num_missing:
-            victim = self._running[-1]
-            if victim is not sequence and victim not in draft.held_back:
-                draft.num_reserved -= victim.is_decoding
+        num_preemptions = self._num_preemptions
+        while self._pool.num_free < sum(map(self._count_missing, wanting)):
+            victim = max(self._running, key=_standing)
             self._preempt(victim)
-            if victim is sequence:
-                return False
-        sequence.block_ids += self._pool.allocate(num_missing)
-        return True
+            wanting = [sequence for sequence in wanting if sequence is not victim]
+        for sequence in wanting:
+            sequence.block_ids += self._pool.allocate(self._count_missing(sequence))
+        return self._num_preemptions > num_preemptions
+
+    def _count_missing(self, sequence: Sequence) -> int:
+        """Return how many blocks a sequence needs for tokens that are not computed."""
+        return self._count_blocks(sequence.num_planned) - len(sequence.block_ids)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._num_preemptions += 1
         self._leave(sequence)
         self._waiting.push(sequence)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
-        num_cached = 0
-        while draft.num_available > 0 and self._free_slots:
-            sequence = self._waiting.peek()
-            if num_cached >= _MAX_CACHED_TOKENS:
-                return
-            if sequence is None or not self._admit(sequence):
-                return
-            num_cached += sequence.num_computed
-            draft.starts.append(sequence.start())
-            num_tokens = min(sequence.num_uncomputed, draft.num_available)
+    def _plan_prompts(self, prompts: list[Sequence], draft: Draft) -> None:
+        """Give what is left of a step to prompts, and admit new ones."""
+        line = deque(prompts)
+        while draft.has_room and (line or self._admit_next(line, draft)):
+            sequence = line.popleft()
+            num_tokens = self._measure_chunk(sequence, draft)
+            draft.prompt_flows.add(sequence.flow)
+            # Halves of a block would be too small to be worth a row.
+            if 2 * self._block_size <= num_tokens < sequence.num_uncomputed:
+                half = num_tokens // 2
+                num_tokens -= self._leave_to_shorter(sequence, half, line, draft)
+            draft.add_chunk(sequence, num_tokens)
             self._plan_row(sequence, num_tokens, draft)
+
+    def _measure_chunk(self, sequence: Sequence, draft: Draft) -> int:
+        """Return how many tokens of a prompt the step has room for."""
+        limit = min(sequence.num_uncomputed, draft.num_tokens)
+        if draft.seconds == math.inf:
+            return limit
+        start = sequence.num_computed
+        num_tokens = draft.count_tokens(start)
+        if num_tokens >= limit:
+            return limit
+        # Whole blocks, which others can find.
+        num_tokens -= (start + num_tokens) % self._block_size
+        return min(limit, max(num_tokens, self._block_size))
+
+    def _leave_to_shorter(
+        self, sequence: Sequence, limit: int, line: deque[Sequence], draft: Draft
+    ) -> int:
+        """Return how many tokens a long prompt leaves to shorter ones of other requests.
+
+        Waiting ones are admitted as long as the tokens are not used up. With prompts of at
+        most half its length, the times to the first tokens are shorter in the mean.
+        """
+        flows, longest = draft.prompt_flows, sequence.num_uncomputed // 2
+        needed = sum(
+            each.num_uncomputed
+            for each in line
+            if each.flow not in flows and each.num_uncomputed <= longest
+        )
+        while needed < limit:
+            first = self._waiting.peek()
+            if first is None or first.flow in flows:
+                break
+            num_tokens = first.num_tokens - self._block_size * len(
+                self._match_prefix(first)
+            )
+            if num_tokens > longest or not self._admit_next(line, draft):
+                break
+            needed += num_tokens
+        return min(limit, needed)
+
+    def _admit_next(self, line: deque[Sequence], draft: Draft) -> bool:
+        """Append the first waiting sequence to the step's line of prompts, if it can run."""
+        sequence = self._waiting.peek()
+        if draft.is_closed or draft.num_cached >= _MAX_CACHED_TOKENS:
+            return False
+        if sequence is None or not self._free_slots or not self._admit(sequence):
+            # Nothing that happens while a step is drafted would let it in.
+            draft.is_closed = True
+            return False
+        draft.num_cached += sequence.num_computed
+        draft.starts.append(sequence.start())
+        line.append(sequence)
+        return True
 
     def _admit(self, sequence: Sequence) -> bool:
         if sequence.num_placeholders:
@@ -374,14 +525,24 @@ class Scheduler:
         if num_free < num_missing + len(self._running):
             return False
         self._pool.acquire(cached)
-        self._waiting.remove(sequence)
         sequence.block_ids = cached + self._pool.allocate(num_missing)
         sequence.num_computed = len(cached) * self._block_size
         sequence.num_registered_blocks = len(cached)
-        sequence.slot = self._free_slots.pop()
-        insort(self._running, sequence, key=_order)
+        self._enter(sequence)
         self._count_admission(sequence)
         return True
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Let the first of the waiting sequences run."""
+        flow = sequence.flow
+        if sequence.place is None:
+            sequence.place = flow.place
+            flow.turn = self._step_seconds
+        self._num_flows += flow.num_running == 0
+        flow.num_running += 1
+        self._waiting.pop()
+        sequence.slot = self._free_slots.pop()
+        insort(self._running, sequence, key=_order)
 
     def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
         """Return the longest chain of cached blocks that begins the sequence."""
@@ -406,7 +567,7 @@ class Scheduler:
             self._num_prefix_queried_tokens += sequence.num_tokens
             self._num_prefix_hit_tokens += sequence.num_computed
 
-    def _plan_row(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> None:
+    def _plan_row(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
         start = sequence.num_computed
         sequence.num_computed += num_tokens
         samples = sequence.num_uncomputed == 0
@@ -495,7 +656,7 @@ class Scheduler:
         sequence.is_ended = True
         del self._sequences[sequence.sequence_id]
         if sequence.slot is None:
-            self._waiting.remove(sequence)
+            self._waiting.drop(sequence)
         else:
             self._leave(sequence)
 
@@ -506,51 +667,24 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         self._running.remove(sequence)
         self._pool.release(sequence.give_up())
+        flow = sequence.flow
+        flow.num_running -= 1
+        self._num_flows -= flow.num_running == 0
+        if flow.entry is not None:
+            self._waiting.update(flow)
 
     def _count_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
 
-class _Draft:
-    """A plan in the making.
-
-    `num_reserved` tokens of the budget belong to decoding sequences that have not had
-    their turn yet.
-
-    Args:
-      held_back: running sequences that get no row.
-    """
-
-    def __init__(self, budget: int, held_back: Set[Sequence]) -> None:
-        self.held_back = held_back
-        self.starts: list[SlotStart] = []
-        self.rows: list[StepRow] = []
-        self.sequences: list[Sequence] = []
-        self.num_reserved = 0
-        self._budget = budget
-
-    @property
-    def num_available(self) -> int:
-        return self._budget - self.num_reserved
-
-    def add(self, sequence: Sequence, start: int, samples: bool) -> None:
-        assert sequence.slot is not None, "only a running sequence is planned"
-        num_tokens = sequence.num_computed - start
-        self._budget -= num_tokens
-        self.sequences.append(sequence)
-        self.rows.append(
-            StepRow(
-                slot=sequence.slot,
-                start=start,
-                num_tokens=num_tokens,
-                new_block_ids=sequence.take_new_block_ids(),
-                sample=samples,
-            )
-        )
-
-
 def _order(sequence: Sequence) -> tuple[float, int]:
     return sequence.order
+
+
+def _standing(sequence: Sequence) -> tuple[float, int]:
+    """Return the order in which running sequences keep what they have."""
+    place, arrival = sequence.order
+    return place + sequence.flow.surcharge, arrival
 
 
 def _sampled_in(sequence: Sequence) -> int:

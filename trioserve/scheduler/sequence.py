@@ -16,6 +16,7 @@ from ..steps import (
     SlotStart,
     TokenLogprobs,
 )
+from .flow import Flow
 
 # Of a token id, in what is hashed.
 _ID_BYTES = array("q").itemsize
@@ -38,18 +39,20 @@ class Sequence:
       sampling: `max_tokens` is not None here.
       seed: see steps.SlotStart.
       arrival: rises with each sequence; unique.
-      priority: the lower one goes first; see Scheduler.
+      flow: of its request; by default a request by itself.
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
       embedded: see steps.Prompt.
 
     Attributes:
       num_tokens: those whose ids are known.
+      num_planned: those that there will be once all steps in flight have given theirs.
       max_num_tokens: with so many tokens it ends. The scheduler lowers it to the model's
         length.
-      place: in the order of all sequences, in seconds; the scheduler gives it.
+      place: among all sequences, in seconds, from its admission on; see Flow.
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
+      last_turn: rises with each step that had no time for all, and decoded this one.
     """
 
     __slots__ = (
@@ -57,15 +60,17 @@ class Sequence:
         "block_ids",
         "embedded",
         "eos_token_ids",
+        "flow",
         "is_ended",
+        "last_turn",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_planned",
         "num_registered_blocks",
         "num_tokens",
         "output_token_ids",
         "place",
-        "priority",
         "prompt_token_ids",
         "sampled_in",
         "sampling",
@@ -73,7 +78,6 @@ class Sequence:
         "sequence_id",
         "slot",
         "_block_hashes",
-        "_num_planned",
         "_num_planned_blocks",
         "_num_reported",
         "_prompt_bytes",
@@ -88,7 +92,7 @@ class Sequence:
         sampling: SamplingParams,
         seed: int,
         arrival: int,
-        priority: int = 0,
+        flow: Flow | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
         embedded: tuple[EmbeddedInput, ...] = (),
@@ -100,8 +104,8 @@ class Sequence:
         self.sampling = sampling
         self.seed = seed
         self.arrival = arrival
-        self.priority = priority
-        self.place = 0.0
+        self.flow = flow or Flow()
+        self.place: float | None = None
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
         self.slot: int | None = None
         self.block_ids: list[BlockId] = []
@@ -112,9 +116,9 @@ class Sequence:
         self.num_tokens = len(prompt_token_ids)
         self.num_registered_blocks = 0
         self.sampled_in = 0
+        self.last_turn = 0
         self.is_ended = False
-        # Tokens of the sequence once all steps in flight have given theirs.
-        self._num_planned = len(prompt_token_ids)
+        self.num_planned = len(prompt_token_ids)
         # Prompt tokens whose log probabilities have been given.
         self._num_reported = 0
         self._block_hashes: list[bytes] = []
@@ -124,22 +128,23 @@ class Sequence:
 
     @property
     def order(self) -> tuple[float, int]:
-        """The lower one goes first."""
+        """Of sequences that run the lower one goes first."""
+        assert self.place is not None, "it was admitted"
         return self.place, self.arrival
 
     @property
     def num_placeholders(self) -> int:
-        return self._num_planned - self.num_tokens
+        return self.num_planned - self.num_tokens
 
     @property
     def num_uncomputed(self) -> int:
         """Tokens, placeholders included, that no step has taken yet."""
-        return self._num_planned - self.num_computed
+        return self.num_planned - self.num_computed
 
     @property
     def can_be_planned(self) -> bool:
         """Whether a token is wanted beyond those that are on their way."""
-        return self._num_planned < self.max_num_tokens
+        return self.num_planned < self.max_num_tokens
 
     @property
     def has_unread_vectors(self) -> bool:
@@ -155,7 +160,7 @@ class Sequence:
 
     def reserve_token(self, step_id: int) -> None:
         """Count a placeholder: a step that samples was planned."""
-        self._num_planned += 1
+        self.num_planned += 1
         self.sampled_in = step_id
 
     def list_new(self, position: int, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -178,12 +183,12 @@ class Sequence:
         """Fill the first placeholder, or go on where there is none."""
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
-        if self._num_planned < self.num_tokens:
-            self._num_planned = self.num_tokens
+        if self.num_planned < self.num_tokens:
+            self.num_planned = self.num_tokens
 
     def give_up_placeholders(self) -> None:
         """Expect nothing of the steps in flight: what they give stands behind a gap."""
-        self._num_planned = self.num_tokens
+        self.num_planned = self.num_tokens
 
     def list_new_logprobs(
         self, position: int, logprobs: tuple[TokenLogprobs, ...]

@@ -28,6 +28,9 @@ class SimulateConfig:
       block_size: Tokens in one KV block.
       max_num_seqs: Sequences that run at once.
       max_num_batched_tokens: Tokens that one step computes at most.
+      max_step_seconds: How long a step may take while streams of other requests wait for
+        it; inf sets no bound. What it brings depends on attention, whose time is not
+        simulated.
       trace: File with the requests, in place of those made up below: CSV with a header,
         or JSON lines, with arrival_seconds, prompt_tokens and output_tokens.
       requests: How many requests are made up.
@@ -55,6 +58,7 @@ class SimulateConfig:
     block_size: int = 16
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 512
+    max_step_seconds: float = math.inf
     trace: str | None = None
     requests: int = 64
     rate: float = 4.0
@@ -78,6 +82,7 @@ class SimulateConfig:
             _check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
         _check("step_seconds", self.seconds_of(1) > 0, "a step takes some time")
         _check("rate", self.rate > 0, "must be greater than 0")
+        _check("max_step_seconds", self.max_step_seconds > 0, "must be greater than 0")
         # Every running sequence must be able to decode in a step.
         _check(
             "max_num_batched_tokens",

@@ -139,6 +139,7 @@ def _make_scheduler(config: SimulateConfig, prefix_caching: bool) -> Scheduler:
         max_model_len=config.max_model_len,
         prefix_caching=prefix_caching,
         num_stages=config.pipeline_parallel_size,
+        max_step_seconds=config.max_step_seconds,
     )
 
 

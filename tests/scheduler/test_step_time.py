@@ -1,0 +1,244 @@
+"""A step that others wait for takes no longer than it may."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+import math
+
+import pytest
+
+from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.steps import SamplingParams, SequenceId, StepPlan, StepRow
+from trioserve.testing import FakeDevice
+
+BLOCK_SIZE = 16
+TARGET = 0.25
+
+
+def seconds_of_row(row: StepRow) -> float:
+    """About what SmolLM2-135M takes on two cores."""
+    pairs = row.num_tokens * (row.start + row.num_tokens / 2)
+    return 0.001 + 0.0006 * row.num_tokens + 3e-6 * row.start + 3e-7 * pairs
+
+
+def seconds_of(plan: StepPlan) -> float:
+    return 0.02 + sum(map(seconds_of_row, plan.rows))
+
+
+# The longest of a chunk of one block, behind 8,000 tokens.
+BLOCK_SECONDS = seconds_of_row(
+    StepRow(slot=0, start=8000, num_tokens=BLOCK_SIZE, new_block_ids=(), sample=False)
+)
+
+
+class Server:
+    """A scheduler and a device in virtual time, `depth` steps in flight.
+
+    Attributes:
+      now: seconds since the start.
+      token_times: when each sequence had its tokens.
+    """
+
+    def __init__(
+        self, max_step_seconds: float = TARGET, *, depth: int = 2, **changes: int
+    ) -> None:
+        options = {
+            "num_blocks": 32_768,
+            "block_size": BLOCK_SIZE,
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 512,
+            "max_model_len": 8192,
+        }
+        self.scheduler = Scheduler(
+            **(options | changes), max_step_seconds=max_step_seconds
+        )
+        self.now = 0.0
+        self.token_times: dict[int, list[float]] = {}
+        self._depth = depth
+        self._device = FakeDevice(block_size=BLOCK_SIZE)
+        self._in_flight: deque[StepPlan] = deque()
+        self._num_added = 0
+
+    def ask(
+        self, num_sequences: int = 1, *, prompt_len: int = 10, max_tokens: int = 10_000
+    ) -> list[int]:
+        """Add a request; returns the numbers of its sequences."""
+        flow = Flow()
+        numbers = []
+        for _ in range(num_sequences):
+            self._num_added += 1
+            numbers.append(self._num_added)
+            first = 10_000 * self._num_added
+            sequence = Sequence(
+                sequence_id=SequenceId(self._num_added),
+                arrival=self._num_added,
+                seed=self._num_added,
+                flow=flow,
+                prompt_token_ids=tuple(range(first, first + prompt_len)),
+                sampling=SamplingParams(max_tokens=max_tokens),
+            )
+            self.scheduler.add(sequence)
+        return numbers
+
+    def step(self) -> StepPlan:
+        """Wait for the oldest step in flight; returns it."""
+        while len(self._in_flight) < self._depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self._in_flight.append(plan)
+        plan = self._in_flight.popleft()
+        seconds = seconds_of(plan)
+        self.now += seconds
+        result = self._device.step(plan)
+        for output in self.scheduler.update(plan, result, seconds):
+            if output.token_ids:
+                self.token_times.setdefault(output.sequence_id, []).append(self.now)
+        return plan
+
+    def run_until_token(self, number: int) -> None:
+        while number not in self.token_times:
+            self.step()
+
+    def longest_gap(self, number: int, since: float) -> float:
+        times = [time for time in self.token_times[number] if time >= since]
+        return max(after - before for before, after in pairwise(times))
+
+
+def measure_long_prompt(server: Server) -> tuple[float, float]:
+    """Return a stream's longest gap beside a prompt of 8,000 tokens, and its time."""
+    [stream] = server.ask()
+    for _ in range(20):
+        server.step()
+    begin = server.now
+    [long] = server.ask(prompt_len=8000)
+    server.run_until_token(long)
+    return server.longest_gap(stream, begin), server.now - begin
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_long_prompt_does_not_stretch_a_stream(depth: int) -> None:
+    gap, seconds = measure_long_prompt(Server(depth=depth))
+    assert gap <= TARGET + BLOCK_SECONDS
+    unbounded, at_best = measure_long_prompt(Server(math.inf, depth=depth))
+    assert unbounded > 5 * TARGET
+    # What the stream's rows and more steps cost.
+    assert seconds < 1.4 * at_best
+
+
+def test_what_was_learned_without_streams_is_used_at_once() -> None:
+    server = Server()
+    [first] = server.ask(prompt_len=8000)
+    server.run_until_token(first)
+    gap, _ = measure_long_prompt(server)
+    assert gap <= TARGET + BLOCK_SECONDS
+
+
+def test_a_prompt_that_is_alone_has_the_whole_budget() -> None:
+    server = Server()
+    [long] = server.ask(prompt_len=8000, max_tokens=1)
+    plans = []
+    while long not in server.token_times:
+        plans.append(server.step())
+    assert [plan.num_tokens for plan in plans] == [512] * 15 + [320]
+
+
+def test_a_requests_own_streams_do_not_bound_its_prompts() -> None:
+    server = Server()
+    server.ask(4, prompt_len=3000)
+    num_tokens = [server.step().num_tokens for _ in range(22)]
+    assert num_tokens[10:] == [512] * 12
+
+
+def test_a_request_with_many_sequences_does_not_slow_a_stream() -> None:
+    """Decoding 128 rows of 1,500 tokens takes 0.9 s."""
+    server = Server()
+    many = server.ask(127, prompt_len=1500)
+    server.run_until_token(many[-1])
+    assert seconds_of(server.step()) > 3 * TARGET
+    [stream] = server.ask()
+    server.run_until_token(stream)
+    begin = server.now
+    for _ in range(60):
+        server.step()
+    assert server.longest_gap(stream, begin) <= TARGET * 1.05
+    # All of its sequences go on, each in its turn.
+    counts = [len([t for t in server.token_times[n] if t > begin]) for n in many]
+    assert min(counts) > 0
+    assert max(counts) - min(counts) <= 1
+    # And no time is left unused.
+    assert server.now - begin > 60 * 0.9 * TARGET
+
+
+def test_every_request_has_a_row_in_each_step() -> None:
+    """Nobody would be faster if the rows of streams took turns."""
+    server = Server()
+    numbers = [server.ask(prompt_len=1500)[0] for _ in range(100)]
+    while len(server.token_times) < 100:
+        server.step()
+    plan = server.step()
+    plan = server.step()
+    assert len(plan.rows) == len(numbers)
+    assert seconds_of(plan) > TARGET
+
+
+def test_prompts_have_a_quarter_of_a_step_that_is_full() -> None:
+    server = Server()
+    for _ in range(100):
+        server.ask(prompt_len=1500)
+    while len(server.token_times) < 100:
+        server.step()
+    [late] = server.ask(prompt_len=1500)
+    shares = []
+    while late not in server.token_times:
+        plan = server.step()
+        decoding = [row for row in plan.rows if row.num_tokens == 1]
+        seconds = 0.02 + sum(map(seconds_of_row, decoding))
+        assert seconds > TARGET
+        shares.append(1 - seconds / seconds_of(plan))
+    # Two steps were planned before it came, and the last has the end of it.
+    assert max(shares) <= 0.25
+    assert min(shares[2:-1]) > 0.2
+
+
+@pytest.mark.parametrize("target", [1e-9, 0.01])
+def test_a_target_that_cannot_be_met_ends_prompts_all_the_same(target: float) -> None:
+    server = Server(target)
+    server.ask()
+    server.step()
+    [long] = server.ask(prompt_len=800)
+    plans = []
+    while long not in server.token_times:
+        plans.append(server.step())
+    # One block in each step.
+    assert len(plans) <= 800 / BLOCK_SIZE + 3
+
+
+def test_chunks_that_were_cut_by_time_end_with_a_block() -> None:
+    """So that others find what is computed of them in the prefix cache."""
+    server = Server()
+    server.ask()
+    server.step()
+    server.ask(prompt_len=4000)
+    chunks = [
+        row for _ in range(30) for row in server.step().rows if row.num_tokens > 1
+    ]
+    assert len(chunks) > 10
+    assert all(row.end % BLOCK_SIZE == 0 or row.sample for row in chunks)
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_a_stage_has_its_part_of_the_time(num_stages: int) -> None:
+    """A stream has a token each time that all stages have had a step."""
+    server = Server(depth=num_stages + 1, num_stages=num_stages)
+    server.ask(2 * num_stages)
+    for _ in range(40):
+        server.step()
+    server.ask()
+    [long] = server.ask(prompt_len=8000)
+    plans = []
+    while long not in server.token_times:
+        plans.append(server.step())
+    longest = max(map(seconds_of, plans))
+    assert longest <= TARGET / num_stages + BLOCK_SECONDS
