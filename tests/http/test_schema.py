@@ -30,7 +30,7 @@ from trioserve.http.schema import (
     to_chat_options,
     to_sampling,
 )
-from trioserve.render import ChatOptions
+from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
 from trioserve.steps import SAMPLING_BOUNDS, SamplingParams
 
 Decode = Callable[[bytes], Any]
@@ -1097,3 +1097,22 @@ def test_wrong_tools_and_templates_are_named(
     with pytest.raises(InvalidParameter) as caught:
         DECODERS[endpoint](body)
     assert caught.value.param == param
+
+
+def test_messages_are_measured_without_what_is_no_text() -> None:
+    request = chat(
+        messages=[
+            {"role": "user", "content": "Hello"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "ab"},
+                    {"type": "image_url", "image_url": {"url": "data:" + "x" * 999}},
+                ],
+            },
+            {"role": "assistant", "content": None, "reasoning": "abc"},
+        ]
+    )
+    messages = MessageMappings(request.messages)
+    assert messages.num_characters == 3 * TURN_CHARACTERS + 5 + 2 + 3
+    assert count_characters(messages) == messages.num_characters

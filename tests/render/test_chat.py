@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
-from trioserve.render import ChatOptions, TokenizeOptions, load_renderer
+from trioserve.render import (
+    TURN_CHARACTERS,
+    ChatOptions,
+    TokenizeOptions,
+    count_characters,
+    load_renderer,
+)
 from trioserve.testing import make_info
 
 if TYPE_CHECKING:
@@ -250,3 +256,39 @@ async def test_what_a_template_raises_is_the_requests_fault(
     with pytest.raises(InvalidParameter, match=reason) as caught:
         await renderer.render_chat([USER])
     assert caught.value.param == "messages"
+
+
+@dataclass(frozen=True)
+class Turn:
+    role: str
+    content: object
+
+
+@pytest.mark.parametrize(
+    ("content", "num_characters"),
+    [
+        ("Hello", 5),
+        (None, 0),
+        ([{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}], 3),
+        ([{"type": "image_url", "image_url": {"url": "data:" + "x" * 1000}}], 0),
+        (7, 0),
+        ([7, {"text": 7}], 0),
+    ],
+)
+def test_a_conversation_is_measured_before_it_is_checked(
+    content: object, num_characters: int
+) -> None:
+    for message in ({"role": "user", "content": content}, Turn("user", content)):
+        assert count_characters([message]) == TURN_CHARACTERS + num_characters  # type: ignore[list-item]
+
+
+def test_messages_that_are_made_as_they_are_read_are_not_measured() -> None:
+    class Made(Sequence[Any]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: object) -> Any:
+            raise AssertionError("it is a worker's to read them")
+
+    assert count_characters(Made()) == 0
+    assert count_characters("no messages") == 0  # type: ignore[arg-type]

@@ -371,13 +371,15 @@ def _to_mapping(message: Message, index: int) -> dict[str, object]:
 
 
 def _count_characters(message: Message) -> int:
-    content = message.content
-    if not isinstance(content, str):
-        content = "".join(part.text or "" for part in content or ())
+    content = message.content or ""
+    if isinstance(content, str):
+        num_characters = len(content)
+    else:
+        num_characters = sum(len(part.text or "") for part in content)
     calls = message.tool_calls or ()
     return (
         TURN_CHARACTERS
-        + len(content)
+        + num_characters
         + len(message.reasoning or "")
         + len(message.reasoning_content or "")
         + sum(len(call.function.arguments or "") for call in calls)

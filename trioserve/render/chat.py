@@ -113,7 +113,7 @@ def _measure(message: ChatMessage | Mapping[str, object]) -> int:
     if isinstance(message, Mapping):
         content = message.get("content")
     else:
-        content = message.content
+        content = getattr(message, "content", None)
     if isinstance(content, str):
         return len(content)
     parts = content if isinstance(content, (list, tuple)) else ()
