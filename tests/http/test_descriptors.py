@@ -16,7 +16,9 @@ import subprocess
 import sys
 from typing import Any
 
+from hpack import Encoder
 from hypercorn.trio import serve
+from hyperframe.frame import HeadersFrame, RstStreamFrame, SettingsFrame
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -32,6 +34,14 @@ from trioserve.http.connection.descriptors import RESERVED, Connections, count_r
 
 GET = b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n"
 CLOSE = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+
+# HTTP/2's.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
+FIELDS = {":method": "GET", ":path": "/wait", ":scheme": "http", ":authority": "h"}
+REQUEST = HeadersFrame(
+    1, Encoder().encode(FIELDS.items()), flags=["END_HEADERS"]
+).serialize()
+RESET = RstStreamFrame(1).serialize()
 
 
 class Connection:
@@ -182,6 +192,21 @@ async def test_idle_strangers_keep_nobody_waiting(connect: Connect) -> None:
     await read_well(await connect(CLOSE))
     for closed in [kept, *strangers[:-3]]:
         assert await read_all(closed) == b""
+
+
+@pytest.mark.parametrize(
+    "packet", [PREFACE, PREFACE + REQUEST + RESET], ids=["preface", "reset"]
+)
+async def test_idle_http2_strangers_keep_nobody_waiting(
+    connect: Connect, packet: bytes
+) -> None:
+    install_guard(enable_h2c=True, max_connections=3)
+    for _ in range(3):
+        stranger = await connect(packet)
+        # The server has read what it sent.
+        assert await stranger.receive_some()
+    await wait_all_tasks_blocked()
+    await read_well(await connect(CLOSE))
 
 
 async def test_a_newcomer_is_told_to_come_again_where_all_are_busy(

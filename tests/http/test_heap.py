@@ -65,6 +65,23 @@ async def test_memory_that_is_soon_taken_again_is_given_back_now_and_then(
     assert 2 <= len(heap.trimmed_at) <= 3
 
 
+async def test_a_trim_that_finds_no_thread_is_left_for_another_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    num_calls = 0
+
+    async def trim() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise RuntimeError("can't start new thread")
+
+    trimmer = HeapTrimmer(trim)
+    for _ in range(2):
+        trimmer.note_freed(WORTH_BYTES)
+        await trio.sleep(60)
+    assert num_calls == 2
+
+
 @pytest.mark.parametrize("num_prompts", [1, 2])
 async def test_an_error_that_was_answered_holds_nothing_of_its_request(
     tokenizer_folder: Path, num_prompts: int

@@ -262,11 +262,35 @@ async def test_a_compressed_body_is_refused_by_the_headers_name(
             assert ("Content-Encoding must be identity" in answer.text) == is_refused
 
 
-async def test_single_bytes_take_hardly_more_memory_than_is_counted() -> None:
+def make_body() -> ChunkedBody:
     body = ChunkedBody(None, None)
     body.account, body.heap = MemoryAccount(10**7), HeapTrimmer(None)
     body.peer = ""
     body.deadline = UploadDeadline(10)
+    return body
+
+
+async def test_what_comes_after_the_answer_is_not_held() -> None:
+    body = make_body()
+    body.append(PART)
+    body.release()
+    body.append(PART)
+    assert body.account.num_bytes == 0
+
+
+async def test_a_body_in_pieces_that_nobody_reads_leaves_nothing(
+    server: FakeServer,
+) -> None:
+    chunk = b"a;%b\r\n0123456789\r\n" % (b"x" * 20)
+    fields = b"Host: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+    packet = b"POST /nowhere HTTP/1.1\r\n%b\r\n%b0\r\n\r\n" % (fields, 6 * chunk)
+    for _ in range(50):
+        assert b"404" in await ask(server, packet)
+    assert server.state.bodies.num_bytes == 0
+
+
+async def test_single_bytes_take_hardly_more_memory_than_is_counted() -> None:
+    body = make_body()
     for _ in range(50_000):
         body.append(b"a")
     for _ in range(10):
