@@ -52,15 +52,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": VOCABULARY | {"executor", "stages"},
     "stage_process": VOCABULARY
     | {"cores", "executor", "interpreter", "meeting", "model", "own_thread", "plugins"}
-    | {"processes", "torchrun"},
+    | {"processes", "torchrun", "weights"},
     "cores": VOCABULARY
     | {"engine", "executor", "model", "own_thread", "pipeline", "plugins"}
     | {"scheduler", "weights"},
     "engine_process": VOCABULARY
     | {"cores", "engine", "executor", "interpreter", "processes"},
+    "fronts": VOCABULARY
+    | {"cores", "engine", "own_thread", "plugins", "pooling_engine", "render"}
+    | {"text_engine"},
     "launch": VOCABULARY
-    | {"cores", "engine", "engine_task", "executor", "own_thread", "plugins"}
-    | {"pooling_engine", "processes", "render", "text_engine"},
+    | {"cores", "engine", "engine_task", "executor", "fronts", "pooling_engine"}
+    | {"processes", "render", "text_engine"},
     "server": VOCABULARY | {"http", "interpreter", "launch"},
     "asgi": VOCABULARY | {"http", "interpreter", "launch"},
     "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},

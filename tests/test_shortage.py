@@ -80,7 +80,7 @@ def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
     try:
         num_blocks = count_fitting_blocks(
-            2**20,
+            2**14,
             CacheConfig(block_size=1, kv_cache_fraction=0.5),
             max_num_seqs=1000,
             max_model_len=1000,
@@ -89,7 +89,7 @@ def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     # Some of it may be taken meanwhile.
-    assert 16 <= num_blocks <= 32
+    assert 1024 <= num_blocks <= 2048
 
 
 @pytest.mark.slow

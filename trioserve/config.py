@@ -98,7 +98,7 @@ class CacheConfig:
     Args:
       kv_cache_memory: Memory for the KV cache, as 2GiB or 512MiB; by default a fraction
         of what is free on the device once the model is loaded. Each stage of a pipeline
-        takes so much.
+        takes so much. What does not hold a sequence of 512 tokens is refused.
       kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where
         others live. Limits of a container and of ulimit -v count.
       block_size: Tokens in one KV block; prefixes are shared in whole blocks.

@@ -13,7 +13,7 @@ from functools import partial
 from hashlib import blake2b
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import __version__
 from .config import (
@@ -36,7 +36,15 @@ from .sentence import SentenceFolder
 from .shortage import telling_shortage
 from .steps import ModelInfo
 from .stopping import checking_torch_calls
-from .weights import Weights, read_sentence_folder, resolve_weights
+from .weights import (
+    Weights,
+    complete_weights,
+    read_sentence_folder,
+    resolve_description,
+)
+
+if TYPE_CHECKING:
+    from .model import Outline
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +54,15 @@ class Source:
     """Where a model comes from and what it is used for.
 
     Args:
+      weights: maybe not complete yet.
       sentence: what sentence-transformers' files say, if there are any.
+      takes_images: so far as is known: a pipeline's engine leaves it to the stages.
     """
 
     weights: Weights
     task: Task
-    sentence: SentenceFolder | None
+    sentence: SentenceFolder | None = None
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +73,6 @@ class LoadedCore:
       core: an engine.GenerationCore, or an engine.PoolingCore where there is `pooling`.
     """
 
-    source: Source
     core: Any
     info: ModelInfo
     pooling: PoolingInfo | None = None
@@ -73,46 +83,54 @@ Accepts = Literal["generate", "pooling", "all"]
 
 
 def find_source(config: EngineConfig, accepts: Accepts) -> Source:
-    """Find a model, downloading it if need be.
+    """Find a model, downloading all but its weights if need be.
 
     Raises:
       StartupError
     """
-    # Before anything is imported: a wrong name is told at once.
-    weights = resolve_weights(config.model.model)
+    # Before anything is imported: a wrong option or name is told at once.
+    if accepts == "pooling":
+        _check_single(config)
+    weights = resolve_description(config.model.model)
     sentence = read_sentence_folder(weights.folder)
+    from .model import takes_images
     from .model.encoding import find_task
 
     task = find_task(weights.folder, sentence, config.pooling)
     if task != "generate":
         _check_single(config)
     _check_task(task, config.model.model, accepts)
-    return Source(weights=weights, task=task, sentence=sentence)
+    return Source(
+        weights=weights,
+        task=task,
+        sentence=sentence,
+        takes_images=task == "generate" and takes_images(weights.folder),
+    )
 
 
 @asynccontextmanager
 async def open_core(
-    config: EngineConfig, accepts: Accepts
+    config: EngineConfig, accepts: Accepts, source: Source | None = None
 ) -> AsyncIterator[LoadedCore]:
     """Load a model, here or spread over processes, which end with the block.
+
+    Args:
+      source: where it is, if that was found out.
 
     Raises:
       StartupError, StageDied
     """
     if config.parallel.pipeline_parallel_size == 1:
         with telling_shortage():
-            source = await run_in_own_thread(partial(find_source, config, accepts))
-            core = await run_in_own_thread(partial(_load_core, config, source))
+            core = await run_in_own_thread(partial(_load_core, config, accepts, source))
         yield core
         return
     if accepts == "pooling":
         _check_single(config)
     with telling_shortage():
-        source, processors = await run_in_own_thread(
-            partial(_find_for_pipeline, config)
-        )
+        found = await run_in_own_thread(partial(_find_for_pipeline, config, source))
     async with open_pipeline(config) as pipeline:
-        yield await _make_pipeline_core(config, source, pipeline, processors)
+        yield await _make_pipeline_core(config, pipeline, *found)
 
 
 def count_sequences(config: SchedulerConfig) -> int:
@@ -121,7 +139,7 @@ def count_sequences(config: SchedulerConfig) -> int:
 
 
 def _find_for_pipeline(
-    config: EngineConfig,
+    config: EngineConfig, source: Source | None
 ) -> tuple[Source, tuple[type[LogitsProcessor], ...]]:
     """Find what a pipeline needs that is in no stage.
 
@@ -130,8 +148,10 @@ def _find_for_pipeline(
     """
     # First: a mistake in an option is told before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
-    weights = resolve_weights(config.model.model)
-    return Source(weights=weights, task="generate", sentence=None), processors
+    if source is None:
+        weights = resolve_description(config.model.model)
+        source = Source(weights=weights, task="generate")
+    return source, processors
 
 
 def _check_single(config: EngineConfig) -> None:
@@ -153,7 +173,11 @@ def _check_task(task: Task, model: str, accepts: Accepts) -> None:
         )
 
 
-def _load_core(config: EngineConfig, source: Source) -> LoadedCore:
+def _load_core(
+    config: EngineConfig, accepts: Accepts, source: Source | None
+) -> LoadedCore:
+    if source is None:
+        source = find_source(config, accepts)
     with checking_torch_calls():
         if source.task == "generate":
             return _load_generation_core(config, source)
@@ -161,12 +185,14 @@ def _load_core(config: EngineConfig, source: Source) -> LoadedCore:
 
 
 def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
-    from .model import ModelRunner, count_blocks, load_model
+    from .model import ModelRunner, count_blocks, load_model, outline_model
 
     # First, as in open_core.
     processors = load_logits_processors(config.model.logits_processor)
-    name = config.model.served_model_name or source.weights.name
-    model = load_model(source.weights.folder, config.model, name=name)
+    check_room(outline_model(source.weights.folder, config.model), config)
+    weights = complete_weights(source.weights)
+    name = config.model.served_model_name or weights.name
+    model = load_model(weights.folder, config.model, name=name)
     num_blocks = count_blocks(
         model,
         config.cache,
@@ -189,13 +215,13 @@ def _load_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         runner, model.device.type, depth=1 + config.scheduler.async_scheduling
     )
     core = LocalCore(scheduler, executor, info=info)
-    return LoadedCore(source=source, core=core, info=info)
+    return LoadedCore(core=core, info=info)
 
 
 async def _make_pipeline_core(
     config: EngineConfig,
-    source: Source,
     pipeline: Pipeline,
+    source: Source,
     processors: Sequence[type[LogitsProcessor]],
 ) -> LoadedCore:
     num_blocks = pipeline.num_blocks
@@ -204,7 +230,7 @@ async def _make_pipeline_core(
     scheduler = _make_scheduler(config, info, num_blocks, pipeline.device_type)
     _log_loaded(info, config, num_blocks)
     core = LocalCore(scheduler, executor, info=info)
-    return LoadedCore(source=source, core=core, info=info)
+    return LoadedCore(core=core, info=info)
 
 
 def _resolve_info(
@@ -236,8 +262,8 @@ def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
 def _load_pooling_core(
     config: EngineConfig, source: Source, task: PoolingTask
 ) -> LoadedCore:
-    from .model.encoding import load_encoder
-    from .model.pooling import PoolingRunner
+    from .model.encoding import check_encoder, load_encoder
+    from .model.pooling import PoolingRunner, check_pooling
 
     _refuse_for_pooling("logits_processor", config.model.logits_processor, (), task)
     _refuse_for_pooling(
@@ -246,20 +272,23 @@ def _load_pooling_core(
     _refuse_for_pooling(
         "max_step_seconds", config.scheduler.max_step_seconds, None, task
     )
+    check_pooling(task, source.sentence, config.pooling)
+    check_encoder(
+        source.weights.folder, config.model, task=task, sentence=source.sentence
+    )
+    weights = complete_weights(source.weights)
     encoder = load_encoder(
-        source.weights.folder,
+        weights.folder,
         config.model,
-        name=config.model.served_model_name or source.weights.name,
+        name=config.model.served_model_name or weights.name,
         task=task,
         sentence=source.sentence,
     )
     info = replace(
         encoder.info,
-        fingerprint=_fingerprint(source.weights.folder, encoder.info.dtype),
+        fingerprint=_fingerprint(weights.folder, encoder.info.dtype),
     )
-    runner = PoolingRunner(
-        encoder, source.weights.folder, source.sentence, config.pooling
-    )
+    runner = PoolingRunner(encoder, weights.folder, source.sentence, config.pooling)
     runner.warm_up()
     logger.info(
         "loaded %s: it will %s, %d numbers each, %d tokens at most in an input",
@@ -272,13 +301,35 @@ def _load_pooling_core(
         _make_pooling_scheduler(config.scheduler, encoder.device.type),
         LocalExecutor(runner.step),
     )
-    return LoadedCore(source=source, core=core, info=info, pooling=runner.info)
+    return LoadedCore(core=core, info=info, pooling=runner.info)
 
 
 def _refuse_for_pooling(name: str, value: object, neutral: object, task: Task) -> None:
     """Refuse an option that would do nothing where nothing is written."""
     if value != neutral:
         raise InvalidConfig(name, f"the model is served for {task} and does not write")
+
+
+def check_room(
+    outline: Outline | None, config: EngineConfig, *, num_sharing: int = 1
+) -> None:
+    """Refuse a KV cache that is too small, before weights are read.
+
+    Args:
+      outline: None is not looked at: the loaded model will be.
+      num_sharing: as in model.count_blocks.
+
+    Raises:
+      InvalidConfig
+    """
+    if outline is None:
+        return
+    num_blocks = outline.count_blocks(
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_sharing=num_sharing,
+    )
+    _check_length(config, num_blocks)
 
 
 def _make_scheduler(
@@ -320,13 +371,18 @@ def _resolve_length(
     info: ModelInfo, config: EngineConfig, num_blocks: int
 ) -> ModelInfo:
     """One sequence alone must fit the pool, or it would wait for itself for ever."""
+    _check_length(config, num_blocks)
+    room = num_blocks * config.cache.block_size
+    return replace(info, max_model_len=min(info.max_model_len, room))
+
+
+def _check_length(config: EngineConfig, num_blocks: int) -> None:
     room = num_blocks * config.cache.block_size
     if config.model.max_model_len is not None and config.model.max_model_len > room:
         raise InvalidConfig(
             "max_model_len",
             f"the KV cache holds {room} tokens; give it more by --kv-cache-memory",
         )
-    return replace(info, max_model_len=min(info.max_model_len, room))
 
 
 def _resolve_sampling(

@@ -12,28 +12,20 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
 )
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 import logging
-from pathlib import Path
 from typing import Any
 
+import trio
+
 from .config import DEFAULT_MODEL, EngineConfig, build_config
-from .cores import Accepts, LoadedCore, count_sequences, find_source, open_core
-from .engine import (
-    Engine,
-    EngineProcessDied,
-    PoolingLoop,
-    RemoteCore,
-    RemotePoolingCore,
-)
+from .cores import Accepts, LoadedCore, open_core
+from .engine import EngineProcessDied, RemoteCore, RemotePoolingCore
 from .engine.messages import Begin, FromEngine, Loaded
 from .engine_task import open_engine_task
-from .errors import InvalidConfig, StartupError
+from .errors import StartupError, find_first
 from .executor.messages import NotLoaded
-from .own_thread import open_own_thread, run_in_own_thread
-from .plugins import load_logits_processors
-from .pooling import PoolingInfo
+from .fronts import Front
 from .pooling_engine import PoolingEngine
 from .processes import Child, PeerGone, open_child
 from .render import open_template_processes
@@ -95,18 +87,18 @@ async def _open(
     config: EngineConfig, accepts: Accepts, process: bool
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
     async with AsyncExitStack() as stack:
-        cores = _Cores(config, accepts, process, stack)
+        front = Front(config, accepts)
+        cores = _Cores(config, accepts, process, stack, front)
         with telling_shortage():
-            core = await cores.open()
-            front = await run_in_own_thread(partial(_load_front, config, core, cores))
-        renderer = front.served.renderer
+            loaded = await front.finish(await cores.open(), cores.reopen)
+        renderer = loaded.served.renderer
         async with (
             open_template_processes(
                 config.render.renderer_processes
             ) as renderer.processes,
-            open_engine_task(front.engine),
+            open_engine_task(loaded.engine),
         ):
-            yield front.served
+            yield loaded.served
 
 
 class _Cores:
@@ -114,6 +106,7 @@ class _Cores:
 
     Args:
       stack: of whoever has them; all end with it.
+      front: what stands before them; it is prepared with the first one.
     """
 
     def __init__(
@@ -122,20 +115,26 @@ class _Cores:
         accepts: Accepts,
         process: bool,
         stack: AsyncExitStack,
+        front: Front,
     ) -> None:
         self._config = config
-        self._accepts = accepts
-        self._open_core = _open_process_core if process else open_core
+        self._accepts: Accepts = accepts
+        self._process = process
         self._stack = stack
+        self._front = front
 
     async def open(self) -> LoadedCore:
-        core = await self._stack.enter_async_context(
-            self._open_core(self._config, self._accepts)
-        )
+        core = await self._stack.enter_async_context(await self._choose())
         # Later ones must take what has been promised for this one.
         model = replace(self._config.model, max_model_len=core.info.max_model_len)
         self._config = replace(self._config, model=model)
         return core
+
+    async def _choose(self) -> AbstractAsyncContextManager[LoadedCore]:
+        if self._process:
+            return _open_process_core(self._config, self._accepts, self._front)
+        await self._front.prepare()
+        return open_core(self._config, self._accepts, self._front.source)
 
     async def reopen(self) -> Any:
         """End the core and return another one."""
@@ -148,25 +147,40 @@ class _Cores:
 
 @asynccontextmanager
 async def _open_process_core(
-    config: EngineConfig, accepts: Accepts
+    config: EngineConfig, accepts: Accepts, front: Front
 ) -> AsyncIterator[LoadedCore]:
-    # Both processes look for the model, and import what they need, at once. Of what is
-    # wrong with it the other one tells. The process is ended first, since the thread may
-    # take a second.
-    async with (
-        open_own_thread(partial(find_source, config, accepts)) as finding,
-        open_child(
-            "trioserve.engine_process", receives=FromEngine, name="the engine process"
-        ) as child,
-    ):
-        loaded = await _load_in(child, config, accepts)
+    async with open_child(
+        "trioserve.engine_process", receives=FromEngine, name="the engine process"
+    ) as child:
+        loaded = await _load_beside(front, child, config, accepts)
         remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
         yield LoadedCore(
-            source=await finding.wait(),
             core=remote(child.stream, child.describe_end),
             info=loaded.info,
             pooling=loaded.pooling,
         )
+
+
+async def _load_beside(
+    front: Front, child: Child, config: EngineConfig, accepts: Accepts
+) -> Loaded:
+    """Have a process load a model while this one prepares what stands before it.
+
+    Both look for the model, and import what they need, at once. The first of them that
+    finds something wrong ends the other.
+
+    Raises: what _load_in raises.
+    """
+    failure: Exception | None = None
+    try:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            nursery.start_soon(front.prepare)
+            loaded = await _load_in(child, config, accepts)
+    except* (StartupError, EngineProcessDied) as errors:
+        failure = find_first(errors)
+    if failure is not None:
+        raise failure
+    return loaded
 
 
 async def _load_in(child: Child, config: EngineConfig, accepts: Accepts) -> Loaded:
@@ -197,73 +211,3 @@ def _make_config(
     if options:
         raise TypeError("options belong into the EngineConfig")
     return model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Front:
-    """What is served, and the engine that has to run for it."""
-
-    served: TextEngine | PoolingEngine
-    engine: Engine | PoolingLoop
-
-
-def _load_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _Front:
-    """Load what a core does without; blocking, and takes seconds."""
-    if core.pooling is None:
-        return _load_text_front(config, core, cores)
-    return _load_pooling_front(config, core, core.pooling)
-
-
-def _load_text_front(config: EngineConfig, core: LoadedCore, cores: _Cores) -> _Front:
-    from .render import load_renderer
-
-    renderer = load_renderer(
-        core.source.weights.folder,
-        config.render,
-        info=core.info,
-        media=config.media,
-        chat_template=_read_template(config.model.chat_template),
-    )
-    engine = Engine(
-        core.core,
-        info=core.info,
-        max_num_sequences=count_sequences(config.scheduler),
-        max_num_running=config.scheduler.max_num_seqs,
-        scheduling_policy=config.scheduler.scheduling_policy,
-        reopen=cores.reopen if config.parallel.restart_stages else None,
-    )
-    processors = load_logits_processors(config.model.logits_processor)
-    return _Front(served=TextEngine(engine, renderer, processors), engine=engine)
-
-
-def _load_pooling_front(
-    config: EngineConfig, core: LoadedCore, pooling: PoolingInfo
-) -> _Front:
-    from .render import load_pooling_renderer
-
-    renderer = load_pooling_renderer(
-        core.source.weights.folder,
-        config.render,
-        info=core.info,
-        pooling=pooling,
-        sentence=core.source.sentence,
-        chat_template=_read_template(config.model.chat_template),
-    )
-    engine = PoolingLoop(
-        core.core,
-        info=core.info,
-        pooling=pooling,
-        max_num_inputs=count_sequences(config.scheduler),
-        scheduling_policy=config.scheduler.scheduling_policy,
-    )
-    served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
-    return _Front(served=served, engine=engine)
-
-
-def _read_template(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig("chat_template", str(error)) from error

@@ -23,7 +23,7 @@ import trio
 
 from . import __version__
 from .config import ModelConfig
-from .cores import find_source
+from .cores import check_room, find_source
 from .errors import InvalidConfig, StagesNotMet, StartupError
 from .executor import StepHandle, make_local_executor
 from .executor.messages import (
@@ -53,6 +53,7 @@ from .processes import (
 from .shortage import telling_shortage
 from .steps import StepResult
 from .torchrun import LOOPBACK_ENVIRONMENT, Torchrun
+from .weights import complete_weights
 
 if TYPE_CHECKING:
     from .model import ModelRunner
@@ -227,12 +228,19 @@ def _load(begin: Begin) -> _Stage:
     # First: what is wrong is told before torch is imported.
     source = find_source(config, "generate")
     from .model import count_blocks
-    from .model.stages import load_stage
+    from .model.stages import load_stage, outline_stage
 
+    folder = source.weights.folder
+    placed = _place(config.model, begin.local_stage, begin.num_local_stages)
+    outline = outline_stage(
+        folder, placed, stage=begin.stage, num_stages=begin.num_stages
+    )
+    check_room(outline, config, num_sharing=begin.num_local_stages)
+    weights = complete_weights(source.weights)
     model = load_stage(
-        source.weights.folder,
-        _place(config.model, begin.local_stage, begin.num_local_stages),
-        name=config.model.served_model_name or source.weights.name,
+        weights.folder,
+        placed,
+        name=config.model.served_model_name or weights.name,
         stage=begin.stage,
         num_stages=begin.num_stages,
     )

@@ -59,7 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         num_hidden_layers=NUM_LAYERS,
         vocab_size=512,
-        max_position_embeddings=512,
+        # As many as the KV cache holds: with fewer it would be refused.
+        max_position_embeddings=NUM_BLOCKS * BLOCK_SIZE,
         bos_token_id=0,
         eos_token_id=1,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model import count_blocks
-from trioserve.model.kv_cache import allocate
+from trioserve.model.kv_cache import allocate, count_fitting_blocks
 
 
 def count(model: Any, **fields: object) -> int:
@@ -29,7 +30,7 @@ def test_a_token_takes_keys_and_values_of_all_layers(
 def test_memory_in_bytes(tiny: Callable[..., Any]) -> None:
     model = tiny("llama")
     block_bytes = 16 * model.loaded.info.kv_bytes_per_token
-    assert count(model, kv_cache_memory=str(5 * block_bytes + 1)) == 5
+    assert count(model, kv_cache_memory=str(9 * block_bytes + 1)) == 9
 
 
 def test_no_more_than_the_sequences_could_use(tiny: Callable[..., Any]) -> None:
@@ -37,6 +38,46 @@ def test_no_more_than_the_sequences_could_use(tiny: Callable[..., Any]) -> None:
     assert count(tiny("llama"), kv_cache_memory="64MiB") == 28
     assert count(tiny("llama")) == 28
     assert count(tiny("llama"), kv_cache_fraction=0.01) == 28
+
+
+@pytest.mark.parametrize("block_size, least", [(16, 512), (48, 528), (600, 600)])
+def test_less_than_a_sequence_of_512_tokens_is_refused_with_the_least_that_would_do(
+    block_size: int, least: int
+) -> None:
+    # As of SmolLM2-135M.
+    kv_bytes_per_token = 23040
+
+    def count(memory: str) -> int:
+        return count_fitting_blocks(
+            kv_bytes_per_token,
+            CacheConfig(block_size=block_size, kv_cache_memory=memory),
+            max_num_seqs=128,
+            max_model_len=8192,
+            device=torch.device("cpu"),
+        )
+
+    with pytest.raises(InvalidConfig) as caught:
+        count("1MiB")
+    said = re.fullmatch(
+        rf"--kv-cache-memory: 1048576 bytes hold the keys and values of "
+        rf"{1048576 // kv_bytes_per_token // block_size * block_size} tokens, but at "
+        r"least 512 must fit: give (\d+MiB) or more by --kv-cache-memory",
+        str(caught.value),
+    )
+    assert said is not None
+    assert count(said[1]) * block_size >= least
+    exact = least * kv_bytes_per_token
+    assert count(str(exact)) * block_size == least
+    with pytest.raises(InvalidConfig):
+        count(str(exact - 1))
+
+
+def test_a_shorter_models_whole_length_is_enough(tiny: Callable[..., Any]) -> None:
+    model = tiny("llama")
+    block_bytes = 16 * model.loaded.info.kv_bytes_per_token
+    assert count(model, kv_cache_memory=str(7 * block_bytes)) == 7
+    with pytest.raises(InvalidConfig, match="at least 100 must fit: give 28KiB"):
+        count(model, kv_cache_memory=str(7 * block_bytes - 1))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ Models that do not write have rooms of their own: encoding/ reads texts, pooling
 vectors and scores of what was read.
 
 The door:
+  outline_model           a folder -> Outline, without its weights
+  takes_images            whether a folder's model sees
   load_model              a folder -> LoadedModel
   count_blocks            how many KV blocks the device's memory holds
   ModelRunner             .launch(StepPlan) -> LaunchedStep, from one thread at a time;
@@ -31,7 +33,16 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # isort: split
-from .loading import LoadedModel, load_model  # noqa: E402
+from .loading import LoadedModel, load_model, takes_images  # noqa: E402
+from .outline import Outline, outline_model  # noqa: E402
 from .runner import ModelRunner, count_blocks  # noqa: E402
 
-__all__ = ["LoadedModel", "ModelRunner", "count_blocks", "load_model"]
+__all__ = [
+    "LoadedModel",
+    "ModelRunner",
+    "Outline",
+    "count_blocks",
+    "load_model",
+    "outline_model",
+    "takes_images",
+]

@@ -15,6 +15,10 @@ from ..config import CacheConfig, parse_bytes
 from ..errors import InvalidConfig
 from .probe import LayerSpec
 
+# A cache that holds less refuses every chat: a template and a question are a few hundred
+# tokens, and the answer goes in with them.
+_MIN_TOKENS = 512
+
 # A GPU is the server's own; a CPU's memory is shared with the page cache and others.
 _FRACTION_OF_GPU_MEMORY = 0.9
 _FRACTION_OF_CPU_MEMORY = 0.25
@@ -119,20 +123,34 @@ def count_fitting_blocks(
     """How many blocks to allocate: what fits, but no more than could be used.
 
     Raises:
-      InvalidConfig: the memory does not hold one block.
+      InvalidConfig: the memory does not hold one sequence of 512 tokens, or of as many
+        as the model takes.
     """
     block_bytes = kv_bytes_per_token * config.block_size
     memory_bytes, field = _resolve_memory(config, device)
     if field == "kv_cache_fraction" and device.type == "cpu":
         memory_bytes //= num_sharing
     num_blocks = memory_bytes // block_bytes
-    if num_blocks < 1:
+    num_tokens = min(_MIN_TOKENS, max_model_len)
+    least = -(-num_tokens // config.block_size)
+    if num_blocks < least:
         raise InvalidConfig(
             field,
-            f"{memory_bytes} bytes do not hold one block of {config.block_size} "
-            f"tokens, which takes {block_bytes} bytes",
+            f"{memory_bytes} bytes hold the keys and values of "
+            f"{num_blocks * config.block_size} tokens, but at least {num_tokens} must "
+            f"fit: give {_format_bytes(least * block_bytes)} or more by "
+            "--kv-cache-memory",
         )
     return min(num_blocks, max_num_seqs * -(-max_model_len // config.block_size))
+
+
+def _format_bytes(size: int) -> str:
+    """Write a size as options take it, rounded up."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        # Whole numbers of two digits at least, or rounding would double some sizes.
+        if size >= 10 << power:
+            return f"{-(-size >> power)}{unit}"
+    return f"{size} bytes"
 
 
 def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str]:

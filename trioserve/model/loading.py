@@ -169,6 +169,11 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
     )
 
 
+def takes_images(folder: Path) -> bool:
+    """Whether a folder's model sees images, by its config.json."""
+    return find_vision_kind(read_config(folder)) is not None
+
+
 def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     """Send a model to its device and make of it what is run there."""
     # nn.Module's own, because transformers wraps it without types.

@@ -63,13 +63,14 @@ def count_blocks(
 
     What fits into the memory that `config` allows, but no more than `max_num_seqs`
     sequences of `max_model_len` tokens could use. It may be too little for one such
-    sequence: then the caller lowers max_model_len to num_blocks * block_size.
+    sequence, though not for one of 512 tokens: then the caller lowers max_model_len to
+    num_blocks * block_size.
 
     Args:
       num_sharing: processes that share the device's memory, if that is a CPU's.
 
     Raises:
-      InvalidConfig: the memory does not hold one block, or the device has it not.
+      InvalidConfig: the memory does not hold 512 tokens, or the device has it not.
     """
     return count_fitting_blocks(
         model.info.kv_bytes_per_token,

@@ -6,19 +6,23 @@ tokenizer, its chat template, and how images and tensors come in; it does not kn
 or the engine.
 
 The doors are load_renderer, which gives a Renderer, and load_pooling_renderer for models
-that pool, whose results `vectors` writes.
+that pool, whose results `vectors` writes. Each is two steps, load_text_parts and
+make_renderer for one: the first needs no loaded model.
 """
 
 from .chat import TURN_CHARACTERS, ChatMessage, count_characters
 from .detokenizer import Detokenizer, TextDelta
-from .loading import load_renderer
+from .loading import TextParts, load_renderer, load_text_parts, make_renderer
 from .pooling import (
     ChatInput,
+    PoolingParts,
     PoolingRenderer,
     TextInput,
     TextOptions,
     count_text,
+    load_pooling_parts,
     load_pooling_renderer,
+    make_pooling_renderer,
 )
 from .processes import open_template_processes
 from .renderer import Renderer
@@ -34,6 +38,7 @@ __all__ = [
     "ChatMessage",
     "ChatOptions",
     "Detokenizer",
+    "PoolingParts",
     "PoolingRenderer",
     "Renderer",
     "RendererStatistics",
@@ -41,12 +46,17 @@ __all__ = [
     "TextDelta",
     "TextInput",
     "TextOptions",
+    "TextParts",
     "TokenizeOptions",
     "check_stop_strings",
     "count_characters",
     "count_text",
+    "load_pooling_parts",
     "load_pooling_renderer",
     "load_renderer",
+    "load_text_parts",
+    "make_pooling_renderer",
+    "make_renderer",
     "open_template_processes",
     "run_together",
 ]

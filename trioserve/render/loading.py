@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import jinja2
 from ..config import MediaConfig, RenderConfig
 from ..errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from ..steps import ModelInfo
-from .reasoning import load_reasoning_tags
+from .reasoning import ReasoningTags, load_reasoning_tags
 from .renderer import Renderer
 from .template import ChatTemplate
 from .tokens import TextTokenizer
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 
     from .images import ImageRenderer
 
+# More than the longest tag takes, a token for each of its 27 bytes.
+_MAX_TAG_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParts:
+    """What a Renderer consists of and does not depend on the loaded model.
+
+    Args:
+      reasoning: the tags of the model's reasoning, where that is told apart.
+      images: what prepares images, where the model takes some.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: Vocabulary
+    reasoning: ReasoningTags | None
+    images: ImageRenderer | None
+
 
 def load_renderer(
     folder: Path,
@@ -30,11 +49,34 @@ def load_renderer(
     media: MediaConfig = MediaConfig(),
     chat_template: str | None = None,
 ) -> Renderer:
+    """Load a tokenizer and make a renderer of it, as load_text_parts and make_renderer.
+
+    Args:
+      info: the model's.
+    """
+    parts = load_text_parts(
+        folder,
+        config,
+        media=media,
+        takes_images=info.takes_images,
+        chat_template=chat_template,
+    )
+    return make_renderer(parts, config, info=info)
+
+
+def load_text_parts(
+    folder: Path,
+    config: RenderConfig,
+    *,
+    media: MediaConfig,
+    takes_images: bool,
+    chat_template: str | None,
+) -> TextParts:
     """Load a tokenizer and check that it can serve. Blocks for a second or more.
 
     Args:
-      folder: a model in Hugging Face layout; nothing is looked up elsewhere.
-      info: the model's.
+      folder: a model in Hugging Face layout, which may lack its weights; nothing is looked
+        up elsewhere.
       chat_template: a Jinja template that replaces the model's own.
 
     Raises:
@@ -50,26 +92,47 @@ def load_renderer(
             type(tokenizer).__name__, "its tokens do not add up to text one by one"
         )
     set_chat_template(tokenizer, folder, chat_template)
-    images = _load_images(folder, tokenizer, media) if info.takes_images else None
-    texts = TextTokenizer(
-        tokenizer.backend_tokenizer, vocabulary, max_model_len=info.max_model_len
+    return TextParts(
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        reasoning=_load_reasoning(tokenizer, vocabulary, config.reasoning_parser),
+        images=_load_images(folder, tokenizer, media) if takes_images else None,
     )
-    reasoning = None
-    if config.reasoning_parser != "none":
-        reasoning = load_reasoning_tags(config.reasoning_parser, texts, vocabulary)
+
+
+def make_renderer(
+    parts: TextParts, config: RenderConfig, *, info: ModelInfo
+) -> Renderer:
+    """Put a renderer together for a model that is loaded."""
+    images = parts.images
     return Renderer(
-        texts,
-        vocabulary,
+        TextTokenizer(
+            parts.tokenizer.backend_tokenizer,
+            parts.vocabulary,
+            max_model_len=info.max_model_len,
+        ),
+        parts.vocabulary,
         ChatTemplate(
-            tokenizer,
+            parts.tokenizer,
             trusts_requests=config.trust_request_chat_template,
             image_token=None if images is None else images.token.text,
         ),
         config,
         info,
         images,
-        reasoning,
+        parts.reasoning,
     )
+
+
+def _load_reasoning(
+    tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary, parser: str
+) -> ReasoningTags | None:
+    if parser == "none":
+        return None
+    texts = TextTokenizer(
+        tokenizer.backend_tokenizer, vocabulary, max_model_len=_MAX_TAG_TOKENS
+    )
+    return load_reasoning_tags(parser, texts, vocabulary)
 
 
 def _load_images(

@@ -9,11 +9,19 @@ out when it is loaded (check.py), not looked up.
 
 The door:
   find_task       what a model's files say that it is for
+  check_encoder   whether it can be loaded, without its weights
   load_encoder    a folder -> LoadedEncoder
 """
 
 from .encoder import Activation, EncodedInputs, LoadedEncoder
-from .loading import load_encoder
+from .loading import check_encoder, load_encoder
 from .task import find_task
 
-__all__ = ["Activation", "EncodedInputs", "LoadedEncoder", "find_task", "load_encoder"]
+__all__ = [
+    "Activation",
+    "EncodedInputs",
+    "LoadedEncoder",
+    "check_encoder",
+    "find_task",
+    "load_encoder",
+]

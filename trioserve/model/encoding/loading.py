@@ -120,6 +120,24 @@ def load_encoder(
     return loaded
 
 
+def check_encoder(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    task: PoolingTask,
+    sentence: SentenceFolder | None,
+) -> None:
+    """Refuse what load_encoder would refuse after it has read the weights, as far as known.
+
+    Args and raises: as load_encoder.
+    """
+    resolve_device(config.device)
+    model_config = read_config(find_transformer(folder, sentence))
+    _check_architecture(model_config, _CLASSIFIERS.get(task, _ENCODERS)[1])
+    # Some models count fewer positions than their configuration says, but none more.
+    _resolve_max_model_len(count_positions(model_config), config, sentence)
+
+
 def _add_head(
     loaded: LoadedEncoder,
     parted: PartedHead,

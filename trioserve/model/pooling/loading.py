@@ -51,8 +51,7 @@ def load_tasks(
       UnsupportedModel: a module cannot be run.
       InvalidConfig: an option makes no sense for the encoder's task.
     """
-    if encoder.task != "embed":
-        _check_no_pooling(encoder.task, config)
+    check_pooling(encoder.task, sentence, config)
     match encoder.task:
         case "embed":
             return _load_embedder(encoder, folder, sentence, config)
@@ -62,11 +61,30 @@ def load_tasks(
             return _load_classifier(encoder)
 
 
-def _check_no_pooling(task: PoolingTask, config: PoolingConfig) -> None:
-    if config.pooling != "auto":
-        raise InvalidConfig("pooling", f"nothing is pooled where the task is {task}")
-    if config.matryoshka:
-        raise InvalidConfig("matryoshka", f"the task is {task}, not embed")
+def check_pooling(
+    task: PoolingTask, sentence: SentenceFolder | None, config: PoolingConfig
+) -> None:
+    """Refuse options that make no sense for a model; needs none of its weights.
+
+    Args:
+      task: the encoder's.
+      sentence: as of load_tasks.
+
+    Raises:
+      InvalidConfig
+    """
+    if task != "embed":
+        if config.pooling != "auto":
+            reason = f"nothing is pooled where the task is {task}"
+            raise InvalidConfig("pooling", reason)
+        if config.matryoshka:
+            raise InvalidConfig("matryoshka", f"the task is {task}, not embed")
+    if config.pooling != "auto" and sentence is not None:
+        kinds = {module.kind for module in sentence.modules}
+        num_modes = len(sentence.modes)
+        if num_modes > 1 and not kinds <= {"normalize"}:
+            reason = f"the model's modules read {num_modes} vectors side by side"
+            raise InvalidConfig("pooling", reason)
 
 
 def _load_embedder(
@@ -109,13 +127,9 @@ def _load_embedder(
 def _choose_modes(
     encoder: LoadedEncoder, sentence: SentenceFolder | None, config: PoolingConfig
 ) -> tuple[PoolingMode, ...]:
-    modes = sentence.modes if sentence is not None else ()
     if config.pooling != "auto":
-        kinds = {module.kind for module in sentence.modules} if sentence else set()
-        if len(modes) > 1 and not kinds <= {"normalize"}:
-            reason = f"the model's modules read {len(modes)} vectors side by side"
-            raise InvalidConfig("pooling", reason)
         return (_MODES[config.pooling],)
+    modes = sentence.modes if sentence is not None else ()
     return modes or (("lasttoken",) if encoder.is_causal else ("mean",))
 
 

@@ -8,6 +8,7 @@ Knows torch, transformers and torch.distributed; does not know who starts the pr
 how plans come to them, nor what becomes of results.
 
 The door:
+  outline_stage   a folder -> Outline, without its weights
   load_stage      a folder -> LoadedStage: only what one stage computes is read
   share_layers    which layers each stage has
   StageLinks      what a stage sends and receives in a step
@@ -17,7 +18,7 @@ A ModelRunner takes a LoadedStage and its links.
 
 from .distributed import open_links
 from .links import Channels, StageLinks, StageLost
-from .loading import load_stage
+from .loading import load_stage, outline_stage
 from .queues import make_queue_channels
 from .shares import HEAD_WEIGHT, Share, share_layers
 from .stage import LoadedStage
@@ -32,5 +33,6 @@ __all__ = [
     "load_stage",
     "make_queue_channels",
     "open_links",
+    "outline_stage",
     "share_layers",
 ]

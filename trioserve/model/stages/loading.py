@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
@@ -17,18 +15,18 @@ from ..loading import (
     check_causality,
     check_windows,
     describe,
-    find_class,
     make_ready,
     read_facts,
     read_weights,
     shorten,
     takes_logits_to_keep,
 )
+from ..outline import Outline, build_on_meta, describe_outline, outline_layers
 from ..probe import UnfitLayer
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .probing import probe_stage
-from .shares import share_layers
-from .skeleton import find_skeleton
+from .shares import Share, share_layers
+from .skeleton import Skeleton, find_skeleton
 from .stage import LoadedStage
 
 
@@ -50,9 +48,25 @@ def load_stage(
     try:
         return _load(folder, config, facts, name, stage, num_stages)
     except UnfitLayer as error:
-        raise UnsupportedModel(
-            facts.architecture, f"it cannot be cut into stages: {error}"
-        ) from None
+        raise _refuse(facts, error) from None
+
+
+def outline_stage(
+    folder: Path, config: ModelConfig, *, stage: int, num_stages: int
+) -> Outline | None:
+    """Look at one stage of a model without its weights, as outline_model at a whole one.
+
+    Raises: what load_stage raises.
+    """
+    facts = read_facts(folder, config)
+    layers = outline_layers(facts)
+    try:
+        share = _find_share(find_skeleton(_build_whole(facts)), stage, num_stages)
+    except UnfitLayer as error:
+        raise _refuse(facts, error) from None
+    if layers is None or len(layers) != share.num_layers:
+        return None
+    return describe_outline(facts, config, layers[share.begin : share.end])
 
 
 def _load(
@@ -63,11 +77,9 @@ def _load(
     stage: int,
     num_stages: int,
 ) -> LoadedStage:
-    whole = _build_on_meta(facts)
+    whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
-    share = share_layers(
-        skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=num_stages
-    )[stage]
+    share = _find_share(skeleton, stage, num_stages)
     model_class = make_stage_class(type(whole), skeleton, share)
     model = read_weights(model_class, folder, config, attention=facts.attention)
     drop_unused(model, skeleton, share)
@@ -91,18 +103,22 @@ def _load(
     return replace(loaded, layers=layers, info=info)
 
 
-def _build_on_meta(facts: ModelFacts) -> PreTrainedModel:
-    """Build the whole model without memory for its weights."""
-    model_class: Any = find_class(facts.config)
+def _refuse(facts: ModelFacts, error: UnfitLayer) -> UnsupportedModel:
+    return UnsupportedModel(
+        facts.architecture, f"it cannot be cut into stages: {error}"
+    )
+
+
+def _build_whole(facts: ModelFacts) -> PreTrainedModel:
     try:
-        with torch.device("meta"):
-            model: PreTrainedModel = model_class._from_config(
-                facts.config, attn_implementation=facts.attention
-            )
+        return build_on_meta(facts)
     except Exception as error:
-        # Some constructors compute numbers, which there are none of.
         raise UnfitLayer(
             f"it cannot be built without memory ({shorten(error)})"
         ) from error
-    model.eval()
-    return model
+
+
+def _find_share(skeleton: Skeleton, stage: int, num_stages: int) -> Share:
+    return share_layers(
+        skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=num_stages
+    )[stage]

@@ -9,15 +9,23 @@ what an answer carries.
     vectors      numbers to JSON, base64 or bytes
 """
 
-from .loading import load_pooling_renderer
+from .loading import (
+    PoolingParts,
+    load_pooling_parts,
+    load_pooling_renderer,
+    make_pooling_renderer,
+)
 from .renderer import PoolingRenderer
 from .texts import ChatInput, TextInput, TextOptions, count_text
 
 __all__ = [
     "ChatInput",
+    "PoolingParts",
     "PoolingRenderer",
     "TextInput",
     "TextOptions",
     "count_text",
+    "load_pooling_parts",
     "load_pooling_renderer",
+    "make_pooling_renderer",
 ]

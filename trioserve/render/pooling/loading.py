@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from ...config import RenderConfig
-from ...pooling import PoolingInfo
+from ...pooling import PoolingInfo, PoolingTask
 from ...sentence import SentenceFolder
 from ...steps import ModelInfo
 from ..loading import load_tokenizer, set_chat_template
 from ..template import ChatTemplate
 from .late_interaction import LateInteraction
-from .layout import find_layout
+from .layout import Layout, find_layout
 from .prompts import Prompts
 from .recipes import RecipeBook
 from .renderer import PoolingRenderer
@@ -23,6 +24,22 @@ from .tokens import PoolingTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParts:
+    """What a PoolingRenderer consists of and does not depend on the loaded model.
+
+    Args:
+      late: what late interaction does to texts; None where it is not what is done.
+      single, pair: how a text, and two, stand among special tokens.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    sentence: SentenceFolder
+    late: LateInteraction | None
+    single: Layout
+    pair: Layout
 
 
 def load_pooling_renderer(
@@ -34,11 +51,31 @@ def load_pooling_renderer(
     sentence: SentenceFolder | None,
     chat_template: str | None = None,
 ) -> PoolingRenderer:
+    """Load a pooling model's tokenizer and make a renderer of it.
+
+    As load_pooling_parts and make_pooling_renderer.
+
+    Args:
+      info, pooling: the model's.
+    """
+    parts = load_pooling_parts(
+        folder, task=pooling.task, sentence=sentence, chat_template=chat_template
+    )
+    return make_pooling_renderer(parts, config, info=info, pooling=pooling)
+
+
+def load_pooling_parts(
+    folder: Path,
+    *,
+    task: PoolingTask,
+    sentence: SentenceFolder | None,
+    chat_template: str | None,
+) -> PoolingParts:
     """Load a pooling model's tokenizer. Blocks for a second or more.
 
     Args:
-      folder: a model in Hugging Face layout; nothing is looked up elsewhere.
-      info, pooling: the model's.
+      folder: a model in Hugging Face layout, which may lack its weights; nothing is looked
+        up elsewhere.
       sentence: what sentence-transformers wrote about it, if that made it.
       chat_template: a Jinja template that replaces the model's own.
 
@@ -51,41 +88,54 @@ def load_pooling_renderer(
     if sentence is not None:
         folder = folder / sentence.transformer_path
     tokenizer = load_tokenizer(folder)
+    backend = tokenizer.backend_tokenizer
     # Last changes, before threads share the tokenizer.
     if sentence is not None:
-        _register_words(tokenizer.backend_tokenizer, sentence.special_words)
+        _register_words(backend, sentence.special_words)
         if sentence.lowercases:
-            _bring_to_lower_case(tokenizer.backend_tokenizer)
+            _bring_to_lower_case(backend)
     set_chat_template(tokenizer, folder, chat_template)
-    texts = _make_texts(tokenizer, info, pooling, sentence or SentenceFolder())
-    template = ChatTemplate(
-        tokenizer, trusts_requests=config.trust_request_chat_template
+    known = sentence or SentenceFolder()
+    return PoolingParts(
+        tokenizer=tokenizer,
+        sentence=known,
+        late=LateInteraction(known, tokenizer) if task == "token_embed" else None,
+        single=find_layout(backend, num_texts=1),
+        pair=find_layout(backend, num_texts=2),
     )
-    return PoolingRenderer(texts, template, config)
+
+
+def make_pooling_renderer(
+    parts: PoolingParts,
+    config: RenderConfig,
+    *,
+    info: ModelInfo,
+    pooling: PoolingInfo,
+) -> PoolingRenderer:
+    """Put a renderer together for a model that is loaded."""
+    template = ChatTemplate(
+        parts.tokenizer, trusts_requests=config.trust_request_chat_template
+    )
+    return PoolingRenderer(_make_texts(parts, info, pooling), template, config)
 
 
 def _make_texts(
-    tokenizer: PreTrainedTokenizerBase,
-    info: ModelInfo,
-    pooling: PoolingInfo,
-    sentence: SentenceFolder,
+    parts: PoolingParts, info: ModelInfo, pooling: PoolingInfo
 ) -> PoolingTexts:
-    backend = tokenizer.backend_tokenizer
-    own = PoolingTokenizer(backend, vocab_size=info.vocab_size)
-    late = None
-    if pooling.task == "token_embed":
-        late = LateInteraction(sentence, tokenizer)
+    own = PoolingTokenizer(
+        parts.tokenizer.backend_tokenizer, vocab_size=info.vocab_size
+    )
     recipes = RecipeBook(
-        single=find_layout(backend, num_texts=1),
-        pair=find_layout(backend, num_texts=2),
-        prompts=Prompts(sentence, own.encode),
-        pools_prompts=sentence.pools_prompts,
-        special_token_ids=frozenset(tokenizer.all_special_ids),
-        late=late,
+        single=parts.single,
+        pair=parts.pair,
+        prompts=Prompts(parts.sentence, own.encode),
+        pools_prompts=parts.sentence.pools_prompts,
+        special_token_ids=frozenset(parts.tokenizer.all_special_ids),
+        late=parts.late,
         info=info,
         pooling=pooling,
     )
-    return PoolingTexts(own, recipes, late, tuple(sentence.prompts))
+    return PoolingTexts(own, recipes, parts.late, tuple(parts.sentence.prompts))
 
 
 def _register_words(backend: Tokenizer, words: tuple[str, ...]) -> None:

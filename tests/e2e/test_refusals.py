@@ -1,0 +1,163 @@
+"""What can be told without a model's weights is told before they are read.
+
+The weights here are not the model's: whoever reads them raises WeightsBroken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+import torch
+import trio
+
+import trioserve
+from trioserve.errors import (
+    InvalidConfig,
+    StartupError,
+    UnsupportedModel,
+    UnsupportedQuantization,
+    WeightsBroken,
+)
+from trioserve.testing_encoders import save_tiny_encoder
+from trioserve.testing_models import save_tiny_model
+from trioserve.testing_tokenizer import tiny_tokenizer
+
+
+def spoil_weights(folder: Path) -> None:
+    save_file({"another.weight": torch.zeros(1)}, folder / "model.safetensors")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = save_tiny_model("llama", tmp_path / "model", vocab_size=512)
+    tiny_tokenizer(folder)
+    spoil_weights(folder)
+    return folder
+
+
+async def open_engine(folder: Path, **options: Any) -> None:
+    async with trioserve.open_engine(str(folder), **options):
+        raise AssertionError("it is refused")
+
+
+async def test_the_weights_are_read_last(folder: Path) -> None:
+    with pytest.raises(WeightsBroken, match="missing keys"):
+        await open_engine(folder)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"chat_template": "/nowhere.jinja"}, "--chat-template: .*No such file"),
+        ({"logits_processor": ("no_such:Class",)}, "--logits-processor: .*imported"),
+        ({"reasoning_parser": "klingon"}, "--reasoning-parser: Invalid enum value"),
+        ({"dtype": "float8"}, "--dtype: Invalid enum value"),
+        ({"device": "cuda:99"}, "--device: 'cuda:99' cannot be used"),
+        ({"max_model_len": 129}, "--max-model-len: 129 is more than .* own 128"),
+        ({"kv_cache_memory": "10KiB"}, "--kv-cache-memory: .* or more by --kv-cache"),
+        ({"kv_cache_memory": "999TiB"}, "--kv-cache-memory: .*free"),
+        ({"kv_cache_fraction": 1e-12}, "--kv-cache-fraction: "),
+    ],
+)
+async def test_an_option_that_cannot_be_honoured(
+    folder: Path, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        await open_engine(folder, **options)
+
+
+async def test_a_chat_template_that_is_none(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{% if %}")
+    with pytest.raises(InvalidConfig, match="--chat-template: line 1"):
+        await open_engine(folder, chat_template=str(path))
+
+
+async def test_a_missing_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(WeightsBroken, match="its tokenizer"):
+        await open_engine(folder)
+
+
+@pytest.mark.parametrize(
+    "fields, error, reason",
+    [
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            UnsupportedQuantization,
+            "by awq",
+        ),
+        ({"model_type": "klingon"}, UnsupportedModel, "klingon"),
+        ({"model_type": "bloom"}, UnsupportedModel, "attention cannot be replaced"),
+    ],
+)
+async def test_a_model_that_cannot_run(
+    folder: Path, fields: dict[str, Any], error: type[StartupError], reason: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(error, match=reason):
+        await open_engine(folder)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"chat_template": "/nowhere.jinja"}, "--chat-template"),
+        ({"max_model_len": 100_000}, "--max-model-len: 100000 is more than"),
+        ({"task": "token_embed", "matryoshka": True}, "--matryoshka: the task is"),
+        ({"task": "token_embed", "pooling": "cls"}, "--pooling: nothing is pooled"),
+        ({"reasoning_parser": "qwen3"}, "--reasoning-parser: .*does not write"),
+    ],
+)
+async def test_an_option_of_a_model_that_pools(
+    tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    save_tiny_encoder("bert", tmp_path)
+    tiny_tokenizer(tmp_path)
+    spoil_weights(tmp_path)
+    with pytest.raises(InvalidConfig, match=reason):
+        async with trioserve.open_pooling_engine(str(tmp_path), **options):
+            raise AssertionError("it is refused")
+
+
+SLOW_PLUGIN = """
+import sys
+import time
+from trioserve import LogitsProcessor
+
+class Slow(LogitsProcessor):
+    name = "slow"
+
+    def apply(self, logits, rows):
+        pass
+
+if sys.modules["__main__"].__spec__.name == "trioserve.engine_process":
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+async def test_an_engine_process_that_loads_for_long_is_not_waited_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_plugin.py").write_text(SLOW_PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    (folder / "tokenizer.json").unlink()
+    with trio.fail_after(60), pytest.raises(WeightsBroken, match="its tokenizer"):
+        await open_engine(folder, process=True, logits_processor=("slow_plugin:Slow",))
+
+
+@pytest.mark.slow
+async def test_stages_tell_before_they_read(folder: Path) -> None:
+    with trio.fail_after(60):
+        with pytest.raises(InvalidConfig, match="--kv-cache-memory: .* 128 must fit"):
+            await open_engine(folder, pipeline_parallel_size=2, kv_cache_memory="10KiB")

@@ -1,0 +1,107 @@
+"""What is found out of a model without its weights is what it is with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from trioserve.config import CacheConfig, ModelConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel
+from trioserve.model import count_blocks, outline_model
+from trioserve.model.stages import outline_stage
+from trioserve.testing_models import TINY_MODELS, save_tiny_model
+
+CPU = ModelConfig(device="cpu")
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
+def test_it_is_what_the_model_and_its_stages_are(
+    cut: Callable[..., Any], model_type: str
+) -> None:
+    model = cut(model_type)
+    outline = outline_model(model.folder, CPU)
+    assert outline is not None
+    assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
+    assert outline.max_model_len == model.loaded.info.max_model_len
+    config = CacheConfig(kv_cache_memory="1MiB")
+    assert outline.count_blocks(config, max_num_seqs=3) == count_blocks(
+        model.loaded, config, max_num_seqs=3, max_model_len=outline.max_model_len
+    )
+    for number, stage in enumerate(model.stages(2)):
+        part = outline_stage(model.folder, CPU, stage=number, num_stages=2)
+        assert part is not None
+        assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
+
+
+def test_so_it_is_of_a_model_that_sees(seeing: Callable[..., Any]) -> None:
+    model = seeing("qwen2_vl")
+    outline = outline_model(model.folder, CPU)
+    assert outline is not None
+    assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model whose weights are not there."""
+    folder = save_tiny_model("llama", tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])
+def test_the_type_that_is_asked_for_counts(folder: Path, dtype: Any, size: int) -> None:
+    outline = outline_model(folder, ModelConfig(device="cpu", dtype=dtype))
+    assert outline is not None
+    # 2 layers, 2 heads of 8, keys and values.
+    assert outline.kv_bytes_per_token == 2 * 2 * 2 * 8 * size
+
+
+def test_a_type_that_only_the_weights_tell_is_left_to_them(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"dtype"', '"said_nothing"'))
+    assert outline_model(folder, CPU) is None
+    assert outline_stage(folder, CPU, stage=0, num_stages=2) is None
+
+
+def test_what_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
+    AutoConfig.for_model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="looks at tokens that follow"):
+        outline_model(tmp_path, CPU)
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"device": "cuda:99"}, "device"),
+        ({"max_model_len": 129}, "max_model_len"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_without_weights(
+    folder: Path, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        outline_model(folder, ModelConfig(**options))
+    assert caught.value.field == field
+
+
+def test_more_stages_than_layers_are_refused_without_weights(folder: Path) -> None:
+    with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
+        outline_stage(folder, CPU, stage=0, num_stages=3)
+
+
+def test_a_stage_that_keeps_more_than_its_memory_is_known_without_weights(
+    folder: Path,
+) -> None:
+    outline = outline_stage(folder, CPU, stage=1, num_stages=2)
+    assert outline is not None
+    assert outline.device == torch.device("cpu")
+    with pytest.raises(InvalidConfig, match="at least 128 must fit"):
+        outline.count_blocks(CacheConfig(kv_cache_memory="16000"), max_num_seqs=1)
+    assert outline.count_blocks(
+        CacheConfig(kv_cache_memory="16KiB"), max_num_seqs=1
+    ) == 8  # fmt: skip
