@@ -18,6 +18,7 @@ from trioserve.render import (
     load_renderer,
     open_template_processes,
 )
+from trioserve.render.tool_history import MAX_ARGUMENTS
 from trioserve.testing import make_info
 
 USER = {"role": "user", "content": "Hi"}
@@ -210,6 +211,17 @@ async def test_arguments_are_not_nested_too_deeply(load: Load) -> None:
     deep = {"function": {"name": "f", "arguments": "[" * 200 + "]" * 200}}
     with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
         await render(load(CALLS), call(None, deep))
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+async def test_long_arguments_are_refused_before_they_are_decoded(load: Load) -> None:
+    text = "{}" + " " * (MAX_ARGUMENTS - 2)
+    longest = {"function": {"name": "f", "arguments": text}}
+    await render(load(CALLS), call(None, longest))
+    # No decoder would take it.
+    longer = {"function": {"name": "f", "arguments": text + "["}}
+    with pytest.raises(InvalidParameter, match="at most 262144 characters") as caught:
+        await render(load(CALLS), call(None, longer))
     assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
