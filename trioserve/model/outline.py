@@ -1,9 +1,9 @@
 """What a model will be like, found out before its weights are read.
 
-It is built without memory (on torch's `meta` device) and run once, which takes a fifth of
-a second, and gigabytes less than reading a model that is then refused. Of 105
-architectures that transformers 5.23 builds by default, all looked the same as with
-weights, but for one that reads numbers back and shows nothing here.
+It is built without memory (on torch's `meta` device) and run once: 0.2 s for 30 layers,
+where reading the weights may take minutes. Of 101 architectures of transformers 5.23 that
+were tried, small and with random weights, 100 gave the same with and without them. One,
+JetMoE, reads numbers back, and is left to its weights.
 """
 
 from __future__ import annotations
