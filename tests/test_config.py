@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import Field, is_dataclass
 from pathlib import Path
 import re
+import socket
 from typing import Any, get_type_hints
 
 import docstring_parser
@@ -36,17 +37,24 @@ def read_rows() -> dict[str, tuple[str, str]]:
     }
 
 
-def read_meanings(config_type: type = ServeConfig) -> dict[str, str]:
-    """Return what the docstrings of a configuration's classes say of each field."""
+def read_lines(config_type: type = ServeConfig) -> dict[str, list[str]]:
+    """Return the docstrings' lines about each field."""
     found = {
-        param.arg_name: " ".join((param.description or "").split())
+        param.arg_name: (param.description or "").splitlines()
         for param in docstring_parser.parse(config_type.__doc__ or "").params
     }
     for hint in get_type_hints(config_type).values():
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            found |= read_meanings(hint)
+            found |= read_lines(hint)
     return found
+
+
+def read_meanings() -> dict[str, str]:
+    """Return what the docstrings of the configuration's classes say of each field."""
+    return {
+        name: " ".join(" ".join(lines).split()) for name, lines in read_lines().items()
+    }
 
 
 def test_every_field_has_a_row_with_its_default_and_meaning() -> None:
@@ -71,6 +79,13 @@ def test_every_field_has_a_flag(
     assert f"--{option.name.replace('_', '-')}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_no_line_of_a_meaning_begins_with_a_number(option: Field[Any]) -> None:
+    # --help would take it for an item of a list, and break the line before it.
+    lines = read_lines()[option.name]
+    assert not [line for line in lines if line[0].isdigit()]
+
+
 def test_names_of_options_are_unique() -> None:
     names = [option.name for option in OPTIONS]
     assert len(names) == len(set(names))
@@ -89,10 +104,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("nonsense = 1", "--nonsense: there is no such option"),
-        ('port = "high"', "--port: Expected `int`"),
+        ("nonsense = 1", "--nonsense: there is no such option here"),
+        ('port = "high"', "--port: Expected `int`, got `str`"),
         ("port = 70000", "--port: must be between 0 and 65535"),
-        ("port = ", "--config: cannot read"),
+        ("tensor_parallel_size = 2", "--tensor-parallel-size: no layer"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_and_exit_code_2(
@@ -105,8 +120,78 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(
     path.write_text(content)
     assert command.main(["serve", "--config", str(path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"trioserve: {message}")
+    assert error.startswith(f"trioserve: --config: {path}: {message}")
     assert error.count("\n") == 1
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("port = ")
+    with pytest.raises(InvalidConfig, match=f"--config: cannot read {path}: Invalid"):
+        command.parse_serve(["--config", str(path)])
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    with pytest.raises(InvalidConfig) as caught:
+        command.parse_serve(["--config", str(path)])
+    reason = "No such file or directory"
+    assert str(caught.value) == f"--config: cannot read {path}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "0", "./model"], "write MODEL before all options; './model' is"),
+        (["first", "second"], "write MODEL before all options; 'second' is"),
+        (["--enable-h2c", "true"], "write MODEL before all options; 'true' is"),
+        (["first", "--model", "second"], "name one model: as MODEL or by --model"),
+        (["first", "--model=second"], "name one model: as MODEL or by --model"),
+    ],
+)
+def test_a_model_out_of_place_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert command.main(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"trioserve: --model: {message}")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_flag_is_named_besides_a_word_out_of_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(["serve", "--nonsense", "1"])
+    assert caught.value.code == 2
+    assert "--nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        # An address of TEST-NET-1: no machine has it.
+        ("192.0.2.1", "Cannot assign requested address"),
+        ("ä" * 64, "it is not the name of a host"),
+    ],
+)
+def test_a_host_that_cannot_be_taken_is_named(
+    capsys: pytest.CaptureFixture[str], host: str, reason: str
+) -> None:
+    assert command.main(["serve", "--host", host]) == 2
+    error = capsys.readouterr().err
+    assert error == f"trioserve: --host: cannot listen on {host}: {reason}\n"
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command.main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    address = f"127.0.0.1:{port}"
+    assert (
+        error == f"trioserve: --port: cannot take {address}: Address already in use\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +221,10 @@ def test_a_senseless_flag_is_exit_code_2(
 
 def test_unknown_commands_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
-    assert "usage: trioserve serve" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("usage: trioserve serve")
+    assert command.main(["server", "MODEL"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("trioserve: 'server' is not a command\nusage: ")
 
 
 def test_engine_options_exclude_those_of_the_socket() -> None:

@@ -50,17 +50,16 @@ def run(
     [
         (
             ["--gpu-memory-utilization", "0.9"],
-            "--kv-cache-fraction is the name here for --gpu-memory-utilization",
+            "write --kv-cache-fraction for --gpu-memory-utilization",
         ),
         (
             ["MODEL", "--gpu_memory_utilization=0.9"],
-            "--kv-cache-fraction is the name here for --gpu-memory-utilization",
+            "write --kv-cache-fraction for --gpu-memory-utilization",
         ),
         (
             ["-tp", "2", "--port", "1", "--ctx-size", "10", "-tp", "2"],
             "-tp: no layer is spread over devices, and --pipeline-parallel-size gives "
-            "each device some of the layers; --max-model-len is the name here for "
-            "--ctx-size",
+            "each device some of the layers; write --max-model-len for --ctx-size",
         ),
         (
             ["--compilation-config.level", "3"],
@@ -82,13 +81,13 @@ def test_so_is_a_key_of_the_file(
     path.write_text('tool_call_parser = "hermes"\nport = 1\n')
     assert run(capsys, ["--config", str(path)]) == (
         2,
-        "trioserve: --tool-call-parser: tool calls are not parsed, and come back as the "
+        f"trioserve: --config: {path}: --tool-call-parser: tool calls are not parsed, and come back as the "
         "text that the model writes\n",
     )
 
 
 def test_so_is_a_keyword_of_a_program() -> None:
-    with pytest.raises(ForeignOption, match="--kv-cache-fraction is the name here"):
+    with pytest.raises(ForeignOption, match="write --kv-cache-fraction for"):
         build_config(EngineConfig, {"gpu_memory_utilization": 0.9})
 
 

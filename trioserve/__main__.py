@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+import errno
+from functools import partial
 import logging
 import os
 from pathlib import Path
@@ -94,6 +96,9 @@ def _run(arguments: Sequence[str]) -> int:
         case ["--help" | "-h"]:
             sys.stdout.write(_USAGE)
             return 0
+        case [word, *_]:
+            sys.stderr.write(f"trioserve: {word!r} is not a command\n{_USAGE}")
+            return 2
         case _:
             sys.stderr.write(_USAGE)
             return 2
@@ -164,31 +169,56 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
     """Read the options of `serve`; flags win over the file that --config names.
 
     Raises:
-      InvalidConfig: the file is unreadable, or an option in it is wrong.
-      ForeignOption: a flag, or an option in the file, is another server's.
+      InvalidConfig: the file is unreadable, an option in it is wrong, or MODEL is not
+        in its place.
+      ForeignOption: a flag is another server's.
       SystemExit: a flag is wrong (2), or --help was asked for (0).
     """
-    import tyro
-
-    from .config import ServeConfig, build_config
-
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     known, rest = parser.parse_known_args(arguments)
     _refuse_foreign_flags(rest)
-    if rest and not rest[0].startswith("-"):
-        rest = ["--model", *rest]
-    return tyro.cli(
+    return _parse_flags(_name_model(rest), _read_file(known.config))
+
+
+def _name_model(arguments: list[str]) -> list[str]:
+    """Give MODEL, the first word if it is not a flag, the flag --model."""
+    if not arguments or arguments[0].startswith("-"):
+        return arguments
+    if any(each.partition("=")[0] == "--model" for each in arguments):
+        raise InvalidConfig("model", "name one model: as MODEL or by --model")
+    return ["--model", *arguments]
+
+
+def _parse_flags(arguments: Sequence[str], default: ServeConfig) -> ServeConfig:
+    import tyro
+
+    from .config import ServeConfig
+
+    parse = partial(
+        tyro.cli,
         ServeConfig,
         prog="trioserve serve [MODEL] [--config FILE]",
         description=(
             "Serve MODEL over an OpenAI-compatible API. FILE is TOML; its keys are "
             "the options below with underscores, and flags win over it."
         ),
-        args=rest,
-        default=build_config(ServeConfig, _read_options(known.config)),
+        args=arguments,
+        default=default,
         config=(tyro.conf.OmitArgPrefixes,),
     )
+    config: ServeConfig
+    config, unknown = parse(return_unknown_args=True)
+    if any(each.startswith("-") for each in unknown):
+        # tyro names the flag, suggests others and raises SystemExit.
+        parse()
+    if unknown:
+        raise InvalidConfig(
+            "model",
+            f"write MODEL before all options; {unknown[0]!r} is neither MODEL nor an "
+            "option's value",
+        )
+    return config
 
 
 def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
@@ -199,13 +229,20 @@ def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
         raise ForeignOption(explanation)
 
 
-def _read_options(path: str | None) -> dict[str, object]:
+def _read_file(path: str | None) -> ServeConfig:
+    """Return the configuration of the file that --config names, or the default one."""
+    from .config import ServeConfig, build_config
+
     if path is None:
-        return {}
+        return ServeConfig()
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        options = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidConfig("config", f"cannot read {path}: {error}") from error
+        raise InvalidConfig.of_file("config", "read", path, error) from error
+    try:
+        return build_config(ServeConfig, options)
+    except StartupError as error:
+        raise InvalidConfig("config", f"{path}: {error}") from error
 
 
 def _bind(config: BindConfig) -> socket.socket:
@@ -224,11 +261,23 @@ def _bind(config: BindConfig) -> socket.socket:
         # Accepted sockets inherit it: a token must not wait for the next one.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((config.host, config.port))
-    except OSError as error:
+    # A TypeError tells of a name that no resolver could be asked for.
+    except (OSError, TypeError) as error:
         sock.close()
-        address = f"{config.host}:{config.port}"
-        raise InvalidConfig("port", f"cannot take {address}: {error}") from error
+        raise _explain_bind(config, error) from error
     return sock
+
+
+def _explain_bind(config: BindConfig, error: OSError | TypeError) -> InvalidConfig:
+    """Name the flag to mend: --host where no port of that host can be taken."""
+    if isinstance(error, TypeError):
+        reason = "it is not the name of a host"
+        return InvalidConfig("host", f"cannot listen on {config.host}: {reason}")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        reason = f"cannot listen on {config.host}: {error.strerror}"
+        return InvalidConfig("host", reason)
+    address = f"{config.host}:{config.port}"
+    return InvalidConfig("port", f"cannot take {address}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,9 @@ class CacheConfig:
         if self.kv_cache_memory is not None:
             parse_bytes("kv_cache_memory", self.kv_cache_memory)
         if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
-            raise InvalidConfig("kv_cache_fraction", "must be in (0, 1]")
+            raise InvalidConfig(
+                "kv_cache_fraction", "must be greater than 0, and 1 at most"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +138,9 @@ class SchedulerConfig:
         request takes at most half of the free places, unless all of its sequences can
         run at once.
       scheduling_policy: fcfs serves requests in the order of their arrival and refuses a
-        request with a priority. priority serves lower priorities first, from -100 to
-        100; one level is worth 10 seconds of waiting (65,536 tokens of a model that
-        pools), so that nobody waits for ever.
+        request with a priority. priority takes priorities from -100 to 100 and serves the
+        lower first; one level is worth 10 seconds of waiting (65,536 tokens of a model
+        that pools), so that every request is served in the end.
       async_scheduling: Plan and launch the next step while the device is at this one, whose
         tokens come later. Models that pool have no next token, and do without.
     """
@@ -199,8 +201,8 @@ class RenderConfig:
       renderer_max_requests: Requests that are turned into tokens, or wait for it, at most;
         further ones are answered 429. By default as many as sequences may wait.
       renderer_max_text: Text of those requests in all, as 128MiB, a byte for each
-        character; beyond it requests are answered 429. By default what 4096 prompts of
-        8000 tokens have. Of models that pool, both count until the answer.
+        character; beyond it requests are answered 429. The default is the text of 4096
+        prompts of 8000 tokens. Of models that pool, both count until the answer.
       template_timeout: Seconds that the chat template may take for a request, counted
         from when a thread begins with it; then the request is refused.
       renderer_processes: Processes that run chat templates in place of those threads, so
@@ -307,8 +309,8 @@ class HttpConfig:
       body_timeout: Seconds that each 64 KiB of a body, or its rest, may take to come; a
         slower upload is answered 408.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A client
-        is cut off if it floods the server with small frames, or if it takes less than
-        32 KiB in 15 seconds while more waits.
+        is cut off if it floods the server with small frames, or if it takes less than 32
+        KiB in 15 seconds while more waits.
       drain_timeout: After SIGTERM, streams may go on for so many seconds before they
         are cancelled. A request whose body is not complete is answered 503 at once.
       progress_timeout: Seconds after which /progressz answers 503 if a step has not ended,

@@ -38,7 +38,8 @@ Constructors take facts and write the message.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, Self, TypeVar
 
 __all__ = [
     "TrioserveError",
@@ -407,6 +408,22 @@ class InvalidConfig(StartupError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"--{field.replace('_', '-')}: {reason}")
         self.field = field
+
+    @classmethod
+    def of_file(
+        cls,
+        field: str,
+        verb: Literal["read", "write"],
+        path: str | Path,
+        error: Exception,
+    ) -> Self:
+        """Return the refusal of a file that an option names.
+
+        Args:
+          error: an OSError is told without its number and path, anything else in full.
+        """
+        reason = error.strerror if isinstance(error, OSError) else None
+        return cls(field, f"cannot {verb} {path}: {reason or error}")
 
 
 class ForeignOption(StartupError):

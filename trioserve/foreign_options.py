@@ -180,7 +180,7 @@ _EXPLAINED = {
     # SGLang
     "tp-size": _NO_TENSOR_PARALLELISM,
     "dp-size": _NO_REPLICAS,
-    "is-embedding": "--task embed is how it is said here",
+    "is-embedding": "write --task embed",
     "disable-cuda-graph": _NO_GRAPHS,
     "attention-backend": "the best one is chosen by itself",
     "log-requests": _NO_ACCESS_LOG,
@@ -211,9 +211,9 @@ _EXPLAINED = {
     "cache-type-k": _ONE_KV_TYPE,
     "cache-type-v": _ONE_KV_TYPE,
     "jinja": "chats always go through the model's Jinja template",
-    "embedding": "--task embed is how it is said here",
-    "embeddings": "--task embed is how it is said here",
-    "reranking": "--task classify is how it is said here",
+    "embedding": "write --task embed",
+    "embeddings": "write --task embed",
+    "reranking": "write --task classify",
     "mmproj": "a model that sees has its vision weights in its own folder",
     "metrics": "GET /metrics is always there",
 }
@@ -244,7 +244,7 @@ def _explain(name: str) -> str | None:
     plain = name.lstrip("-").replace("_", "-").partition(".")[0]
     dashes = "-" if len(plain) <= 3 else "--"
     if plain in _RENAMED:
-        return f"{_RENAMED[plain]} is the name here for {dashes}{plain}"
+        return f"write {_RENAMED[plain]} for {dashes}{plain}"
     if plain in _EXPLAINED:
         return f"{dashes}{plain}: {_EXPLAINED[plain]}"
     return None

@@ -163,4 +163,4 @@ def _read_template(path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig("chat_template", str(error)) from error
+        raise InvalidConfig.of_file("chat_template", "read", path, error) from error

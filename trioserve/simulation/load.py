@@ -67,7 +67,7 @@ def read_trace(path: Path, max_model_len: int) -> list[SimulatedRequest]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise InvalidConfig("trace", f"cannot read {path}: {error}") from error
+        raise InvalidConfig.of_file("trace", "read", path, error) from error
     requests = []
     for number, fields in _list_fields(lines, path):
         request = _read_request(fields, path, number)

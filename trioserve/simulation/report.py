@@ -109,7 +109,7 @@ class Report:
         try:
             path.write_bytes(text + b"\n")
         except OSError as error:
-            raise InvalidConfig("json", f"cannot write {path}: {error}") from error
+            raise InvalidConfig.of_file("json", "write", path, error) from error
 
 
 def _format(percentiles: Percentiles | None) -> str:

@@ -85,7 +85,7 @@ def draw_timeline(
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:
-        raise InvalidConfig("timeline", f"cannot write {path}: {error}") from error
+        raise InvalidConfig.of_file("timeline", "write", path, error) from error
 
 
 def _draw_answers(axes: Axes, record: Record, num_stages: int, scale: Scale) -> None:
