@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import json
 import logging
 from pathlib import Path
+import threading
 from typing import Any
 
 from h2.connection import H2Connection
@@ -86,11 +87,15 @@ async def test_one_that_leaves_in_its_body(tokenizer_folder: Path) -> None:
 async def test_one_that_leaves_while_it_is_rendered(tokenizer_folder: Path) -> None:
     async with open_server(tokenizer_folder) as server:
         workers = server.state.engine.renderer.workers  # type: ignore[union-attr]
-        await workers.limiter.acquire_on_behalf_of(workers)
-        async with send(server, write_chat()):
-            await wait_until(lambda: workers.statistics().waiting == 1)
-        await wait_until(lambda: server.state.lifecycle.num_active == 0)
-        workers.limiter.release_on_behalf_of(workers)
+        workers.resize(1)
+        gate = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.run, gate.wait)
+            await wait_until(lambda: workers.statistics().busy == 1)
+            async with send(server, write_chat()):
+                await wait_until(lambda: workers.statistics().waiting == 1)
+            await wait_until(lambda: server.state.lifecycle.num_active == 0)
+            gate.set()
         assert count(server) == {"render": 1}
 
 
