@@ -164,7 +164,7 @@ class TaskNotServed(RequestError):
 
     def __init__(self, name: str, *, wanted: str, served: str) -> None:
         super().__init__(
-            f"The model `{name}` does not {wanted}; it is served for {served}.",
+            f"The model `{name}` does not {wanted}; the server runs it to {served}.",
             param="model",
         )
 

@@ -482,12 +482,13 @@ async def test_bodies_that_are_no_request_are_400(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "headers", "status"),
+    ("method", "path", "headers", "status", "message"),
     [
-        ("GET", "/nowhere", {}, 404),
-        ("GET", CHAT_PATH, {}, 405),
-        ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415),
-        ("POST", CHAT_PATH, {}, 415),
+        ("GET", "/nowhere", {}, 404, "There is no such path; GET /openapi.json lists"),
+        ("GET", CHAT_PATH, {}, 405, "This path takes OPTIONS and POST, not GET."),
+        ("PUT", "/health", {}, 405, "This path takes GET, HEAD and OPTIONS, not PUT."),
+        ("POST", CHAT_PATH, {"Content-Type": "text/plain"}, 415, "Content-Type must"),
+        ("POST", CHAT_PATH, {}, 415, "Content-Type must be application/json."),
     ],
 )
 async def test_http_errors_are_json_too(
@@ -496,10 +497,12 @@ async def test_http_errors_are_json_too(
     path: str,
     headers: dict[str, str],
     status: int,
+    message: str,
 ) -> None:
     response = await client.request(method, path, headers=headers, content=b"")
     assert response.status_code == status
     error = response.json()["error"]
+    assert error["message"].startswith(message)
     assert error["code"] == status
     assert error["type"] == ERROR_TYPES[status]
     assert ("allow" in response.headers) == (status == 405)

@@ -127,6 +127,11 @@ def test_of_two_fields_of_one_name_the_last_counts() -> None:
     assert decode_completion(b'{"prompt":"a","prompt":"b"}').prompts == ("b",)
 
 
+def test_an_empty_body_is_explained() -> None:
+    with pytest.raises(InvalidParameter, match="^The body is empty.$"):
+        decode_completion(b"")
+
+
 def test_half_a_surrogate_pair_is_explained() -> None:
     with pytest.raises(InvalidParameter, match="half a surrogate pair"):
         decode_completion(b'{"prompt":"\\ud83d"}')

@@ -139,7 +139,7 @@ async def test_tools_are_shown_to_the_model(load: Load) -> None:
 
 
 async def test_a_template_that_would_hide_tools_is_not_asked(load: Load) -> None:
-    with pytest.raises(InvalidParameter, match="no tools") as caught:
+    with pytest.raises(InvalidParameter, match="no place for tools") as caught:
         await render(load(STRINGS), USER, tools=[TOOL])
     assert caught.value.param == "tools"
 
@@ -185,11 +185,11 @@ async def test_earlier_calls_come_in_the_form_that_the_template_reads(
 @pytest.mark.parametrize(
     ("template", "message", "reason"),
     [
-        (STRINGS, call(), "shows the model no calls"),
-        (STRINGS, call("so"), "shows the model no calls"),
-        (TEXT_CALLS, call("so"), "no calls in a message with content"),
-        (ONE_CALL, call(None, CALL, CALL), "only the first call"),
-        (CALLS_OF_TOOLS, call(), "shows the model no calls"),
+        (STRINGS, call(), "has no place for calls"),
+        (STRINGS, call("so"), "has no place for calls"),
+        (TEXT_CALLS, call("so"), "no place for calls in a message with content"),
+        (ONE_CALL, call(None, CALL, CALL), "a place for one call"),
+        (CALLS_OF_TOOLS, call(), "has no place for calls"),
     ],
 )
 async def test_calls_that_a_template_would_drop_are_refused(
@@ -232,7 +232,9 @@ async def test_a_result_comes_with_the_name_of_what_was_called(load: Load) -> No
 
 
 async def test_results_that_a_template_would_drop_are_refused(load: Load) -> None:
-    with pytest.raises(InvalidParameter, match="no results of tools") as caught:
+    with pytest.raises(
+        InvalidParameter, match="no place for results of tools"
+    ) as caught:
         await render(load(NO_RESULTS), USER, RESULT)
     assert caught.value.param == "messages[1].role"
 

@@ -144,8 +144,7 @@ def _check_processor(name: str, loaded: Sequence[str]) -> None:
         # The beginning: a client may send a name of kilobytes.
         raise InvalidParameter(
             "logits_processors",
-            f"there is no {name[:64]!r} among those loaded: "
-            f"{', '.join(loaded) or 'none'}",
+            f"{name[:64]!r} is not loaded; loaded: {', '.join(loaded) or 'none'}",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from quart import Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import BaseConverter, Map
 
 from ..config import parse_bytes
@@ -160,7 +160,7 @@ async def _respond_http_exception(error: HTTPException) -> Response:
         limit = request.max_content_length or 0
         return await _respond_error(PayloadTooLarge(limit))
     detail = ErrorDetail(
-        message=error.description or error.name,
+        message=_describe_http_exception(error),
         type=_TYPES.get(status) or error.name.replace(" ", ""),
         param=None,
         code=status,
@@ -168,6 +168,17 @@ async def _respond_http_exception(error: HTTPException) -> Response:
     # Allow belongs to a 405; the others describe the HTML body that is not sent.
     headers = {k: v for k, v in error.get_headers() if k == "Allow"}
     return respond_json(ErrorBody(error=detail), status, headers)
+
+
+def _describe_http_exception(error: HTTPException) -> str:
+    """Say what is wrong to a program's author; werkzeug speaks to a browser's user."""
+    if isinstance(error, NotFound):
+        return "There is no such path; GET /openapi.json lists all paths."
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        *others, last = sorted(error.valid_methods)
+        taken = f"{', '.join(others)} and {last}" if others else last
+        return f"This path takes {taken}, not {request.method}."
+    return error.description or error.name
 
 
 async def _respond_unexpected(error: Exception) -> Response:

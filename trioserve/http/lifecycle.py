@@ -45,7 +45,7 @@ class Lifecycle:
     def begin_drain(self) -> None:
         if not self.is_draining:
             logger.info(
-                "draining %d requests; another signal ends them at once",
+                "draining (open requests: %d); another signal ends them at once",
                 self.num_active,
             )
             self._draining.set()

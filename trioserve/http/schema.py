@@ -160,6 +160,8 @@ class BodyDecoder(Generic[RequestT]):
         return fields | self._refused.keys() | unsupported.LABELS
 
     def decode(self, body: bytes, max_model_len: int) -> RequestT:
+        if not body:
+            raise InvalidParameter(None, "The body is empty.")
         strings: Strings = {}
         if self._takes_payloads and len(body) > _LARGE_BYTES:
             body, strings = take_out(body)

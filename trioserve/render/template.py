@@ -166,7 +166,7 @@ class ChatTemplate:
         if options.tools and not self.find_form(options).shows_tools:
             # A client would wait for calls that the model cannot know of.
             raise InvalidParameter(
-                "tools", "the chat template shows the model no tools"
+                "tools", "the model's chat template has no place for tools"
             )
         return TemplateCall(
             source=source,

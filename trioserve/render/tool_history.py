@@ -48,7 +48,9 @@ class ToolHistory:
         read = [self._read_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
         if len(read) > 1 and not self._form.shows_all_calls:
             raise InvalidParameter(
-                param, "the chat template shows only the first call of a message"
+                param,
+                "the model's chat template has a place for one call in a message, and "
+                "for no more",
             )
         message["tool_calls"] = read
         message["content"] = self._place(message["content"], param, is_null)
@@ -63,7 +65,8 @@ class ToolHistory:
         """
         if not self._form.shows_results:
             raise InvalidParameter(
-                f"{param}.role", "the chat template shows the model no results of tools"
+                f"{param}.role",
+                "the model's chat template has no place for results of tools",
             )
         called = self._called.get(str(message.get("tool_call_id")))
         if called is not None:
@@ -108,7 +111,7 @@ class ToolHistory:
         where = f" in a message {'without' if is_empty else 'with'} content"
         raise InvalidParameter(
             param,
-            f"the chat template shows the model no calls{where if shown else ''}",
+            f"the model's chat template has no place for calls{where if shown else ''}",
         )
 
 

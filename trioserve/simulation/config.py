@@ -91,7 +91,8 @@ class SimulateConfig:
         )
         for name in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, name)
-            _check(name, 1 <= low <= high, "must be a shortest and a longest length")
+            _check(name, low >= 1, "must be at least 1")
+            _check(name, low <= high, "the shortest is longer than the longest")
         self._check_weights()
         self._check_timeline()
 
@@ -129,11 +130,12 @@ class SimulateConfig:
                 "must end in .png or .svg",
             )
         if self.timeline_window is not None:
+            _check("timeline_window", self.timeline is not None, "needs --timeline")
             begin, end = self.timeline_window
             _check(
                 "timeline_window",
                 0 <= begin < end < math.inf,
-                "must be a first and a later last second",
+                "the first second must come before the last, and neither before 0",
             )
 
 
