@@ -138,7 +138,7 @@ class Slow(LogitsProcessor):
     def apply(self, logits, rows):
         pass
 
-if sys.modules["__main__"].__spec__.name == "trioserve.engine_process":
+if getattr(sys.modules["__main__"].__spec__, "name", "") == "trioserve.engine_process":
     time.sleep(1000)
 """
 
