@@ -131,7 +131,7 @@ class SchedulerConfig:
         takes seconds; for models that pool 16384 and 2048.
       max_step_seconds: How long a step may take while streams of other requests wait for
         it: chunks of long prompts shrink for that, and the sequences of a request with
-        many take turns. A quarter of a step is for prompts, whatever the streams take.
+        many take turns. Half of a step is for prompts, whatever the streams take.
         By default 0.1 on a GPU (a guess; it was measured on none) and 0.25 on a CPU,
         where decoding alone takes 0.03 to 0.3; inf sets no bound.
       max_num_waiting: Sequences that wait at most; further requests are answered 429. A

@@ -86,6 +86,22 @@ def test_a_machine_that_gets_slower_is_known_after_a_few_steps() -> None:
     assert cost.predict(chunk) == pytest.approx(true_seconds(chunk, 3.0), rel=0.25)
 
 
+def test_a_few_slow_steps_are_followed_by_more() -> None:
+    """Somebody else computes for a while, and a chunk is to be short enough meanwhile."""
+    chance = random.Random(5)
+    cost = StepCost()
+    for size in list_sizes(chance):
+        cost.learn(size, true_seconds(size))
+    for size in list_sizes(chance, 8):
+        cost.learn(size, true_seconds(size, 2.5))
+    chunk = make_size((200, 1), (1000, 128))
+    assert cost.predict(chunk) == pytest.approx(true_seconds(chunk, 2.5), rel=0.15)
+    # And forgotten when it is over.
+    for size in list_sizes(chance, 30):
+        cost.learn(size, true_seconds(size))
+    assert cost.predict(chunk) == pytest.approx(true_seconds(chunk), rel=0.15)
+
+
 def test_thousands_of_equal_steps_leave_what_was_known_of_others() -> None:
     chance = random.Random(3)
     cost = StepCost()

@@ -183,13 +183,13 @@ def test_every_request_has_a_row_in_each_step() -> None:
     assert seconds_of(plan) > TARGET
 
 
-def test_prompts_have_a_quarter_of_a_step_that_is_full() -> None:
-    server = Server()
+def test_prompts_have_half_of_a_step_that_is_full() -> None:
+    server = Server(max_num_batched_tokens=2048)
     for _ in range(100):
         server.ask(prompt_len=1500)
     while len(server.token_times) < 100:
         server.step()
-    [late] = server.ask(prompt_len=1500)
+    [late] = server.ask(prompt_len=6000)
     shares = []
     while late not in server.token_times:
         plan = server.step()
@@ -198,8 +198,8 @@ def test_prompts_have_a_quarter_of_a_step_that_is_full() -> None:
         assert seconds > TARGET
         shares.append(1 - seconds / seconds_of(plan))
     # Two steps were planned before it came, and the last has the end of it.
-    assert max(shares) <= 0.25
-    assert min(shares[2:-1]) > 0.2
+    assert max(shares) <= 0.51
+    assert min(shares[2:-1]) > 0.4
 
 
 @pytest.mark.parametrize("target", [1e-9, 0.01])
@@ -213,6 +213,24 @@ def test_a_target_that_cannot_be_met_ends_prompts_all_the_same(target: float) ->
         plans.append(server.step())
     # One block in each step.
     assert len(plans) <= 800 / BLOCK_SIZE + 3
+
+
+def test_a_short_prompt_goes_first_where_a_step_has_room_for_one_block() -> None:
+    """But only in every other step: the long one goes on, whoever comes."""
+    server = Server(1e-9)
+    server.ask()
+    server.step()
+    [long] = server.ask(prompt_len=800)
+    num_steps = 0
+    while long not in server.token_times:
+        [short] = server.ask(max_tokens=1)
+        begin = num_steps
+        while short not in server.token_times:
+            server.step()
+            num_steps += 1
+        # Two steps are in flight when it comes, and the third may be the long one's.
+        assert num_steps - begin <= 5
+    assert num_steps <= 2 * 800 / BLOCK_SIZE + 5
 
 
 def test_chunks_that_were_cut_by_time_end_with_a_block() -> None:

@@ -43,12 +43,14 @@ class Draft:
         self.rows: list[StepRow] = []
         self.sequences: list[Sequence] = []
         self.size = StepSize()
+        # No prompt has a chunk yet.
+        self._is_first = True
         self._cost = cost
 
     @property
     def has_room(self) -> bool:
         """Whether a further prompt can be begun or go on; the first always can."""
-        if self.num_tokens <= 0 or self.seconds == math.inf or not self.prompt_flows:
+        if self.num_tokens <= 0 or self.seconds == math.inf or self._is_first:
             return self.num_tokens > 0
         return self.count_tokens(0) >= self._block_size
 
@@ -64,6 +66,7 @@ class Draft:
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """Count a chunk of a prompt, which is added by `add`."""
         context = sequence.num_computed
+        self._is_first = False
         self.num_tokens -= num_tokens
         self.size.add_row(context, num_tokens)
         if self.seconds < math.inf:

@@ -51,11 +51,14 @@ class WaitingQueue:
 
     def update(self, flow: Flow) -> None:
         """Find a flow's place anew."""
+        entry = _make_entry(flow)
+        if entry == flow.entry:
+            return
         self._num_flows -= flow.entry is not None
-        flow.entry = _make_entry(flow)
-        if flow.entry is not None:
+        flow.entry = entry
+        if entry is not None:
             self._num_flows += 1
-            heapq.heappush(self._heap, flow.entry)
+            heapq.heappush(self._heap, entry)
         # Rebuilding halves the heap, so its cost is spread over as many changes.
         if len(self._heap) > 64 and len(self._heap) > 2 * self._num_flows:
             self._heap = [entry for entry in self._heap if entry[2].entry is entry]

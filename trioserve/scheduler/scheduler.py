@@ -36,7 +36,7 @@ grows. If decoding takes too long, the rows of a request with many sequences tak
 (turns.py), each request having one row at least. Prompts have PROMPT_SHARE of each step, and
 at least a block of tokens, whatever decoding takes: or a busy server would never come to
 them. So a step takes longer than it may only where a row for each request takes more than
-3/4 of that time, and then by 1/3 of what the rows take; or by a block of tokens. A request
+half of that time, and then twice as long as the rows; or by a block of tokens. A request
 that is alone has no such bound: the longer its chunks, the sooner its prompts are done.
 
 Steps may be in flight while the next one is planned. A sequence whose next token is still
@@ -97,10 +97,10 @@ from .sequence import Sequence
 from .step_cost import StepCost, StepSize
 from .turns import DecodingTurns
 
-# Part of a step's time that prompts may take, however long decoding takes. With less, they
-# would wait long for their first token where many streams run; with more, streams would
-# slow down each time that somebody comes.
-PROMPT_SHARE = 0.25
+# Part of a step's time that prompts may take, however long decoding takes. So a model that
+# is slow, or has many streams, computes prompts half as fast as it could, and its streams
+# go on half as fast meanwhile.
+PROMPT_SHARE = 0.5
 
 # Cached tokens that one step looks up for new sequences, but for the last of these. They
 # cost nothing of the step's budget, yet 25 ns each on the event loop.
@@ -454,12 +454,25 @@ class Scheduler:
             sequence = line.popleft()
             num_tokens = self._measure_chunk(sequence, draft)
             draft.prompt_flows.add(sequence.flow)
-            # Halves of a block would be too small to be worth a row.
-            if 2 * self._block_size <= num_tokens < sequence.num_uncomputed:
-                half = num_tokens // 2
-                num_tokens -= self._leave_to_shorter(sequence, half, line, draft)
+            if num_tokens < sequence.num_uncomputed:
+                limit = self._choose_share(num_tokens)
+                num_left = self._leave_to_shorter(sequence, limit, line, draft)
+                if num_left > 0 and limit == num_tokens:
+                    line.append(sequence)
+                    continue
+                num_tokens -= num_left
             draft.add_chunk(sequence, num_tokens)
             self._plan_row(sequence, num_tokens, draft)
+
+    def _choose_share(self, num_tokens: int) -> int:
+        """Return how many tokens of a long prompt's chunk shorter prompts may have.
+
+        Half of them. Where that is less than a block, the long prompt comes after the
+        shorter ones in every other step.
+        """
+        if num_tokens >= 2 * self._block_size:
+            return num_tokens // 2
+        return num_tokens if self._num_steps % 2 else 0
 
     def _measure_chunk(self, sequence: Sequence, draft: Draft) -> int:
         """Return how many tokens of a prompt the step has room for."""

@@ -5,15 +5,17 @@
 
 n are the tokens that a row computes and c those that its sequence has already. The last
 two terms are attention: a row reads the keys and values of its context once, and each of
-its tokens is compared with each token before it. On a CPU a chunk of 512 tokens takes
-0.35 s at the beginning of a prompt and 1.6 s behind 7,000 tokens (SmolLM2-135M).
+its tokens is compared with each token before it. One core needs 0.44 s for 512 tokens at the
+beginning of a prompt, and 2.0 s for 512 tokens behind 7,000 others (SmolLM2-135M).
 
 The coefficients minimise the squared relative errors of past steps, of which each counts
-2 % less than the one after it. Two properties make the fit robust:
+2 % less than the one after it. Three things make the predictions robust:
 
 * No coefficient is negative: no work saves time.
 * A step that took much longer than predicted counts as twice the prediction. Somebody else
   had the CPU, or the next steps will say the same again.
+* Predictions are multiplied with how much longer than by the coefficients the last few
+  steps took. On a CPU that others use, steps are slow by the dozen.
 
 Nothing is assumed before the first measurement. So that a prediction is not trusted far
 from what was measured, a step may have twice the tokens of the largest one so far.
@@ -33,6 +35,13 @@ _KEPT = 0.98
 # Steps from which on a long one may be an exception.
 _NUM_FIRST_STEPS = 8
 _MAX_RATIO = 2.0
+
+# The last step's part in the average slowness, which so follows a change within four steps.
+# In a simulation of a CPU that is 2.5 times slower for a dozen steps now and then, one step in
+# ten exceeded its target by 81 % or more without it, and by 7 % with it. It is at least 1: a
+# prediction that is too high costs little, and streams wait for one that is too low.
+_SLOWNESS_RATE = 0.25
+_MAX_SLOWNESS = 4.0
 
 # Rounds of coordinate descent after each step, which takes 0.025 ms with them. With one, the
 # first predictions for many rows were wrong by 12 %, with three by 3 %; with more than five
@@ -84,17 +93,18 @@ class StepCost:
         self._products = [[0.0] * 5 for _ in _SCALES]
         self._sums = [0.0] * 5
         self._weights = [0.0] * 5
+        self._slowness = 1.0
         # Fixed, row, token, context, pair: in seconds.
         self._coefficients = [0.0] * 5
 
     def predict(self, size: StepSize) -> float:
         """Return the seconds of a step; 0 before anything was measured."""
-        return _multiply(self._weights, _list_terms(size))
+        return self._slowness * _multiply(self._weights, _list_terms(size))
 
     @property
     def fixed_seconds(self) -> float:
         """What a step takes without any row."""
-        return self._weights[0]
+        return self._coefficients[0]
 
     def predict_decoding(self, num_rows: int, context: int) -> float:
         """Return the seconds of a step of rows with one token each.
@@ -137,9 +147,10 @@ class StepCost:
             return
         terms = _list_terms(size)
         predicted = _multiply(self._weights, terms)
-        if self._num_steps >= _NUM_FIRST_STEPS:
-            seconds = min(seconds, _MAX_RATIO * predicted)
         self._num_steps += 1
+        if self._num_steps > _NUM_FIRST_STEPS and predicted > 0:
+            self._follow(seconds / predicted)
+            seconds = min(seconds, _MAX_RATIO * predicted)
         largest = self._largest
         largest.num_tokens = max(largest.num_tokens, size.num_tokens)
         largest.num_pairs = max(largest.num_pairs, size.num_pairs)
@@ -147,8 +158,14 @@ class StepCost:
         for _ in range(_NUM_ROUNDS):
             self._descend()
         self._coefficients = [
-            weight * scale for weight, scale in zip(self._weights, _SCALES)
+            self._slowness * weight * scale
+            for weight, scale in zip(self._weights, _SCALES)
         ]
+
+    def _follow(self, ratio: float) -> None:
+        """Take in how much longer than by the coefficients a step took."""
+        ratio = min(max(ratio, 1.0), _MAX_SLOWNESS)
+        self._slowness *= (ratio / self._slowness) ** _SLOWNESS_RATE
 
     def _add(self, terms: list[float]) -> None:
         """Count a step: `terms`, times the right weights, are 1."""
