@@ -211,8 +211,13 @@ async def test_a_drain_tells_what_it_ends(
 ) -> None:
     config = HttpConfig(drain_timeout=0.01)
     async with open_server(tokenizer_folder, http=config, step_seconds=NEVER) as server:
-        async with send(server, write_chat()), send(server, write_chat()) as client:
-            await wait_until(lambda: server.engine.statistics().num_streams == 2)
-            server.state.lifecycle.begin_drain()
-            assert b" 503 " in await client.receive_some()
+        async with send(server, write_chat()):
+            # The other one would be in the same step.
+            await wait_until(
+                lambda: server.engine.statistics().scheduler.num_running == 1
+            )
+            async with send(server, write_chat()) as client:
+                await wait_until(lambda: server.engine.statistics().num_streams == 2)
+                server.state.lifecycle.begin_drain()
+                assert b" 503 " in await client.receive_some()
     assert "it ends requests: 1 in queue, 1 in prefill" in caplog.text
