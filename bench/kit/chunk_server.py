@@ -1,0 +1,94 @@
+"""Streams of a server whose device costs nothing, for benches of the way to the client.
+
+The server is the real one: sockets, HTTP, renderer, scheduler and engine. Its fake device
+takes a millisecond of time for a step and no CPU time to speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+import gc
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any, Literal
+
+from kit.client import RequestFailed
+from kit.raw import Request, ask, write_request
+import trio
+
+# The fake server runs no more sequences than this at once.
+MAX_STREAMS = 32
+
+Endpoint = Literal["chat", "completions"]
+
+
+@asynccontextmanager
+async def open_chunk_server(chunks_per_stream: int) -> AsyncIterator[Any]:
+    """Serve streams of so many chunks until the block is left.
+
+    Gives the FakeServer of trioserve's test kit.
+    """
+    tokenizer = find_test_kit("tokenizer").tiny_tokenizer
+    open_fake_server = find_test_kit("server").open_fake_server
+    with TemporaryDirectory() as folder:
+        async with open_fake_server(
+            tokenizer(Path(folder)), max_model_len=2 * chunks_per_stream + 64
+        ) as server:
+            # A real server keeps the collector from what was imported, too.
+            gc.collect()
+            gc.freeze()
+            yield server
+
+
+def find_test_kit(name: str) -> ModuleType:
+    """Import a module of trioserve's test kit, whichever place this checkout has it in.
+
+    bench/chunk_cost.py compares with checkouts from before the kit was a package.
+    """
+    try:
+        return import_module(f"trioserve.testing.{name}")
+    except ModuleNotFoundError:
+        return import_module(f"trioserve.testing_{name}")
+
+
+def write_requests(
+    endpoint: Endpoint, num_streams: int, chunks_per_stream: int
+) -> Iterator[Request]:
+    """Write a request for each stream."""
+    for number in range(num_streams):
+        text = f"Stream {number}"
+        if endpoint == "chat":
+            path = "/v1/chat/completions"
+            prompt: dict[str, object] = {
+                "messages": [{"role": "user", "content": text}]
+            }
+        else:
+            path, prompt = "/v1/completions", {"prompt": text}
+        yield write_request(
+            path,
+            **prompt,
+            max_tokens=chunks_per_stream,
+            ignore_eos=True,
+            stream=True,
+        )
+
+
+async def read_streams(
+    port: int, endpoint: Endpoint, num_streams: int, chunks_per_stream: int
+) -> None:
+    """Read so many streams at once, each to its end.
+
+    Raises:
+      RequestFailed: the server refused a stream or broke it off.
+    """
+    async with trio.open_nursery() as nursery:
+        for request in write_requests(endpoint, num_streams, chunks_per_stream):
+            nursery.start_soon(_read_stream, port, request)
+
+
+async def _read_stream(port: int, request: Request) -> None:
+    if b"[DONE]" not in await ask(port, request):
+        raise RequestFailed("the stream ended early")

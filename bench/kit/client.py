@@ -1,0 +1,160 @@
+"""A keep-alive HTTP/1.1 client for any server, as cheap as h11 allows."""
+
+from __future__ import annotations
+
+import ssl
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+import trio
+
+# A server that refuses everything would otherwise be asked as fast as the client can.
+PAUSE_AFTER_ERROR_SECONDS = 0.1
+
+
+class RequestFailed(Exception):
+    """Raised when a server's answer is not what the request asked for."""
+
+
+class RequestRefused(RequestFailed):
+    """Raised when the answer's status is not 200."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        text = " ".join(body[:300].decode(errors="replace").split())
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+
+
+# A request may end with these when the server is at fault.
+FAILURES = (
+    OSError,
+    trio.BrokenResourceError,
+    h11.RemoteProtocolError,
+    msgspec.DecodeError,
+    RequestFailed,
+)
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error in one line."""
+    return str(error) or type(error).__name__
+
+
+class Connection:
+    """A keep-alive connection; it opens when needed, and again after it was closed."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._tls else 80)
+        self._netloc = parts.netloc
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._stream: trio.abc.Stream | None = None
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; the next request opens another."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
+
+    async def fetch(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Send a request and read the whole body of its answer.
+
+        Raises:
+          RequestRefused: the status is not 200.
+        """
+        await self.send(method, path, body)
+        return await self.read_all()
+
+    async def send(self, method: str, path: str, body: bytes = b"") -> None:
+        """Send a request and read the head of its answer.
+
+        Raises:
+          RequestRefused: the status is not 200; the body has been read.
+        """
+        reused = self._stream is not None
+        try:
+            status = await self._exchange(method, path, body)
+        except (trio.BrokenResourceError, h11.RemoteProtocolError):
+            # A server may close an idle connection just as it is used again; that is
+            # no failure of the request (RFC 9112, section 9.3.1).
+            if not reused:
+                raise
+            await self.aclose()
+            status = await self._exchange(method, path, body)
+        if status != 200:
+            raise RequestRefused(status, await self.read_all())
+
+    async def read(self) -> bytes:
+        """Read some of the answer's body; empty at its end."""
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Data) and event.data:
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage):
+                await self._end_cycle()
+                return b""
+
+    async def read_all(self) -> bytes:
+        """Read the rest of the answer's body."""
+        pieces = []
+        while data := await self.read():
+            pieces.append(data)
+        return b"".join(pieces)
+
+    async def _exchange(self, method: str, path: str, body: bytes) -> int:
+        stream = await self._open()
+        request = h11.Request(
+            method=method,
+            target=self._prefix + path,
+            headers=[
+                ("Host", self._netloc),
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+            ],
+        )
+        events: list[h11.Event] = [request, h11.Data(data=body), h11.EndOfMessage()]
+        # One packet: a body in a packet of its own costs the server another wake-up.
+        await stream.send_all(b"".join(self._http.send(each) or b"" for each in events))
+        while not isinstance(event := await self._next_event(), h11.Response):
+            pass
+        return event.status_code
+
+    async def _open(self) -> trio.abc.Stream:
+        if self._stream is None:
+            self._http = h11.Connection(h11.CLIENT)
+            if self._tls:
+                self._stream = await trio.open_ssl_over_tcp_stream(
+                    self._host, self._port, ssl_context=ssl.create_default_context()
+                )
+            else:
+                self._stream = await trio.open_tcp_stream(self._host, self._port)
+        return self._stream
+
+    async def _next_event(self) -> h11.Event:
+        assert self._stream is not None, "an answer is read from an open connection"
+        while not isinstance(event := self._http.next_event(), h11.Event):
+            # Invariant: this is NEED_DATA; only a server's side is ever PAUSED.
+            self._http.receive_data(bytes(await self._stream.receive_some(65536)))
+        return event
+
+    async def _end_cycle(self) -> None:
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        else:
+            await self.aclose()

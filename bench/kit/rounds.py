@@ -1,0 +1,54 @@
+"""Turns: what is compared takes turns, so that a slow minute of the machine hits all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+import statistics
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def alternate(names: Sequence[T], number: int) -> Sequence[T]:
+    """Return the names in order, or in reversed order in every other round."""
+    return names[::-1] if number % 2 else names
+
+
+def shuffle(names: Sequence[T], num_rounds: int) -> Iterator[tuple[int, T]]:
+    """Give (round, name) for all rounds, each in an order of its own; always the same."""
+    chance = random.Random(0)
+    for number in range(num_rounds):
+        for name in chance.sample(names, len(names)):
+            yield number, name
+
+
+def take_turns(
+    num_rounds: int, calls: Mapping[str, Callable[[], float]]
+) -> dict[str, list[float]]:
+    """Call all in turns, and list what each returned in each round."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(num_rounds):
+        for name in alternate(list(calls), number):
+            found[name].append(calls[name]())
+    return found
+
+
+def take_medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each figure's median over the rounds that have it."""
+    names = dict.fromkeys(name for figures in rounds for name in figures)
+    return {
+        name: statistics.median(each[name] for each in rounds if name in each)
+        for name in names
+    }
+
+
+def list_ratios(over: Iterable[float], under: Iterable[float]) -> list[float]:
+    """Divide round by round."""
+    return [each / other for each, other in zip(over, under)]
+
+
+def describe_ratios(ratios: Sequence[float]) -> str:
+    """Write the median of the rounds' ratios, with the least and the largest."""
+    median = statistics.median(ratios)
+    return f"{median:.2f} times ({min(ratios):.2f} to {max(ratios):.2f})"

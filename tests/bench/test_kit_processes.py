@@ -1,0 +1,68 @@
+"""The kit's processes exchange whole lines, and their ends are noticed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import signal
+import sys
+
+from kit.process import (
+    LineReader,
+    ProcessEnded,
+    find_on_path,
+    list_errors,
+    open_child,
+    raise_at_sigterm,
+)
+import pytest
+import trio
+import trio.testing
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+
+
+async def test_lines_are_whole_however_they_arrive() -> None:
+    sender, receiver = trio.testing.memory_stream_one_way_pair()
+    lines = LineReader(receiver)
+    for data in (b"re", b"set\nrep", b"ort\n\nrest"):
+        await sender.send_all(data)
+    await sender.aclose()
+    assert [await lines.read() for _ in range(4)] == [b"reset", b"report", b"", None]
+
+
+async def test_a_child_answers_lines_until_its_input_ends() -> None:
+    code = "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
+    with trio.fail_after(30):
+        async with open_child([*PYTHON, code]) as child:
+            assert await child.ask("go") == b"GO"
+
+
+async def test_the_end_of_a_child_is_told_by_its_name() -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ProcessEnded, match="the encoder has ended"),
+        flatten_subgroups=True,
+    ):
+        async with open_child([*PYTHON, "pass"], name="the encoder") as child:
+            await child.ask("go")
+
+
+async def test_sigterm_becomes_an_error() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ProcessEnded, match="SIGTERM")):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raise_at_sigterm)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_folder_comes_before_the_others_on_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/b")
+    assert find_on_path(Path("/a")) == {"PYTHONPATH": f"/a{os.pathsep}/b"}
+
+
+def test_errors_are_found_in_groups_of_groups() -> None:
+    one, other = ValueError(), OSError()
+    group = BaseExceptionGroup("", [BaseExceptionGroup("", [one]), other])
+    assert list(list_errors(group)) == [one, other]
