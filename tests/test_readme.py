@@ -1,20 +1,19 @@
-"""README's programs run and its markup is sound."""
+"""README is short, its markup is sound, and its links lead somewhere.
+
+tests/docs/test_programs.py runs its programs.
+"""
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 import re
-import subprocess
-import sys
 
 import docutils.core
 import docutils.utils
 import pytest
 
-import trioserve
-
-README = (Path(__file__).parent.parent / "README.rst").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.rst").read_text()
 
 
 def test_the_markup_has_no_errors() -> None:
@@ -23,30 +22,28 @@ def test_the_markup_has_no_errors() -> None:
     )
 
 
-def list_programs() -> list[str]:
-    """Return the indented blocks that begin with an import."""
-    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", README)
-    lines = [
-        "\n".join(line[4:] for line in block.splitlines()).strip() for block in blocks
-    ]
-    return [block for block in lines if re.match(r"(import|from) ", block)]
+def test_it_is_read_in_a_few_minutes() -> None:
+    assert len(README.splitlines()) <= 300
 
 
-@pytest.mark.parametrize("program", list_programs())
-def test_a_program_names_only_what_is_there(program: str) -> None:
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == "trioserve":
-                assert node.attr in trioserve.__all__
+def test_each_page_is_linked() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.rst")} - {"index.rst"}
+    assert {Path(link).name for link in list_links()} == pages
 
 
-def test_there_are_programs() -> None:
-    assert len(list_programs()) == 7
+def list_links() -> list[str]:
+    return re.findall(r"<(docs/[^>]+)>`_", README)
 
 
-def test_the_program_that_measures_a_loop_finds_who_blocks_it() -> None:
-    (program,) = (each for each in list_programs() if "LoopStall" in each)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+@pytest.mark.parametrize("link", sorted({*list_links()}))
+def test_a_link_leads_to_a_file(link: str) -> None:
+    assert (ROOT / link).is_file()
+
+
+def test_ci_runs_the_command_that_runs_the_tests() -> None:
+    found = re.search(
+        r"The tests::\n\n    pip install -e '\.\[test]' && (.+)\n", README
     )
-    assert "over 5 ms: __main__.grind 1 x, longest " in done.stdout
+    assert found is not None
+    ci = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert found[1] in ci

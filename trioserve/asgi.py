@@ -2,8 +2,8 @@
 
     hypercorn -w 0 -k trio 'trioserve.asgi:create_app("MODEL", max_num_seqs=32)'
 
-hypercorn owns the sockets and the process; see README for what that costs against
-`trioserve serve`.
+hypercorn owns the sockets and the process; docs/operations.rst lists the
+precautions that this needs and `trioserve serve` does not.
 """
 
 from __future__ import annotations

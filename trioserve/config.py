@@ -1,4 +1,4 @@
-"""Every option: one field is one flag and one row of README's table of options.
+"""Every option: one field is one flag and one row of a table in docs/options.rst.
 
 What depends on the model or the machine is *resolved* into a new object where it
 becomes known; nothing is written back and nothing is read from the environment.

@@ -23,7 +23,7 @@ from trioserve.testing_tokenizer import tiny_tokenizer
 
 START_SECONDS = 60
 
-README = Path(__file__).parents[2] / "README.rst"
+PLUGIN_PAGE = Path(__file__).parents[2] / "docs" / "reasoning-and-plugins.rst"
 
 # Goes on until something happens to it.
 LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -110,8 +110,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plugin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with README's plug-in: my_processors.NoRepeat, called no-repeat."""
-    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", README.read_text())
+    """A folder with the plug-in of docs/: my_processors.NoRepeat, called no-repeat."""
+    blocks = re.findall(r":: python\n\n((?:    .*\n|\n)+)", PLUGIN_PAGE.read_text())
     (block,) = (block for block in blocks if "(LogitsProcessor):" in block)
     source = "\n".join(line[4:] for line in block.splitlines())
     folder = tmp_path_factory.mktemp("plugins")

@@ -1,4 +1,4 @@
-"""README's plug-in in a real server, with transformers' generate() as the oracle."""
+"""The plug-in of docs/ in a real server, with transformers' generate() as the oracle."""
 
 from __future__ import annotations
 

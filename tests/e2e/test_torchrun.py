@@ -72,7 +72,7 @@ def start_cluster(model_folder: Path, log: Path, *options: str) -> Iterator[Clus
         port = free.getsockname()[1]
 
     def launch(rank: int) -> list[str]:
-        # README's commands.
+        # The commands of docs/pipelines.rst.
         return [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)),

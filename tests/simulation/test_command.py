@@ -55,9 +55,11 @@ def test_it_prints_a_table_and_writes_the_same_figures(
 
 
 @pytest.mark.slow
-def test_readmes_example_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[2] / "README.rst").read_text()
-    found = re.search(r"\n    trioserve (simulate .+)\n\n((?:    .+\n)+)", readme)
+def test_the_documented_example_is_what_it_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.rst").read_text()
+    found = re.search(r"\n    trioserve (simulate .+)\n\n((?:    .+\n)+)", page)
     assert found is not None
     assert command.main(found[1].split()) == 0
     assert textwrap.dedent(found[2]) == capsys.readouterr().out

@@ -1,0 +1,18 @@
+"""How sphinx builds these pages.
+
+    pip install -e '.[docs]' && sphinx-build -W --keep-going -b html docs docs/_build
+
+The build reads files of this repository alone: no intersphinx, nothing from the network.
+"""
+
+project = "trioserve"
+author = "the authors of trioserve"
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = "trioserve"
+# Readers find the text itself in the repository.
+html_copy_source = False
+
+# Shell commands and JSON stand beside programs, so no block is Python unless it says so.
+highlight_language = "none"
