@@ -333,9 +333,9 @@ def read_counts(metrics: str) -> Counts:
     found = dict(re.findall(r"^(trioserve_\w+) (\S+)$", metrics, re.MULTILINE))
     turn = r'^trioserve_event_loop_turn_seconds_bucket\{le="([^"]+)"\} (\S+)$'
     return Counts(
-        num_streams=int(float(found["trioserve_streams"])),
+        num_streams=int(float(found["trioserve_num_requests_open"])),
         num_steps=int(float(found["trioserve_steps_total"])),
-        num_tokens=int(float(found["trioserve_sampled_tokens_total"])),
+        num_tokens=int(float(found["trioserve_generation_tokens_total"])),
         turns={
             float(bound): int(float(count))
             for bound, count in re.findall(turn, metrics, re.MULTILINE)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioserve.engine import Engine
-from trioserve.observe import LoopStall, Metrics
+from trioserve.http.metrics import METRICS
 from trioserve.steps import Prompt, SamplingParams
 from trioserve.testing import make_info
 
@@ -111,12 +111,17 @@ async def test_an_engine_process_without_a_model_answers() -> None:
 
 
 def test_counts_are_read_from_what_a_server_says() -> None:
-    metrics = Metrics(
-        lambda: {"streams": 3.0},
-        lambda: {"steps": 1e6, "sampled_tokens": 128.0},
-        LoopStall(),
-    )
-    counts = processes.read_counts(metrics.render().decode())
+    numbers = {
+        "trioserve_num_requests_open": "3.0",
+        "trioserve_steps_total": "1e+06",
+        "trioserve_generation_tokens_total": "128.0",
+        'trioserve_event_loop_turn_seconds_bucket{le="0.001"}': "0.0",
+        'trioserve_event_loop_turn_seconds_bucket{le="+Inf"}': "0.0",
+    }
+    names = {each.name for each in METRICS}
+    assert {name.partition("_bucket")[0] for name in numbers} <= names
+    text = "".join(f"{name} {number}\n" for name, number in numbers.items())
+    counts = processes.read_counts(text)
     assert (counts.num_streams, counts.num_steps, counts.num_tokens) == (3, 10**6, 128)
     assert set(counts.turns.values()) == {0}
     assert math.inf in counts.turns

@@ -165,6 +165,11 @@ class TextStream:
         """How far the sequence has come that has come farthest."""
         return self._tokens.phase
 
+    @property
+    def started_at(self) -> float | None:
+        """When the first step with one of the sequences began; None before."""
+        return self._tokens.started_at
+
     def __aiter__(self) -> TextStream:
         return self
 

@@ -192,19 +192,23 @@ def test_a_client_that_vanishes_leaves_no_query_on_the_device(server: Any) -> No
         "POST /rerank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
-    before = read_metrics(server)["trioserve_inputs_total"]
+    before = read_metrics(server)["trioserve_pooling_texts_total"]
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.sendall(head.encode() + body)
-        while read_metrics(server)["trioserve_inputs_total"] == before:
+        while read_metrics(server)["trioserve_pooling_texts_total"] == before:
             time.sleep(0.01)
-        assert read_metrics(server)["trioserve_kept"] == 1
+        assert read_metrics(server)["trioserve_pooling_results_kept"] == 1
     deadline = time.monotonic() + 20
-    held = ("trioserve_kept", "trioserve_reserved", "trioserve_waiting")
+    held = (
+        "trioserve_pooling_results_kept",
+        "trioserve_pooling_texts_reserved",
+        "trioserve_num_requests_waiting",
+    )
     while any(read_metrics(server)[name] for name in held):
         assert time.monotonic() < deadline, "somebody still holds something"
         time.sleep(0.01)
-    assert read_metrics(server)["trioserve_inputs_total"] < before + 500
+    assert read_metrics(server)["trioserve_pooling_texts_total"] < before + 500
 
 
 async def test_an_embedded_engine_gives_the_same_vectors(oracle: Any) -> None:

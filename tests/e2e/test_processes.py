@@ -50,7 +50,10 @@ def request_of(body: dict[str, object]) -> bytes:
 
 def read_gauges(url: str) -> dict[str, float]:
     text = httpx.get(f"{url}/metrics").text
-    names = ("streams", "running", "waiting", "used_blocks")
+    names = (
+        *("num_requests_open", "num_requests_running", "num_requests_waiting"),
+        "kv_cache_used_blocks",
+    )
     gauges = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -110,7 +113,7 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
         # Logprobs make events long, so that the kernel's buffers fill.
         body = LONG | {"logprobs": 20, "n": 32}
         connection.sendall(request_of(body))
-        while read_gauges(server.url)["trioserve_running"] == 0:
+        while read_gauges(server.url)["trioserve_num_requests_running"] == 0:
             pass
         assert server.stop(signal.SIGTERM) == 0
 
@@ -128,7 +131,7 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
     server = drained["full"]()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(request_of(LONG | {"n": 100}))
-        while read_gauges(server.url)["trioserve_running"] == 0:
+        while read_gauges(server.url)["trioserve_num_requests_running"] == 0:
             pass
         server.process.send_signal(signal.SIGTERM)
         while httpx.get(f"{server.url}/health").status_code == 200:

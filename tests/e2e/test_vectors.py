@@ -130,8 +130,8 @@ def test_the_same_image_again_is_neither_processed_nor_computed(
         return float(value)
 
     messages = show(encode_image(draw("purple")))
-    misses = read("trioserve_image_cache_misses_total")
-    hits = read("trioserve_image_cache_hits_total")
+    queries = read("trioserve_mm_cache_queries_total")
+    hits = read("trioserve_mm_cache_hits_total")
     cached = []
     for _ in range(2):
         answer = client.chat.completions.create(
@@ -140,8 +140,8 @@ def test_the_same_image_again_is_neither_processed_nor_computed(
         assert answer.usage is not None
         details = answer.usage.prompt_tokens_details
         cached.append(0 if details is None else details.cached_tokens)
-    assert read("trioserve_image_cache_misses_total") == misses + 1
-    assert read("trioserve_image_cache_hits_total") == hits + 1
+    assert read("trioserve_mm_cache_queries_total") == queries + 2
+    assert read("trioserve_mm_cache_hits_total") == hits + 1
     assert cached[1] == 16 > cached[0]
 
 

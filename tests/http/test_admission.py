@@ -249,7 +249,7 @@ async def test_requests_that_find_the_renderer_full_are_told_when_to_come_again(
             assert refused.json()["error"]["type"] == "RateLimitError"
             metrics = (await stage.client.get("/metrics")).text
             assert "trioserve_renderer_requests 3.0" in metrics
-            assert "trioserve_renderer_refused_total 1.0" in metrics
+            assert "trioserve_renderer_requests_refused_total 1.0" in metrics
             stage.gate.set()
     assert {answer.status_code for answer in answers} == {200}
 

@@ -328,9 +328,12 @@ async def test_operations_answer(client: httpx.AsyncClient) -> None:
     assert [model["id"] for model in models["data"]] == ["fake"]
     await client.post(CHAT_PATH, json=CHAT | {"max_tokens": 2})
     metrics = (await client.get("/metrics")).text
-    assert "trioserve_sampled_tokens_total 2.0" in metrics
-    assert 'trioserve_finished_sequences_total{reason="length"} 1.0' in metrics
-    assert f'trioserve_requests_total{{endpoint="{CHAT_PATH}",status="200"}}' in metrics
+    assert "trioserve_generation_tokens_total 2.0" in metrics
+    assert 'trioserve_request_success_total{finished_reason="length"} 1.0' in metrics
+    assert (
+        f'trioserve_http_requests_total{{handler="{CHAT_PATH}",status="200"}}'
+        in metrics
+    )
 
 
 async def test_readiness_tells_of_templates_that_do_not_end(
@@ -392,8 +395,8 @@ async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> 
         plain, slashed = await client.get(path), await client.get(f"{path}/")
         assert (slashed.status_code, slashed.content) == (200, plain.content)
     metrics = (await client.get("/metrics/")).text
-    assert f'endpoint="{CHAT_PATH}",status="200"' in metrics
-    assert f'endpoint="{CHAT_PATH}/"' not in metrics
+    assert f'handler="{CHAT_PATH}",status="200"' in metrics
+    assert f'handler="{CHAT_PATH}/"' not in metrics
 
 
 async def test_nobody_is_sent_to_another_path(client: httpx.AsyncClient) -> None:

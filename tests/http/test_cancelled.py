@@ -19,6 +19,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
+from trioserve.http.metrics import render_metrics
 from trioserve.http.progress import PHASES
 from trioserve.testing_server import (
     FakeServer,
@@ -34,7 +35,7 @@ NEVER = 3600.0
 
 def count(server: Any) -> dict[str, float]:
     """Return the counter's values, those of zero left out."""
-    families = text_string_to_metric_families(server.state.metrics.render().decode())
+    families = text_string_to_metric_families(render_metrics(server.state).decode())
     values = {
         sample.labels["phase"]: sample.value
         for family in families

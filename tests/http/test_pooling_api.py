@@ -736,8 +736,11 @@ async def test_requests_are_counted_and_timed(open_server: Open) -> None:
         await client.post("/rerank", json={"query": "a", "documents": ["b"]})
         metrics = (await client.get("/metrics")).text
         assert server.state.bodies.num_bytes == 0
-    assert 'trioserve_requests_total{endpoint="/v1/embeddings",status="200"}' in metrics
-    assert "trioserve_request_latency_seconds_count 2.0" in metrics
+    assert (
+        'trioserve_http_requests_total{handler="/v1/embeddings",status="200"}'
+        in metrics
+    )
+    assert "trioserve_e2e_request_latency_seconds_count 2.0" in metrics
 
 
 async def test_openapi_lists_every_route(open_server: Open) -> None:

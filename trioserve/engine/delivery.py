@@ -32,10 +32,13 @@ class TokenStream:
 
     Attributes:
       phase: of the sequence that has come farthest.
+      started_at: when the first step with one of the sequences began, in seconds of
+        trio.current_time(); None before.
     """
 
     def __init__(self, num_sequences: int, stop: Callable[[int], None]) -> None:
         self.phase: StreamPhase = "queue"
+        self.started_at: float | None = None
         self._num_open = num_sequences
         self._stop = stop
         self._pending: dict[int, _Gathered] = {}
@@ -82,6 +85,7 @@ class TokenStream:
             # It is empty: a step has begun with the sequence.
             if self.phase == "queue":
                 self.phase = "prefill"
+                self.started_at = trio.current_time()
             return
         self._pending.setdefault(index, _Gathered()).add(output)
         if output.finish_reason is not None:

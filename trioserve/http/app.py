@@ -138,7 +138,7 @@ def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Respons
         # Only paths that exist become labels: a stranger must not make up new ones.
         rule = request.url_rule
         path = "unknown" if rule is None else rule.rule
-        state.metrics.requests.labels(path, response.status_code).inc()
+        state.counts.answered[path, str(response.status_code)] += 1
         return response
 
     return count

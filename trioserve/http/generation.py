@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 import time
 
+import trio
+
 from ..render import TokenizeOptions
 from ..steps import Prompt, SamplingParams
 from ..text_engine import TextEngine, TextParams
@@ -16,6 +18,7 @@ from .requests import ChatRequest, CompletionRequest, GenerationRequest
 from .schema import to_sampling
 from .scope import ScopedRequest
 from .state import ServerState
+from .stream_times import StreamTimes
 
 
 def tell_time() -> int:
@@ -96,6 +99,7 @@ async def open_stream(
     """Begin to generate; the request's scope ends it, and its body is needed no more."""
     request.body.release()
     request.progress.enter("queue")
+    submitted_at = trio.current_time()
     text = TextParams(
         stop=asked.stop_strings,
         include_stop_str_in_output=bool(asked.include_stop_str_in_output),
@@ -113,6 +117,10 @@ async def open_stream(
             splits_reasoning=isinstance(asked, ChatRequest),
         )
     )
-    metered = MeteredStream(stream, state.metrics, arrived_at=request.arrived_at)
+    state.counts.count_params(sampling)
+    times = StreamTimes(
+        state.counts, arrived_at=request.arrived_at, submitted_at=submitted_at
+    )
+    metered = MeteredStream(stream, times)
     request.progress.follow(metered)
     return metered

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import trio
 
-from ..observe import Metrics
 from ..steps import Prompt
 from ..text_engine import TextDelta, TextStream, collect_texts
 from .progress import Phase
 from .responses import Usage
+from .stream_times import StreamTimes
 
 
 class MeteredStream:
     """An async iterator over a TextStream's deltas that keeps the books.
 
     Args:
-      arrived_at: trio.current_time() of the request.
+      times: is told of each delta with tokens and of each end.
     """
 
-    def __init__(
-        self, stream: TextStream, metrics: Metrics, *, arrived_at: float
-    ) -> None:
+    def __init__(self, stream: TextStream, times: StreamTimes) -> None:
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
         self._stream = stream
-        self._metrics = metrics
-        self._arrived_at = arrived_at
+        self._times = times
         # A reader that does not wait for us is writing what we gave it.
         self._is_awaited = True
-        self._last_at: dict[int, float] = {}
-        self._num_output_tokens = 0
         self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}
 
@@ -51,8 +46,8 @@ class MeteredStream:
         # anything that somebody else had paid.
         per_prompt = self.num_sequences // len(self.prompts)
         return Usage.of(
-            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in self.prompts),
-            num_output_tokens=self._num_output_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._times.num_tokens,
             num_cached_tokens=sum(
                 num_tokens
                 for index, num_tokens in self._num_cached_tokens.items()
@@ -63,6 +58,10 @@ class MeteredStream:
             ),
         )
 
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
     def __aiter__(self) -> MeteredStream:
         return self
 
@@ -72,8 +71,10 @@ class MeteredStream:
             delta = await self._stream.__anext__()
         except StopAsyncIteration:
             self._is_awaited = False
-            self._metrics.request_latency.observe(
-                trio.current_time() - self._arrived_at
+            self._times.note_end(
+                trio.current_time(),
+                started_at=self._stream.started_at,
+                num_prompt_tokens=self._num_prompt_tokens,
             )
             raise
         self._is_awaited = False
@@ -87,16 +88,9 @@ class MeteredStream:
     def _count(self, delta: TextDelta) -> None:
         self._num_cached_tokens[delta.index] = delta.num_cached_tokens
         self._num_reasoning_tokens += delta.num_reasoning_tokens
+        if delta.token_ids:
+            self._times.note_tokens(
+                delta.index, len(delta.token_ids), trio.current_time()
+            )
         if delta.finish_reason is not None:
-            self._metrics.finished.labels(delta.finish_reason).inc()
-        num_tokens = len(delta.token_ids)
-        if num_tokens == 0:
-            return
-        self._num_output_tokens += num_tokens
-        now = trio.current_time()
-        last_at = self._last_at.get(delta.index)
-        if last_at is None:
-            self._metrics.time_to_first_token.observe(now - self._arrived_at)
-        else:
-            self._metrics.inter_token_latency.observe((now - last_at) / num_tokens)
-        self._last_at[delta.index] = now
+            self._times.note_finish(delta.index, delta.finish_reason)

@@ -15,6 +15,7 @@ from quart import Response
 from .. import __version__
 from ..errors import EngineStalled
 from .body import respond_error, respond_json
+from .metrics import render_metrics
 from .openapi import openapi_document
 from .responses import Version, describe_model, list_models
 from .scope import ScopedRequest
@@ -47,7 +48,7 @@ async def answer_version(state: ServerState, request: ScopedRequest) -> Response
 
 async def answer_metrics(state: ServerState, request: ScopedRequest) -> Response:
     """Everything that is counted, for Prometheus."""
-    return Response(state.metrics.render(), content_type=CONTENT_TYPE_LATEST)
+    return Response(render_metrics(state), content_type=CONTENT_TYPE_LATEST)
 
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:

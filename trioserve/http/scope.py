@@ -102,7 +102,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         if scoped.peer.is_answered:
             return
         phase = scoped.progress.phase
-        cast("ServingApp", self.app).state.metrics.cancelled.labels(phase).inc()
+        cast("ServingApp", self.app).state.counts.cancelled[phase,] += 1
         logger.debug("request %s: its client left in %s", scoped.id, phase)
 
     async def handle_request(  # type: ignore[override]

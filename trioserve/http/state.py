@@ -13,14 +13,13 @@ from ..errors import (
     TaskNotServed,
     TrioserveError,
 )
-from ..observe import LoopStall, Metrics
-from ..observe.metrics import name_fields
+from ..observe import LoopStall
 from ..pooling_engine import PoolingEngine
 from ..text_engine import TextEngine
 from .account import MemoryAccount
 from .heap import HeapTrimmer, find_malloc_trim
 from .lifecycle import Lifecycle
-from .progress import PHASES
+from .request_counts import RequestCounts
 
 
 @dataclass(kw_only=True)
@@ -38,7 +37,7 @@ class ServerState:
     heap: HeapTrimmer = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
-    metrics: Metrics = field(init=False)
+    counts: RequestCounts = field(init=False, default_factory=RequestCounts)
 
     def __post_init__(self) -> None:
         self.bodies = MemoryAccount(
@@ -46,10 +45,6 @@ class ServerState:
         )
         self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
-        self.metrics = Metrics(self._read_gauges, self._read_counters, self.loop_stall)
-        # A phase in which no client has left yet is exported as 0.
-        for phase in PHASES:
-            self.metrics.cancelled.labels(phase)
 
     @property
     def is_healthy(self) -> bool:
@@ -133,40 +128,3 @@ class ServerState:
                 engine.info.name, wanted="pool texts", served="generate"
             )
         return engine
-
-    def _read_gauges(self) -> dict[str, float]:
-        gauges: dict[str, float] = {
-            "http_requests_active": self.lifecycle.num_active,
-            "http_bodies_bytes": self.bodies.num_bytes,
-            "engine_stalled_seconds": self.stalled_seconds,
-        }
-        if self.engine is None:
-            return gauges
-        statistics = self.engine.engine.statistics()
-        gauges |= name_fields("", statistics)
-        gauges |= name_fields("", statistics.scheduler)
-        renderer = self.engine.renderer
-        gauges |= name_fields("renderer_", renderer.workers.statistics())
-        gauges |= name_fields("renderer_", renderer.room.statistics())
-        if renderer.processes is not None:
-            gauges |= name_fields("template_", renderer.processes.statistics())
-        if renderer.images is not None:
-            images = renderer.images.statistics()
-            gauges |= name_fields("image_cache_", images)
-            gauges["images_bytes"] = renderer.images.num_held_bytes
-            gauges |= name_fields("media_", images.media)
-            gauges |= name_fields("image_processor_", images.processing)
-        return gauges
-
-    def _read_counters(self) -> dict[str, float]:
-        counters: dict[str, float] = {"http_bodies_refused": self.bodies.num_refused}
-        if self.engine is None:
-            return counters
-        counters |= name_fields("", self.engine.engine.counters())
-        renderer = self.engine.renderer
-        counters |= name_fields("renderer_", renderer.room.counters())
-        if renderer.processes is not None:
-            counters["template_processes_killed"] = renderer.processes.num_killed
-        if renderer.images is not None:
-            counters |= name_fields("image_cache_", renderer.images.counters())
-        return counters

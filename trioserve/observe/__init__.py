@@ -1,13 +1,38 @@
-"""Measures: the event loop's stalls and everything that /metrics exports.
+"""Measures: the event loop's stalls, histograms, and the form in which /metrics shows them.
 
-It knows trio and prometheus-client; it does not know what it measures but through the
-statistics() and counters() that every stateful object has.
+It knows trio and prometheus-client. It does not know the names of metrics: they stand in
+the table of http/metrics.py.
 """
 
 from .durations import Durations
-from .loop_stall import LoopStall, StallStatistics
-from .metrics import Metrics
+from .exposition import (
+    CounterMetric,
+    GaugeMetric,
+    HistogramMetric,
+    Metric,
+    Rows,
+    collect_rows,
+    render_families,
+)
+from .histogram import Distribution, Histogram
+from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
 from .pace import Pace
 
-__all__ = ["Durations", "LoopStall", "Metrics", "Offender", "Pace", "StallStatistics"]
+__all__ = [
+    "CounterMetric",
+    "Distribution",
+    "Durations",
+    "GaugeMetric",
+    "Histogram",
+    "HistogramMetric",
+    "LoopStall",
+    "Metric",
+    "Offender",
+    "Pace",
+    "Rows",
+    "SLOW_STEP_SECONDS",
+    "StallStatistics",
+    "collect_rows",
+    "render_families",
+]

@@ -12,6 +12,10 @@ import trio
 from .durations import Durations, Tally
 from .offenders import Offender, OffenderTable
 
+# A step that takes longer is slow. Python's switch interval is as long, so the event loop
+# loses that much to any thread that holds the GIL.
+SLOW_STEP_SECONDS = 0.005
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallStatistics:
@@ -73,7 +77,7 @@ class LoopStall(trio.abc.Instrument):
     def __init__(
         self,
         *,
-        threshold_seconds: float = 0.005,
+        threshold_seconds: float = SLOW_STEP_SECONDS,
         num_offenders: int = 10,
         clock: Callable[[], float] = perf_counter,
     ) -> None:

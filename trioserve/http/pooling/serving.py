@@ -86,9 +86,7 @@ class Exchange:
         content = await run_writing(
             self.engine.renderer.workers, write, num_bytes // _BYTES_PER_ENTRY
         )
-        self.state.metrics.request_latency.observe(
-            trio.current_time() - self.request.arrived_at
-        )
+        self.state.counts.latency.observe(trio.current_time() - self.request.arrived_at)
         return Response(content, 200, headers, content_type=content_type)
 
 

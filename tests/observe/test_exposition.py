@@ -1,0 +1,112 @@
+"""A scrape shows the numbers that were counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import itertools
+
+from prometheus_client.parser import text_string_to_metric_families
+import pytest
+import trio
+
+from trioserve.http.metrics import LOOP
+from trioserve.observe import (
+    CounterMetric,
+    Distribution,
+    GaugeMetric,
+    Histogram,
+    HistogramMetric,
+    LoopStall,
+    Rows,
+    collect_rows,
+    render_families,
+)
+
+ROWS: Rows[Mapping[str, float]] = (
+    GaugeMetric("x_depth", "Depth in metres.", lambda source: source["depth"]),
+    CounterMetric("x_drops_total", "Drops.", lambda source: source["drops"]),
+    CounterMetric(
+        "x_calls_total",
+        "Calls, by name and result.",
+        lambda source: {("a", "ok"): source["calls"], ('"', "\n"): 0.5},
+        ("name", "result"),
+    ),
+)
+
+
+def test_rows_become_text_with_a_help_line_each() -> None:
+    source = {"depth": -1.5, "drops": 2.0, "calls": 3.0}
+    lines = render_families(collect_rows(ROWS, source)).decode().splitlines()
+    assert lines == [
+        "# HELP x_depth Depth in metres.",
+        "# TYPE x_depth gauge",
+        "x_depth -1.5",
+        "# HELP x_drops_total Drops.",
+        "# TYPE x_drops_total counter",
+        "x_drops_total 2.0",
+        "# HELP x_calls_total Calls, by name and result.",
+        "# TYPE x_calls_total counter",
+        'x_calls_total{name="a",result="ok"} 3.0',
+        'x_calls_total{name="\\"",result="\\n"} 0.5',
+    ]
+
+
+def test_a_histogram_counts_by_bucket() -> None:
+    histogram = Histogram((1.0, 2.5))
+    for value in (0.0, 1.0, 1.1, 2.5, 2.6):
+        histogram.observe(value)
+    seen = histogram.statistics()
+    assert seen == Distribution(
+        bounds=(1.0, 2.5), counts=(2, 2, 1), total=pytest.approx(7.2)
+    )
+    rows: Rows[Histogram] = (
+        HistogramMetric("x_size", "Size.", lambda source: source.statistics()),
+    )
+    lines = render_families(collect_rows(rows, histogram)).decode().splitlines()
+    assert lines[2:] == [
+        'x_size_bucket{le="1.0"} 2.0',
+        'x_size_bucket{le="2.5"} 4.0',
+        'x_size_bucket{le="+Inf"} 5.0',
+        "x_size_count 5.0",
+        f"x_size_sum {seen.total}",
+    ]
+
+
+def scrape(stall: LoopStall) -> dict[str, float]:
+    """Return the samples of the stall by name and label."""
+    text = render_families(collect_rows(LOOP, stall.statistics()))
+    families = text_string_to_metric_families(text.decode())
+    return {
+        " ".join((sample.name.removeprefix("trioserve_"), *sample.labels.values())): (
+            sample.value
+        )
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_a_scrape_reads_the_loops_stalls() -> None:
+    # Every look at the clock finds it 30 ms later: each step and each turn takes these.
+    stall = LoopStall(clock=itertools.count(step=0.03).__next__)
+    task = trio.lowlevel.current_task()
+    for _ in range(4):
+        stall.after_io_wait(0)
+        stall.before_io_wait(0)
+        stall.before_task_step(task)
+        stall.after_task_step(task)
+    samples = scrape(stall)
+    for name in ("event_loop_turn_seconds", "task_step_seconds"):
+        assert samples[f"{name}_bucket 0.02"] == 0
+        assert samples[f"{name}_bucket 0.05"] == 4
+        assert samples[f"{name}_bucket +Inf"] == 4
+        assert samples[f"{name}_count"] == 4
+        assert round(samples[f"{name}_sum"], 6) == 0.12
+    assert samples[f"slow_task_steps_total {task.name}"] == 4
+    assert round(samples[f"slow_task_seconds_total {task.name}"], 6) == 0.12
+    assert round(samples[f"slow_task_longest_seconds {task.name}"], 6) == 0.03
+
+
+def test_a_loop_that_was_never_watched_can_be_scraped() -> None:
+    samples = scrape(LoopStall())
+    assert samples["task_step_seconds_count"] == 0
+    assert samples["event_loop_turn_seconds_sum"] == 0

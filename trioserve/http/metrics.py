@@ -1,0 +1,482 @@
+"""The table of all metrics that GET /metrics shows.
+
+To add a metric, add a row to the table of its source below, and the same row to
+docs/operations.rst. A row names the metric, says what it counts and in which unit, and
+reads it from the source: the statistics() or counters() of a room, or RequestCounts for
+numbers that the HTTP side counts itself. A new source needs a table of its own, which is
+named in METRICS and read in _collect.
+
+A metric that vLLM has, too, has vLLM's name after the prefix, so that its dashboards need
+only another prefix. A metric of vLLM's that this server cannot fill is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric as Family
+
+from ..engine import EngineClient, PoolingLoop
+from ..observe import (
+    SLOW_STEP_SECONDS,
+    CounterMetric,
+    Distribution,
+    GaugeMetric,
+    HistogramMetric,
+    Offender,
+    Rows,
+    StallStatistics,
+    collect_rows,
+    render_families,
+)
+from ..pooling_engine import PoolingEngine
+from ..render import PoolingRenderer, Renderer
+from ..render.images import ImageRenderer
+from ..render.processes import TemplateProcesses
+from ..text_engine import TextEngine
+from .request_counts import RequestCounts
+from .state import ServerState
+
+_SLOW = f"task steps longer than {1000 * SLOW_STEP_SECONDS:g} ms"
+
+
+def _read_offenders(
+    read: Callable[[Offender], float],
+) -> Callable[[StallStatistics], Mapping[tuple[str, ...], float]]:
+    # Labels are names of functions, and few of them: never a client's words.
+    return lambda seen: {(each.name,): read(each) for each in seen.offenders}
+
+
+SERVER: Rows[ServerState] = (
+    GaugeMetric(
+        "trioserve_http_requests_active",
+        "HTTP requests that are being answered.",
+        lambda state: state.lifecycle.num_active,
+    ),
+    GaugeMetric(
+        "trioserve_http_bodies_bytes",
+        "Bytes of request bodies in memory.",
+        lambda state: state.bodies.num_bytes,
+    ),
+    CounterMetric(
+        "trioserve_http_bodies_refused_total",
+        "Request bodies refused because all bodies together took too much memory.",
+        lambda state: state.bodies.num_refused,
+    ),
+    GaugeMetric(
+        "trioserve_engine_stalled_seconds",
+        "Seconds since the engine was last heard of while a step runs; 0 without a step.",
+        lambda state: state.stalled_seconds,
+    ),
+)
+
+LOOP: Rows[StallStatistics] = (
+    HistogramMetric(
+        "trioserve_event_loop_turn_seconds",
+        "Seconds from one look of the event loop at its sockets to the next.",
+        lambda seen: Distribution.of_durations(seen.turns),
+    ),
+    HistogramMetric(
+        "trioserve_task_step_seconds",
+        "Seconds for which a task ran without giving way to others.",
+        lambda seen: Distribution.of_durations(seen.steps),
+    ),
+    CounterMetric(
+        "trioserve_slow_task_steps_total",
+        f"Number of {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.num_steps),
+        ("task",),
+    ),
+    CounterMetric(
+        "trioserve_slow_task_seconds_total",
+        f"Seconds of all {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.total_seconds),
+        ("task",),
+    ),
+    GaugeMetric(
+        "trioserve_slow_task_longest_seconds",
+        f"Seconds of the longest of the {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.longest_seconds),
+        ("task",),
+    ),
+)
+
+REQUESTS: Rows[RequestCounts] = (
+    CounterMetric(
+        "trioserve_http_requests_total",
+        "HTTP requests answered, by path and status.",
+        lambda counts: counts.answered,
+        ("handler", "status"),
+    ),
+    CounterMetric(
+        "trioserve_requests_cancelled_total",
+        "Requests whose client left before the end of the answer, by the phase in which "
+        "it left.",
+        lambda counts: counts.cancelled,
+        ("phase",),
+    ),
+    HistogramMetric(
+        "trioserve_e2e_request_latency_seconds",
+        "Seconds from the arrival of a request to the end of its answer.",
+        lambda counts: counts.latency.statistics(),
+    ),
+)
+
+GENERATION_REQUESTS: Rows[RequestCounts] = (
+    CounterMetric(
+        "trioserve_request_success_total",
+        "Sequences that came to their end, by its reason: stop or length.",
+        lambda counts: counts.finished,
+        ("finished_reason",),
+    ),
+    HistogramMetric(
+        "trioserve_time_to_first_token_seconds",
+        "Seconds from the arrival of a request to the first token of a sequence.",
+        lambda counts: counts.time_to_first_token.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_inter_token_latency_seconds",
+        "Seconds from one chunk of a sequence to the next, divided by the next one's "
+        "tokens.",
+        lambda counts: counts.inter_token_latency.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_time_per_output_token_seconds",
+        "Mean seconds from one token of a sequence to the next, without the first token.",
+        lambda counts: counts.time_per_output_token.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_queue_time_seconds",
+        "Seconds for which a request waited in the engine's queue.",
+        lambda counts: counts.queue_time.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_prefill_time_seconds",
+        "Seconds from a request's first step to its first token.",
+        lambda counts: counts.prefill_time.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_decode_time_seconds",
+        "Seconds from a request's first token to its last one.",
+        lambda counts: counts.decode_time.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_inference_time_seconds",
+        "Seconds from a request's first step to its last token.",
+        lambda counts: counts.inference_time.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_prompt_tokens",
+        "Prompt tokens of a request; of all its prompts together.",
+        lambda counts: counts.prompt_tokens.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_generation_tokens",
+        "Generated tokens of a request; of all its sequences together.",
+        lambda counts: counts.generation_tokens.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_params_n",
+        "Sequences for each prompt that a request asks for.",
+        lambda counts: counts.params_n.statistics(),
+    ),
+    HistogramMetric(
+        "trioserve_request_params_max_tokens",
+        "Limit on the tokens of a sequence that a request sets; not counted without one.",
+        lambda counts: counts.params_max_tokens.statistics(),
+    ),
+)
+
+
+def _count_requests(engine: EngineClient | PoolingLoop) -> int:
+    if isinstance(engine, PoolingLoop):
+        return engine.statistics().num_requests
+    return engine.statistics().num_streams
+
+
+def _count_prompt_tokens(engine: EngineClient | PoolingLoop) -> int:
+    if isinstance(engine, PoolingLoop):
+        return engine.counters().num_input_tokens
+    return engine.counters().num_prompt_tokens
+
+
+ENGINE: Rows[EngineClient | PoolingLoop] = (
+    GaugeMetric(
+        "trioserve_num_requests_open",
+        "Requests in the engine, whatever the number of their sequences or texts.",
+        _count_requests,
+    ),
+    GaugeMetric(
+        "trioserve_num_requests_running",
+        "Sequences, or texts to be pooled, that have begun on the device.",
+        lambda engine: engine.statistics().scheduler.num_running,
+    ),
+    GaugeMetric(
+        "trioserve_num_requests_waiting",
+        "Sequences, or texts to be pooled, that wait for their turn on the device.",
+        lambda engine: engine.statistics().scheduler.num_waiting,
+    ),
+    CounterMetric(
+        "trioserve_prompt_tokens_total",
+        "Prompt tokens taken in; those found in the prefix cache count, too.",
+        _count_prompt_tokens,
+    ),
+    CounterMetric(
+        "trioserve_steps_total",
+        "Steps of the device.",
+        lambda engine: engine.counters().num_steps,
+    ),
+    CounterMetric(
+        "trioserve_step_seconds_total",
+        "Seconds for which the device was busy with steps.",
+        lambda engine: engine.counters().step_seconds,
+    ),
+)
+
+
+def _find_kv_usage(engine: EngineClient) -> float:
+    scheduler = engine.statistics().scheduler
+    return scheduler.num_used_blocks / scheduler.num_blocks
+
+
+GENERATION: Rows[EngineClient] = (
+    GaugeMetric(
+        "trioserve_steps_in_flight",
+        "Steps that the device works on or will begin next.",
+        lambda engine: engine.statistics().scheduler.num_steps_in_flight,
+    ),
+    GaugeMetric(
+        "trioserve_kv_cache_usage_perc",
+        "Part of the KV cache that running sequences hold; 1 is all of it.",
+        _find_kv_usage,
+    ),
+    GaugeMetric(
+        "trioserve_kv_cache_blocks",
+        "Blocks of the KV cache.",
+        lambda engine: engine.statistics().scheduler.num_blocks,
+    ),
+    GaugeMetric(
+        "trioserve_kv_cache_used_blocks",
+        "Blocks of the KV cache that running sequences hold.",
+        lambda engine: engine.statistics().scheduler.num_used_blocks,
+    ),
+    GaugeMetric(
+        "trioserve_prefix_cache_blocks",
+        "Blocks of the KV cache whose content new sequences can share.",
+        lambda engine: engine.counters().num_cached_blocks,
+    ),
+    CounterMetric(
+        "trioserve_prefix_cache_queries_total",
+        "Prompt tokens that were looked up in the prefix cache.",
+        lambda engine: engine.counters().num_prefix_queried_tokens,
+    ),
+    CounterMetric(
+        "trioserve_prefix_cache_hits_total",
+        "Prompt tokens that were found in the prefix cache.",
+        lambda engine: engine.counters().num_prefix_hit_tokens,
+    ),
+    CounterMetric(
+        "trioserve_generation_tokens_total",
+        "Tokens generated.",
+        lambda engine: engine.counters().num_sampled_tokens,
+    ),
+    CounterMetric(
+        "trioserve_computed_tokens_total",
+        "Tokens that went through the model: of prompts, generated, and again after a "
+        "preemption.",
+        lambda engine: engine.counters().num_computed_tokens,
+    ),
+    CounterMetric(
+        "trioserve_num_preemptions_total",
+        "Times that a running sequence had to give its blocks back and wait again.",
+        lambda engine: engine.counters().num_preemptions,
+    ),
+)
+
+
+POOLING: Rows[PoolingLoop] = (
+    CounterMetric(
+        "trioserve_pooling_texts_total",
+        "Texts read; a chunk of a long text counts as one.",
+        lambda engine: engine.counters().num_inputs,
+    ),
+    GaugeMetric(
+        "trioserve_pooling_texts_reserved",
+        "Texts that open requests have announced.",
+        lambda engine: engine.statistics().num_reserved,
+    ),
+    GaugeMetric(
+        "trioserve_pooling_results_kept",
+        "Results kept on the device for a later comparison.",
+        lambda engine: engine.statistics().scheduler.num_kept,
+    ),
+    GaugeMetric(
+        "trioserve_pooling_results_to_release",
+        "Results that the device has yet to be told to forget.",
+        lambda engine: engine.statistics().scheduler.num_releases,
+    ),
+)
+
+RENDERER: Rows[Renderer | PoolingRenderer] = (
+    GaugeMetric(
+        "trioserve_renderer_requests",
+        "Requests that are being turned into tokens or wait for it.",
+        lambda renderer: renderer.room.statistics().num_requests,
+    ),
+    GaugeMetric(
+        "trioserve_renderer_characters",
+        "Characters of the text of those requests.",
+        lambda renderer: renderer.room.statistics().num_characters,
+    ),
+    CounterMetric(
+        "trioserve_renderer_requests_refused_total",
+        "Requests refused because too many, or too much text, waited for the renderer.",
+        lambda renderer: renderer.room.counters().refused,
+    ),
+    GaugeMetric(
+        "trioserve_renderer_workers",
+        "Renderer threads that may work at once.",
+        lambda renderer: renderer.workers.statistics().workers,
+    ),
+    GaugeMetric(
+        "trioserve_renderer_workers_busy",
+        "Renderer threads that work.",
+        lambda renderer: renderer.workers.statistics().busy,
+    ),
+    GaugeMetric(
+        "trioserve_renderer_calls_waiting",
+        "Calls that wait for a renderer thread.",
+        lambda renderer: renderer.workers.statistics().waiting,
+    ),
+    GaugeMetric(
+        "trioserve_renderer_threads_abandoned",
+        "Renderer threads that still run a call whose request is gone.",
+        lambda renderer: renderer.workers.statistics().abandoned,
+    ),
+)
+
+TEMPLATES: Rows[TemplateProcesses] = (
+    GaugeMetric(
+        "trioserve_template_processes",
+        "Processes for chat templates that may work at once.",
+        lambda processes: processes.statistics().processes,
+    ),
+    GaugeMetric(
+        "trioserve_template_processes_busy",
+        "Processes for chat templates that work.",
+        lambda processes: processes.statistics().busy,
+    ),
+    GaugeMetric(
+        "trioserve_template_calls_waiting",
+        "Chat templates that wait for a process.",
+        lambda processes: processes.statistics().waiting,
+    ),
+    CounterMetric(
+        "trioserve_template_processes_killed_total",
+        "Processes killed because a chat template did not end.",
+        lambda processes: processes.num_killed,
+    ),
+)
+
+IMAGES: Rows[ImageRenderer] = (
+    CounterMetric(
+        "trioserve_mm_cache_queries_total",
+        "Images looked up in the cache of prepared images.",
+        lambda images: images.counters().hits + images.counters().misses,
+    ),
+    CounterMetric(
+        "trioserve_mm_cache_hits_total",
+        "Images found in the cache of prepared images.",
+        lambda images: images.counters().hits,
+    ),
+    GaugeMetric(
+        "trioserve_mm_cache_images",
+        "Images in the cache of prepared images.",
+        lambda images: images.statistics().entries,
+    ),
+    GaugeMetric(
+        "trioserve_mm_cache_bytes",
+        "Bytes of the images in the cache of prepared images.",
+        lambda images: images.statistics().num_bytes,
+    ),
+    GaugeMetric(
+        "trioserve_images_bytes",
+        "Bytes of all prepared images in memory: in the cache, a request or a step.",
+        lambda images: images.num_held_bytes,
+    ),
+    GaugeMetric(
+        "trioserve_media_workers",
+        "Threads that may load and decode images at once.",
+        lambda images: images.statistics().media.workers,
+    ),
+    GaugeMetric(
+        "trioserve_media_workers_busy",
+        "Threads that load and decode images.",
+        lambda images: images.statistics().media.busy,
+    ),
+    GaugeMetric(
+        "trioserve_media_calls_waiting",
+        "Images that wait for a thread to load or decode them.",
+        lambda images: images.statistics().media.waiting,
+    ),
+    GaugeMetric(
+        "trioserve_media_threads_abandoned",
+        "Threads that still load or decode an image whose request is gone.",
+        lambda images: images.statistics().media.abandoned,
+    ),
+    GaugeMetric(
+        "trioserve_image_processor_busy",
+        "1 while the thread that prepares images for the model works, else 0.",
+        lambda images: images.statistics().processing.busy,
+    ),
+    GaugeMetric(
+        "trioserve_image_processor_calls_waiting",
+        "Images that wait to be prepared for the model.",
+        lambda images: images.statistics().processing.waiting,
+    ),
+    GaugeMetric(
+        "trioserve_image_processor_threads_abandoned",
+        "Threads that still prepare an image whose request is gone.",
+        lambda images: images.statistics().processing.abandoned,
+    ),
+)
+
+METRICS: Rows[Any] = (
+    *(*SERVER, *LOOP, *REQUESTS, *GENERATION_REQUESTS),
+    *(*ENGINE, *GENERATION, *POOLING),
+    *(*RENDERER, *TEMPLATES, *IMAGES),
+)
+
+
+def render_metrics(state: ServerState) -> bytes:
+    """Return the text that Prometheus reads."""
+    return render_families(_collect(state))
+
+
+def _collect(state: ServerState) -> Iterator[Family]:
+    yield from collect_rows(SERVER, state)
+    yield from collect_rows(LOOP, state.loop_stall.statistics())
+    yield from collect_rows(REQUESTS, state.counts)
+    if state.engine is not None:
+        yield from _collect_engine(state.engine, state.counts)
+        yield from _collect_renderer(state.engine.renderer)
+
+
+def _collect_engine(
+    engine: TextEngine | PoolingEngine, counts: RequestCounts
+) -> Iterator[Family]:
+    yield from collect_rows(ENGINE, engine.engine)
+    if isinstance(engine, PoolingEngine):
+        yield from collect_rows(POOLING, engine.engine)
+    else:
+        yield from collect_rows(GENERATION, engine.engine)
+        yield from collect_rows(GENERATION_REQUESTS, counts)
+
+
+def _collect_renderer(renderer: Renderer | PoolingRenderer) -> Iterator[Family]:
+    yield from collect_rows(RENDERER, renderer)
+    if renderer.processes is not None:
+        yield from collect_rows(TEMPLATES, renderer.processes)
+    if renderer.images is not None:
+        yield from collect_rows(IMAGES, renderer.images)
