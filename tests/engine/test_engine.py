@@ -81,6 +81,8 @@ async def test_a_stream_knows_what_it_waits_for(
         for time in (0.5, 1.5, 2.5, 5.5, 7.5, 8.5):
             await trio.sleep_until(time)
             seen.append((first.phase, second.phase))
+            assert (second.started_at is None) == (second.phase == "queue")
+        assert (first.started_at, second.started_at) == (0.0, 6.0)
         # Nobody is given a delta without anything in it.
         deltas = [delta async for delta in second]
     assert seen == [
