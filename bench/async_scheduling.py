@@ -39,12 +39,15 @@ import trio
 import trioserve
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.engine import Engine, LocalCore
+from trioserve.frontend.text import TextEngine, TextParams
 from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
-from trioserve.steps import Prompt, SamplingParams, StepPlan, StepResult
-from trioserve.testing import FakeExecutor, make_info
-from trioserve.testing_tokenizer import tiny_tokenizer
-from trioserve.text_engine import TextEngine, TextParams
+from trioserve.testing.fake_device import FakeExecutor, make_info
+from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
 
 NUM_STREAMS = 128
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02)

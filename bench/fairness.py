@@ -33,8 +33,8 @@ import trio
 
 import trioserve
 from trioserve import SamplingParams
-from trioserve.steps import Prompt
-from trioserve.text_engine import TextEngine
+from trioserve.frontend.text import TextEngine
+from trioserve.types.prompt import Prompt
 
 NUM_MANY = 127
 MANY_TOKENS = 32

@@ -379,8 +379,8 @@ def save_model(folder: Path) -> None:
     3 x 4 parts of 364 x 364 pixels and adds the whole. The tower makes no more than the
     four patches of a part that the processor counts on.
     """
-    from trioserve.testing_models import save_tiny_vision_model
-    from trioserve.testing_processors import save_tiny_processor
+    from trioserve.testing.models import save_tiny_vision_model
+    from trioserve.testing.processors import save_tiny_processor
 
     save_tiny_processor(
         "smolvlm",

@@ -43,15 +43,15 @@ import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
-from trioserve.http.body import decode_chunks
-from trioserve.http.schema import MessageMappings, decode_chat, decode_completion
-from trioserve.render.chat import read_messages
-from trioserve.render.embeds import decode_embeds
-from trioserve.render.loading import load_renderer
-from trioserve.render.template import ChatOptions
-from trioserve.render.tokens import TokenizeOptions
-from trioserve.testing import make_info
-from trioserve.testing_processors import VOCAB_SIZE, save_tiny_processor
+from trioserve.http.decode.body import decode_chunks
+from trioserve.http.decode.schema import MessageMappings, decode_chat, decode_completion
+from trioserve.render.generation.loading import load_renderer
+from trioserve.render.tensors.embeds import decode_embeds
+from trioserve.render.text.chat import read_messages
+from trioserve.render.text.template import ChatOptions
+from trioserve.render.text.tokenizer import TokenizeOptions
+from trioserve.testing.fake_device import make_info
+from trioserve.testing.processors import VOCAB_SIZE, save_tiny_processor
 
 HIDDEN_SIZE = 4096
 TICK_SECONDS = 0.001
@@ -145,8 +145,8 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
 def list_image_work(folder: Path) -> Iterator[tuple[str, Work]]:
     from transformers import AutoTokenizer
 
-    from trioserve.render.decoding import decode_image
-    from trioserve.render.processors import load_image_processor
+    from trioserve.render.images.decode import decode_image
+    from trioserve.render.images.processors import load_image_processor
 
     image = make_image()
     for kind in ("JPEG", "PNG"):

@@ -48,12 +48,14 @@ import psutil
 import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
-from trioserve.cores import open_core
 from trioserve.engine import Engine, LocalCore
-from trioserve.interpreter import prepare_interpreter, settle_interpreter
-from trioserve.pipeline import open_pipeline
+from trioserve.pipeline.pipeline import open_pipeline
+from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
 from trioserve.scheduler import Scheduler
-from trioserve.steps import ModelInfo, Prompt, SamplingParams
+from trioserve.startup.core import open_core
+from trioserve.types.model_info import ModelInfo
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -37,17 +37,14 @@ import time
 
 import torch
 
-from trioserve.logits import LogitsProcessor, LogitsRow
-from trioserve.model.processors import LogitsProcessors
-from trioserve.model.sampled import SampledIds
+from trioserve.model.sampling.processors import LogitsProcessors
+from trioserve.model.sampling.sampled import SampledIds
 from trioserve.scheduler import Scheduler, Sequence as Scheduled
-from trioserve.steps import (
-    SamplingParams,
-    SequenceId,
-    SlotStart,
-    StepPlan,
-    StepResult,
-)
+from trioserve.types.ids import SequenceId
+from trioserve.types.logits import LogitsProcessor, LogitsRow
+from trioserve.types.output import StepResult
+from trioserve.types.plan import SlotStart, StepPlan
+from trioserve.types.sampling import SamplingParams
 
 NUM_SEQUENCES = 128
 LENGTHS = (100, 1000, 5000, 10_000, 20_000, 40_000, 60_000)

@@ -79,12 +79,13 @@ from serving import Connection
 import trio
 
 from trioserve.config import DEFAULT_MODEL
-from trioserve.interpreter import prepare_interpreter, settle_interpreter
+from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
 
 if TYPE_CHECKING:
     from trioserve.engine import LocalCore
     from trioserve.processes import MessageStream
-    from trioserve.steps import StepPlan, StepResult
+    from trioserve.types.output import StepResult
+    from trioserve.types.plan import StepPlan
 
 MODES = ("inside", "outside")
 
@@ -147,7 +148,7 @@ class Sleeper:
         self._seconds = device.step_seconds / device.num_waits
 
     def step(self, plan: StepPlan) -> StepResult:
-        from trioserve.steps import StepResult
+        from trioserve.types.output import StepResult
 
         # Late is late: a kernel that is launched late ends late.
         for _ in range(self._num_waits):
@@ -173,7 +174,7 @@ def make_core(device: Device) -> LocalCore:
     from trioserve.engine import LocalCore
     from trioserve.executor import LocalExecutor
     from trioserve.scheduler import Scheduler
-    from trioserve.testing import make_info
+    from trioserve.testing.fake_device import make_info
 
     scheduler = Scheduler(
         num_blocks=NUM_SEQUENCES * FAKE_MODEL_LEN // BLOCK_SIZE,
@@ -190,7 +191,7 @@ def make_core(device: Device) -> LocalCore:
 async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
     """Make a core in this process, or in another one as launch.py does."""
     from trioserve.engine import RemoteCore
-    from trioserve.engine.messages import FromEngine
+    from trioserve.engine.process.messages import FromEngine
     from trioserve.processes import open_child
 
     if mode == "inside":
@@ -209,7 +210,7 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
 def run_engine_process(device: Device) -> None:
     """Be the engine process: `python -m processes DESCRIPTOR PARENT`."""
     from trioserve.engine import host_core
-    from trioserve.engine.messages import ToEngine
+    from trioserve.engine.process.messages import ToEngine
     from trioserve.processes import run_as_child
 
     async def host(stream: MessageStream[Any]) -> None:
@@ -226,10 +227,10 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
 
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
     from trioserve.engine import Engine
+    from trioserve.frontend.text import TextEngine
     from trioserve.http import ServerState, create_http_app, install_guard, make_config
     from trioserve.render import load_renderer
-    from trioserve.testing import make_info
-    from trioserve.text_engine import TextEngine
+    from trioserve.testing.fake_device import make_info
 
     info = make_info(FAKE_MODEL_LEN)
     renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())
@@ -650,7 +651,7 @@ async def measure_device(device: Device, load: Load) -> tuple[list[Result], list
 
 def save_tokenizer(folder: Path) -> None:
     # Imports tokenizers, which those who read the table need not wait for.
-    from trioserve.testing_tokenizer import tiny_tokenizer
+    from trioserve.testing.tokenizer import tiny_tokenizer
 
     tiny_tokenizer(folder)
 

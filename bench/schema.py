@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from trioserve.http import schema
-from trioserve.http.chunks import ChatChunks, StreamHeader
-from trioserve.http.responses import Usage
+from trioserve.http.decode import schema
+from trioserve.http.wire.chunks import ChatChunks, StreamHeader
+from trioserve.http.wire.responses import Usage
 
 if TYPE_CHECKING:
     import pydantic

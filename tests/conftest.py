@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import settings
 import pytest
 
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 # No test promises a time, and the machine may be busy.
 settings.register_profile("no_deadline", deadline=None)

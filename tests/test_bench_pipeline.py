@@ -10,7 +10,7 @@ import trio
 
 from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
-from trioserve.testing import FakeDevice, FakeExecutor, make_info
+from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 
 
 def make_rounds() -> dict[str, list[dict[str, float]]]:

@@ -26,7 +26,7 @@ import torch
 import trio
 import trio.testing
 
-from trioserve.testing_encoders import save_tiny_encoder
+from trioserve.testing.encoders import save_tiny_encoder
 
 ONE = pooling.Case(name="one", num_texts=1, lengths=(5, 5), has_floor=True)
 MANY = pooling.Case(

@@ -12,8 +12,9 @@ import trio
 
 from trioserve.engine import Engine
 from trioserve.http.metrics import METRICS
-from trioserve.steps import Prompt, SamplingParams
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
 
 SPREAD = processes.loop_stall.Spread(
     p50=0.001, p95=0.002, p99=0.004, longest=0.01, count=10

@@ -8,7 +8,7 @@ import async_scheduling
 import placeholders
 import pytest
 
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 
 def test_every_kind_of_placeholder_is_measured_and_drawn(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -14,96 +16,57 @@ import trioserve
 
 PACKAGE = Path(__file__).parent.parent / "trioserve"
 
-VOCABULARY = {
-    *("errors", "steps", "pooling", "sentence", "config", "observe"),
-    *("logits", "exchanges", "stopping", "shortage"),
-}
+# Rooms that every room may import.
+SHARED = {"errors", "types", "config", "observe", "threads"}
 
 # Room -> what it may import besides itself.
 MAY_IMPORT: dict[str, set[str]] = {
+    "_version": set(),
     "errors": set(),
     "foreign_options": set(),
     "config": {"errors", "foreign_options"},
-    "steps": {"errors"},
-    "exchanges": {"steps"},
-    "pooling": {"steps"},
-    "sentence": set(),
-    "logits": set(),
-    "plugins": {"errors", "logits"},
+    "types": {"errors"},
     "observe": set(),
-    "scheduler": VOCABULARY,
-    "model": VOCABULARY,
-    "render": VOCABULARY,
-    "weights": VOCABULARY,
-    "executor": VOCABULARY | {"model", "processes"},
-    "stopping": set(),
-    "shortage": {"errors"},
-    "own_thread": {"stopping"},
-    "interpreter": set(),
-    "processes": {"interpreter", "steps"},
-    "engine": VOCABULARY | {"scheduler", "executor", "processes"},
-    "engine_task": VOCABULARY,
-    "text_engine": VOCABULARY | {"engine", "render"},
-    "pooling_engine": VOCABULARY | {"engine", "render"},
-    "http": VOCABULARY | {"engine", "render", "text_engine", "pooling_engine"},
-    "torchrun": VOCABULARY,
-    "meeting": VOCABULARY | {"own_thread", "torchrun"},
-    "stages": VOCABULARY | {"executor", "meeting", "processes", "torchrun"},
-    "pipeline": VOCABULARY | {"executor", "stages"},
-    "stage_process": VOCABULARY
-    | {"cores", "executor", "interpreter", "meeting", "model", "own_thread", "plugins"}
-    | {"processes", "torchrun", "weights"},
-    "cores": VOCABULARY
-    | {"engine", "executor", "model", "own_thread", "pipeline", "plugins"}
-    | {"scheduler", "weights"},
-    "engine_process": VOCABULARY
-    | {"cores", "engine", "executor", "interpreter", "processes"},
-    "fronts": VOCABULARY
-    | {"cores", "engine", "own_thread", "plugins", "pooling_engine", "render"}
-    | {"text_engine"},
-    "launch": VOCABULARY
-    | {"cores", "engine", "engine_task", "executor", "fronts", "pooling_engine"}
-    | {"processes", "render", "text_engine"},
-    "server": VOCABULARY | {"http", "interpreter", "launch"},
-    "asgi": VOCABULARY | {"http", "interpreter", "launch"},
-    "simulation": VOCABULARY | {"engine", "executor", "scheduler", "testing"},
-    "__main__": VOCABULARY
-    | {"foreign_options", "processes", "server", "simulation", "stage_process"}
-    | {"torchrun"},
-    "__init__": VOCABULARY | {"launch", "pooling_engine", "text_engine"},
-    "testing": {"executor", "pooling", "steps"},
-    "testing_server": VOCABULARY
-    | {"engine", "http", "pooling_engine", "render", "scheduler", "testing"}
-    | {"text_engine"},
-    "testing_processes": {"engine", "processes"},
-    "testing_encoders": set(),
-    "testing_models": {"testing_processors"},
-    "testing_processors": {"testing_tokenizer"},
-    "testing_tokenizer": set(),
+    "threads": set(),
+    "scheduler": SHARED,
+    "model": SHARED,
+    "render": SHARED,
+    "weights": SHARED,
+    "processes": SHARED,
+    "executor": SHARED,
+    "engine": SHARED | {"scheduler", "executor", "processes"},
+    "frontend": SHARED | {"engine", "render"},
+    "http": SHARED | {"_version", "engine", "render", "frontend"},
+    "pipeline": SHARED | {"executor", "processes"},
+    "startup": SHARED
+    | {"_version", "engine", "executor", "frontend", "http", "model", "pipeline"}
+    | {"processes", "render", "scheduler", "weights"},
+    "asgi": SHARED | {"http", "processes", "startup"},
+    "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
+    "__main__": SHARED
+    | {"_version", "foreign_options", "pipeline", "processes", "simulation", "startup"},
+    "__init__": SHARED | {"_version", "frontend", "startup"},
+    "testing": SHARED
+    | {"engine", "executor", "frontend", "http", "processes", "render", "scheduler"},
 }
 
 # Package -> the only rooms that may import it.
 ONLY_IN: dict[str, set[str]] = {
-    # render decodes tensors that clients send.
+    # render decodes tensors that clients send; threads stops torch between two calls.
     "torch": {
-        *("model", "executor", "weights", "render", "logits", "stage_process"),
-        *("torchrun", "stopping"),
-        *("testing_encoders", "testing_models"),
+        *("model", "executor", "weights", "render", "types", "startup", "pipeline"),
+        *("threads", "testing"),
     },
     "PIL": {"render"},
     "httpx2": {"render"},
     "httpcore2": {"render"},
     "pybase64": {"render"},
     "orjson": {"render"},
-    "transformers": {
-        *("model", "weights", "render"),
-        *("testing_encoders", "testing_models", "testing_processors"),
-        "testing_tokenizer",
-    },
+    "transformers": {"model", "weights", "render", "testing"},
     "quart": {"http"},
     "quart_trio": {"http"},
     "werkzeug": {"http"},
-    "hypercorn": {"http", "server", "testing_server"},
+    "hypercorn": {"http", "startup", "testing"},
     "prometheus_client": {"observe", "http"},
     "tyro": {"__main__"},
     "matplotlib": {"simulation"},
@@ -142,11 +105,66 @@ def list_imports(path: Path) -> Iterator[tuple[str, str]]:
 def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
     room = room_of(path)
     for kind, name in list_imports(path):
-        if kind == "own" and name != "__version__":
+        if kind == "own":
             assert name in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
         if kind == "other":
             assert room in ONLY_IN.get(name, {room}), f"{room} imports {name}"
             assert name not in NOT_IN.get(room, set()), f"{room} imports {name}"
+
+
+def test_the_root_holds_doors_and_what_everybody_shares() -> None:
+    rooms = {room_of(path) for path in MODULES}
+    assert rooms == set(MAY_IMPORT)
+    assert len(rooms) <= 25
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
+
+
+def name_module(path: Path) -> tuple[str, ...]:
+    return path.relative_to(PACKAGE.parent).with_suffix("").parts
+
+
+MODULE_NAMES = {name_module(path) for path in MODULES}
+
+
+def find_module(name: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the module of a dotted name; a package's is its `__init__`."""
+    return next((m for m in (name, (*name, "__init__")) if m in MODULE_NAMES), None)
+
+
+def list_own_imports(path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the modules of ours that a module imports, for types alone included."""
+    folder = name_module(path)[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = folder[: len(folder) - node.level + 1]
+            base += tuple(node.module.split(".")) if node.module else ()
+            for name in node.names:
+                if found := find_module((*base, name.name)) or find_module(base):
+                    yield found
+
+
+def list_folder_imports() -> dict[tuple[str, ...], dict[str, set[str]]]:
+    """Return, for each folder, which of its modules and sub-folders import which."""
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for path in MODULES:
+        importer = name_module(path)
+        for imported in list_own_imports(path):
+            depth = len(os.path.commonprefix([importer, imported]))
+            if depth < len(importer):
+                graph = graphs.setdefault(importer[:depth], {})
+                graph.setdefault(importer[depth], set()).add(imported[depth])
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("folder", "graph"), list_folder_imports().items(), ids=lambda x: "/".join(x)
+)
+def test_no_folder_has_a_circle_of_imports(
+    folder: tuple[str, ...], graph: dict[str, set[str]]
+) -> None:
+    """A sub-folder counts as one module of its folder, and `__init__` as another."""
+    # Raises CycleError, which names the circle.
+    list(TopologicalSorter(graph).static_order())
 
 
 def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:

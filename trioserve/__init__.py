@@ -5,16 +5,16 @@
     async with trioserve.open_engine() as engine: ...      in any trio program
     async with trioserve.open_pooling_engine("...") as engine: ...      the same
 
-General layout: `steps`, `errors` and `config` are the vocabulary that every room shares;
-`scheduler`, `model`, `render` and `weights` know nothing of each other; `executor` runs
-`model`, `engine` runs `scheduler` and `executor`, `text_engine` and `pooling_engine` join
-`engine` and `render`, `launch` builds all of it, and `http` serves it.
+General layout: `types`, `errors`, `config`, `observe` and `threads` are shared by every room.
+`scheduler`, `model`, `render` and `weights` do not know each other. `executor` runs `model`
+in this process, and `pipeline` runs it in several. `engine` runs `scheduler` and `executor`.
+`frontend` joins `engine` and `render`, `http` serves `frontend`, and `startup` builds all.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from ._version import __version__
 
 if TYPE_CHECKING:
     from .config import (
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
         SchedulerConfig,
     )
     from .errors import TrioserveError
-    from .launch import open_engine, open_pooling_engine
-    from .logits import LogitsProcessor, LogitsRow
-    from .pooling import PoolingInfo
-    from .pooling_engine import Classification, PoolingEngine, ScoreOptions, Scores
-    from .steps import SamplingParams
-    from .text_engine import TextDelta, TextEngine, TextStream
+    from .frontend import Classification, PoolingEngine, ScoreOptions, Scores
+    from .frontend.text import TextDelta, TextEngine, TextStream
+    from .startup.open import open_engine, open_pooling_engine
+    from .types.logits import LogitsProcessor, LogitsRow
+    from .types.pooling import PoolingInfo
+    from .types.sampling import SamplingParams
 
 __all__ = [
     "CacheConfig",
@@ -68,12 +68,12 @@ _HOMES = {
         "SchedulerConfig",
     ),
     "errors": ("TrioserveError",),
-    "launch": ("open_engine", "open_pooling_engine"),
-    "logits": ("LogitsProcessor", "LogitsRow"),
-    "pooling": ("PoolingInfo",),
-    "pooling_engine": ("Classification", "PoolingEngine", "ScoreOptions", "Scores"),
-    "steps": ("SamplingParams",),
-    "text_engine": ("TextDelta", "TextEngine", "TextStream"),
+    "startup.open": ("open_engine", "open_pooling_engine"),
+    "types.logits": ("LogitsProcessor", "LogitsRow"),
+    "types.pooling": ("PoolingInfo",),
+    "frontend": ("Classification", "PoolingEngine", "ScoreOptions", "Scores"),
+    "types.sampling": ("SamplingParams",),
+    "frontend.text": ("TextDelta", "TextEngine", "TextStream"),
 }
 
 if not TYPE_CHECKING:

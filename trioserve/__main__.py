@@ -27,7 +27,7 @@ import threading
 import tomllib
 from typing import TYPE_CHECKING
 
-from . import __version__
+from ._version import __version__
 from .errors import ForeignOption, InvalidConfig, StartupError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _serve(arguments: list[str]) -> int:
         with _bind(config.bind) as sock:
             import trio
 
-            from .server import Server
+            from .startup.server import Server
 
             return trio.run(Server(config, sock).run)
     except StartupError as error:
@@ -128,8 +128,8 @@ def _obey_torchrun(config: ServeConfig) -> None:
     Raises:
       InvalidConfig: torchrun has started another number of processes.
     """
+    from .pipeline.torchrun import find_torchrun
     from .processes import die_with_parent
-    from .torchrun import find_torchrun
 
     torchrun = find_torchrun()
     if torchrun is None:
@@ -138,7 +138,7 @@ def _obey_torchrun(config: ServeConfig) -> None:
     # All its processes do, so that a second Ctrl-C, which ends it at once, leaves none.
     die_with_parent(os.getppid())
     if torchrun.rank > 0:
-        from .stage_process import run_joining_stage
+        from .startup.stage_process import run_joining_stage
 
         run_joining_stage(torchrun, config.bind.log_level.upper())
 

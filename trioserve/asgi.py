@@ -23,16 +23,10 @@ from typing import Any
 
 import trio
 
-from .config import (
-    DEFAULT_MODEL,
-    EngineConfig,
-    HttpConfig,
-    ProcessConfig,
-    build_config,
-)
+from .config import DEFAULT_MODEL, EngineConfig, HttpConfig, ProcessConfig, build_config
 from .http import ServerState, ServingApp, create_http_app, install_guard
-from .interpreter import prepare_interpreter, settle_interpreter
-from .launch import open_served_engine
+from .processes.interpreter import prepare_interpreter, settle_interpreter
+from .startup.open import open_served_engine
 
 logger = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ import trio
 
 import trioserve
 from trioserve.config import RenderConfig
-from trioserve.testing_encoders import save_tiny_encoder
-from trioserve.testing_models import save_tiny_model
-from trioserve.testing_server import open_fake_pooling_server, open_fake_server
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.server import open_fake_pooling_server, open_fake_server
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.rst", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.rst")))

@@ -18,8 +18,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from trioserve.testing_models import save_tiny_model
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 START_SECONDS = 60
 

@@ -41,7 +41,7 @@ def list_engines(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def is_engine(child: psutil.Process) -> bool:
     # What is imported starts processes of its own, which are soon gone.
     try:
-        return "trioserve.engine_process" in child.cmdline()
+        return "trioserve.startup.engine_process" in child.cmdline()
     except psutil.NoSuchProcess:
         return False
 

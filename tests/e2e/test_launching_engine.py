@@ -18,8 +18,11 @@ from trioserve.engine import Engine, LocalCore
 from trioserve.executor import LocalExecutor
 from trioserve.model import ModelRunner, load_model
 from trioserve.scheduler import Scheduler
-from trioserve.steps import Prompt, SamplingParams, StepPlan, StepResult
-from trioserve.testing_models import save_tiny_model
+from trioserve.testing.models import save_tiny_model
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import trioserve
-from trioserve.text_engine import TextParams
+from trioserve.frontend.text import TextParams
 
 pytestmark = pytest.mark.slow
 

@@ -16,15 +16,16 @@ import pytest
 import trio
 
 import trioserve
-from trioserve import cores
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
-from trioserve.executor import StageDied
-from trioserve.steps import Prompt, SamplingParams, ThinkingBudget
-from trioserve.testing_encoders import save_tiny_encoder
-from trioserve.testing_models import save_tiny_model
-from trioserve.testing_tokenizer import tiny_tokenizer
-from trioserve.text_engine import TextDelta, TextEngine, TextParams
+from trioserve.frontend.text import TextDelta, TextEngine, TextParams
+from trioserve.pipeline.executor import StageDied
+from trioserve.startup import core as cores
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ LATE = 5.0
 SILENCE = 7.0
 
 # Ends soon, by tokens that the model would not write.
-THINKING = ThinkingBudget(
+THINKING = ReasoningBudget(
     num_tokens=5, start_token_ids=(7,), end_token_ids=(8, 9), is_open=True
 )
 
@@ -453,14 +454,16 @@ def test_a_killed_server_leaves_neither_engine_nor_stages(
 
 
 @pytest.mark.parametrize("accepts", ["generate", "pooling", "all"])
-def test_a_model_that_pools_is_refused(tmp_path: Path, accepts: cores.Accepts) -> None:
+def test_a_model_that_pools_is_refused(
+    tmp_path: Path, model_kind: cores.ModelKind
+) -> None:
     """By each stage, who tells it."""
     save_tiny_encoder("bert", tmp_path)
     config = build_config(
         EngineConfig, {"model": str(tmp_path), "pipeline_parallel_size": 2}
     )
     with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
-        cores.find_source(config, accepts)
+        cores.find_source(config, model_kind)
 
 
 async def test_a_pipeline_does_not_pool(folder: Path, list_children: Children) -> None:

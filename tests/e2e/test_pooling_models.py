@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 import trioserve
 from trioserve.errors import InvalidConfig, TaskNotServed
-from trioserve.testing_encoders import save_tiny_encoder
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.testing.tokenizer import tiny_tokenizer
 from trioserve.weights import resolve_weights
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.testing_models import save_tiny_model
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -275,7 +275,7 @@ def test_so_are_those_that_are_found_to_be_wrong_as_they_are_loaded(
     from trioserve.__main__ import main
 
     # The collector is the other tests', too.
-    monkeypatch.setattr("trioserve.server.prepare_interpreter", lambda: None)
+    monkeypatch.setattr("trioserve.startup.server.prepare_interpreter", lambda: None)
     empty = tmp_path / "empty"
     empty.mkdir()
     truncated = tmp_path / "truncated"

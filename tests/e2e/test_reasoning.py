@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from trioserve.testing_tokenizer import CHATML_TEMPLATE
+from trioserve.testing.tokenizer import CHATML_TEMPLATE
 
 pytestmark = pytest.mark.slow
 

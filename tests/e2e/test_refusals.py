@@ -23,9 +23,9 @@ from trioserve.errors import (
     UnsupportedQuantization,
     WeightsBroken,
 )
-from trioserve.testing_encoders import save_tiny_encoder
-from trioserve.testing_models import save_tiny_model
-from trioserve.testing_tokenizer import tiny_tokenizer
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
 
 
 def spoil_weights(folder: Path) -> None:
@@ -138,7 +138,7 @@ class Slow(LogitsProcessor):
     def apply(self, logits, rows):
         pass
 
-if getattr(sys.modules["__main__"].__spec__, "name", "") == "trioserve.engine_process":
+if getattr(sys.modules["__main__"].__spec__, "name", "") == "trioserve.startup.engine_process":
     time.sleep(1000)
 """
 

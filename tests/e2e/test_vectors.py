@@ -15,8 +15,8 @@ import openai
 import pytest
 import torch
 
-from trioserve.testing_models import save_tiny_vision_model
-from trioserve.testing_processors import save_tiny_processor
+from trioserve.testing.models import save_tiny_vision_model
+from trioserve.testing.processors import save_tiny_processor
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ import pytest
 from trioserve.config import SchedulingPolicy
 from trioserve.engine import Engine, LocalCore
 from trioserve.scheduler import Scheduler
-from trioserve.steps import ModelInfo
-from trioserve.testing import FakeDevice, FakeExecutor
-from trioserve.testing_processes import HostedCore
+from trioserve.testing.fake_device import FakeDevice, FakeExecutor
+from trioserve.testing.processes import HostedCore
+from trioserve.types.model_info import ModelInfo
 
 
 @pytest.fixture(params=[1, 2], ids=["plain", "ahead"])

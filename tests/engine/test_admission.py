@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
-from trioserve.engine.admission import (
-    MAX_PRIORITY,
-    check_priority,
-    check_request,
-)
+from trioserve.engine.generation.admission import check_request
+from trioserve.engine.priority import MAX_PRIORITY, check_priority
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.steps import (
-    KEY_BYTES,
-    NO_TOKEN,
-    EmbeddedInput,
-    Prompt,
-    SamplingParams,
-    TensorBytes,
-)
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.tensors import TensorBytes
 
 INFO = make_info(32)
 ONE = SamplingParams(max_tokens=1)

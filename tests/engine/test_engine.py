@@ -18,15 +18,10 @@ from trioserve.errors import (
     QueueFull,
     ShuttingDown,
 )
-from trioserve.steps import (
-    KEY_BYTES,
-    NO_TOKEN,
-    EmbeddedInput,
-    Prompt,
-    SamplingParams,
-    TensorBytes,
-)
-from trioserve.testing import FakeDevice, count_up
+from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.tensors import TensorBytes
 
 MakeEngine = Callable[..., Engine]
 

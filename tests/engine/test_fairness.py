@@ -10,7 +10,9 @@ import trio
 import trio.testing
 
 from trioserve.engine import Engine
-from trioserve.steps import Prompt, SamplingParams, StepPlan
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
 
 MakeEngine = Callable[..., Engine]
 

@@ -11,8 +11,9 @@ import trio.testing
 
 from trioserve.engine.loop import StepLoop
 from trioserve.executor.handle import Handle
-from trioserve.steps import StepPlan, StepResult
-from trioserve.testing import FakeExecutor
+from trioserve.testing.fake_device import FakeExecutor
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
 
 
 class Planner:

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from trioserve.executor import LocalExecutor
-from trioserve.steps import StepPlan, StepResult
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
 
 
 def plan_of(number: int) -> StepPlan:

@@ -20,7 +20,7 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.observe import LoopStall
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"

@@ -16,8 +16,8 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import EngineDied
-from trioserve.render.workers import RendererWorkers
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.render.workers.workers import RendererWorkers
+from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 CHAT_PATH = "/v1/chat/completions"

@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 from trioserve.config import HttpConfig
 from trioserve.http.metrics import render_metrics
 from trioserve.http.progress import PHASES
-from trioserve.testing_server import (
+from trioserve.testing.server import (
     FakeServer,
     open_fake_pooling_server,
     open_fake_server,
@@ -103,7 +103,7 @@ async def test_one_that_leaves_while_it_is_rendered(tokenizer_folder: Path) -> N
 async def test_those_that_leave_before_their_first_token(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "trioserve.http.scope")
+    caplog.set_level(logging.DEBUG, "trioserve.http.connection.scope")
     async with open_server(tokenizer_folder, step_seconds=NEVER) as server:
         fresh = server.engine.statistics()
 

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 import pytest
 
 from trioserve.errors import EngineDied
-from trioserve.http.chunks import (
+from trioserve.http.wire.chunks import (
     DONE,
     ChatChunks,
     CompletionChunks,
@@ -22,7 +22,7 @@ from trioserve.http.chunks import (
     completion_usage_event,
     error_event,
 )
-from trioserve.http.responses import (
+from trioserve.http.wire.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     TokenLogprob,

@@ -25,11 +25,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
 from trioserve.http import ServerState, create_http_app
-from trioserve.http.connection import (
-    install_guard,
-    make_config,
-    raise_descriptor_limit,
-)
+from trioserve.http.connection import install_guard, make_config, raise_descriptor_limit
 from trioserve.http.connection.descriptors import RESERVED, Connections, count_room
 
 GET = b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n"

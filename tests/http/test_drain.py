@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer, open_fake_server
 
 PATH = "/v1/completions"
 HALF_A_REQUEST = (

@@ -15,8 +15,8 @@ import trio
 import trio.testing
 
 from trioserve.config import RenderConfig
-from trioserve.render import workers
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.render.workers import workers
+from trioserve.testing.server import FakeServer, open_fake_server
 
 HIDDEN_SIZE = 8
 PATH = "/v1/completions"

@@ -10,8 +10,8 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.steps import StepPlan
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.types.plan import StepPlan
 
 COMPLETION_PATH = "/v1/completions"
 

@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from trioserve.errors import ContextLengthExceeded
-from trioserve.http.heap import (
+from trioserve.http.bodies.heap import (
     QUIET_SECONDS,
     WORTH_BYTES,
     HeapTrimmer,
     find_malloc_trim,
 )
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer, open_fake_server
 
 NUM_UPLOADS = 4
 UPLOAD_BYTES = 2**25
@@ -105,7 +105,7 @@ async def test_an_error_that_was_answered_holds_nothing_of_its_request(
 async def test_bodies_leave_no_memory_behind(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trioserve.http.heap.QUIET_SECONDS", 0.01)
+    monkeypatch.setattr("trioserve.http.bodies.heap.QUIET_SECONDS", 0.01)
     others: list[bytes] = []
     async with open_fake_server(tokenizer_folder) as server:
         with trio.fail_after(60):

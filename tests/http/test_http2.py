@@ -59,7 +59,7 @@ from trioserve.http.connection.frames import (
     FrameCutter,
 )
 from trioserve.http.connection.windows import CONNECTION, StalledWindows
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.testing.server import FakeServer, open_fake_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

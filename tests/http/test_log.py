@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.testing_server import open_fake_server
+from trioserve.testing.server import open_fake_server
 
 FORGED = "x\r\n2026-01-01 CRITICAL trioserve: all is lost\u2028\x1b[2J"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
@@ -55,13 +55,15 @@ async def test_what_strangers_send_is_no_line_of_the_log(
 async def test_unknown_fields_are_told_in_one_line(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "trioserve.http.body")
+    caplog.set_level(logging.DEBUG, "trioserve.http.decode.body")
     async with (
         open_fake_server(tokenizer_folder) as server,
         httpx.AsyncClient(base_url=server.url) as client,
     ):
         await client.post("/v1/chat/completions", json=CHAT | {FORGED: 1, "other": 2})
-    (record,) = (each for each in caplog.records if each.name == "trioserve.http.body")
+    (record,) = (
+        each for each in caplog.records if each.name == "trioserve.http.decode.body"
+    )
     message = record.getMessage()
     assert message.isprintable()
     assert json.dumps(FORGED)[1:-1].replace("\\u001b", "\\x1b") in message

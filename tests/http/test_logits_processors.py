@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from trioserve.errors import InvalidParameter, RequestError
-from trioserve.http.schema import decode_chat, decode_completion, to_sampling
-from trioserve.logits import LogitsProcessor, LogitsRow
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.http.decode.schema import decode_chat, decode_completion, to_sampling
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.types.logits import LogitsProcessor, LogitsRow
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 COMPLETION = {"prompt": "Hello", "max_tokens": 3}

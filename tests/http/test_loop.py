@@ -20,8 +20,8 @@ import trio
 from trioserve.config import HttpConfig, MediaConfig, RenderConfig
 from trioserve.observe import LoopStall
 from trioserve.render import RendererWorkers
-from trioserve.testing_processors import save_tiny_processor
-from trioserve.testing_server import open_fake_server
+from trioserve.testing.processors import save_tiny_processor
+from trioserve.testing.server import open_fake_server
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 

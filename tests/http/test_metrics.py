@@ -16,9 +16,9 @@ import trio
 import trio_parallel
 
 from trioserve.http.metrics import METRICS
-from trioserve.render.processes import TemplateProcesses
-from trioserve.testing_processors import save_tiny_processor
-from trioserve.testing_server import open_fake_pooling_server, open_fake_server
+from trioserve.render.workers.processes import TemplateProcesses
+from trioserve.testing.processors import save_tiny_processor
+from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.rst"
 

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from trioserve.http import requests
+from trioserve.http.decode import pooling_requests as pooling_requests, requests
 from trioserve.http.openapi import openapi_document
-from trioserve.http.pooling import requests as pooling_requests
-from trioserve.steps import SAMPLING_BOUNDS
+from trioserve.types.sampling import SAMPLING_BOUNDS
 
 DOCUMENT: Any = json.loads(msgspec.json.encode(openapi_document("1.2.3")))
 SCHEMAS = DOCUMENT["components"]["schemas"]

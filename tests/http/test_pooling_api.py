@@ -17,13 +17,13 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.sentence import SentenceFolder
-from trioserve.testing import fake_vector
-from trioserve.testing_server import (
+from trioserve.testing.fake_device import fake_vector
+from trioserve.testing.server import (
     FakePoolingServer,
     open_fake_pooling_server,
     open_fake_server,
 )
+from trioserve.types.sentence import SentenceFolder
 
 SIZE = 8
 IDS = [10, 11, 12]

@@ -13,8 +13,8 @@ import openai
 import pytest
 import trio
 
-from trioserve.testing import fake_vector
-from trioserve.testing_server import FakePoolingServer, open_fake_pooling_server
+from trioserve.testing.fake_device import fake_vector
+from trioserve.testing.server import FakePoolingServer, open_fake_pooling_server
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import trio
 
 from trioserve.observe import LoopStall
 from trioserve.render import RendererWorkers
-from trioserve.testing_server import open_fake_pooling_server
+from trioserve.testing.server import open_fake_pooling_server
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")
 

@@ -14,15 +14,18 @@ import msgspec.inspect as inspect
 import pytest
 
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
-from trioserve.http import requests, unsupported
-from trioserve.http.pooling import requests as pooling_requests
-from trioserve.http.pooling.requests import (
+from trioserve.http.decode import (
+    pooling_requests as pooling_requests,
+    requests,
+    unsupported,
+)
+from trioserve.http.decode.pooling_requests import (
     COHERE_TYPES,
     MAX_DOCUMENTS,
     MAX_INPUTS,
     EmbeddingRequest,
 )
-from trioserve.http.pooling.schema import (
+from trioserve.http.decode.pooling_schema import (
     decode_classification,
     decode_cohere_embed,
     decode_embedding,
@@ -30,8 +33,8 @@ from trioserve.http.pooling.schema import (
     decode_rerank,
     decode_score,
 )
-from trioserve.http.requests import Message
-from trioserve.http.schema import list_unknown_fields
+from trioserve.http.decode.requests import Message
+from trioserve.http.decode.schema import list_unknown_fields
 
 Decode = Callable[[bytes], Any]
 

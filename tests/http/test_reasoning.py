@@ -15,10 +15,10 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
-from trioserve.http.schema import MessageMappings, decode_chat
-from trioserve.steps import ThinkingBudget
-from trioserve.testing_server import FakeServer, open_fake_server
-from trioserve.testing_tokenizer import CHATML_TEMPLATE
+from trioserve.http.decode.schema import MessageMappings, decode_chat
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.tokenizer import CHATML_TEMPLATE
+from trioserve.types.sampling import ReasoningBudget
 
 REASONING = "Hm, the dog sleeps."
 CONTENT = "The quick brown fox."
@@ -285,7 +285,7 @@ async def test_a_budget_reaches_the_sampler_with_the_models_tags(
     await client.post(CHAT_PATH, json=ask(server, thinking_token_budget=7))
     tags = server.state.engine.renderer.reasoning
     (start,) = server.device.plans[0].starts
-    assert start.sampling.thinking == ThinkingBudget(
+    assert start.sampling.thinking == ReasoningBudget(
         num_tokens=7,
         start_token_ids=tags.start_token_ids,
         end_token_ids=tags.end_token_ids,

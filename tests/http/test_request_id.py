@@ -12,8 +12,8 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.testing_server import FakeServer, open_fake_server
-from trioserve.text_engine import TextEngine, TextStream
+from trioserve.frontend.text import TextEngine, TextStream
+from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

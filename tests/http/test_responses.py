@@ -12,13 +12,13 @@ from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
-from trioserve.http.logprobs import (
+from trioserve.http.wire.logprobs import (
     TokenTexts,
     build_chat_logprobs,
     build_completion_logprobs,
     build_prompt_logprobs,
 )
-from trioserve.http.responses import (
+from trioserve.http.wire.responses import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
@@ -32,7 +32,8 @@ from trioserve.http.responses import (
     encode,
     list_models,
 )
-from trioserve.steps import ModelInfo, TokenLogprobs
+from trioserve.types.model_info import ModelInfo
+from trioserve.types.output import TokenLogprobs
 
 # Token 3 is the first half of a character.
 TOKENS = {0: b"a", 1: b"bc", 2: "\u00e9".encode(), 3: b"\xc3"}

@@ -16,9 +16,9 @@ from trioserve.errors import (
     NotSupported,
     RequestError,
 )
-from trioserve.http import large, unsupported
-from trioserve.http.requests import CompletionPrompt
-from trioserve.http.schema import (
+from trioserve.http.decode import lazy_fields as large, unsupported
+from trioserve.http.decode.requests import CompletionPrompt
+from trioserve.http.decode.schema import (
     ChatRequest,
     CompletionRequest,
     MessageMappings,
@@ -31,7 +31,7 @@ from trioserve.http.schema import (
     to_sampling,
 )
 from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
-from trioserve.steps import SAMPLING_BOUNDS, SamplingParams
+from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
 
 Decode = Callable[[bytes], Any]
 

@@ -13,10 +13,10 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.http import ServerState, create_http_app
-from trioserve.http.account import MemoryAccount
-from trioserve.http.heap import HeapTrimmer
-from trioserve.http.upload import ChunkedBody, UploadDeadline
-from trioserve.testing_server import FakeServer, open_fake_server
+from trioserve.http.bodies.heap import HeapTrimmer
+from trioserve.http.bodies.memory_budget import MemoryBudget
+from trioserve.http.bodies.upload import ChunkedBody, UploadDeadline
+from trioserve.testing.server import FakeServer, open_fake_server
 
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
@@ -264,7 +264,7 @@ async def test_a_compressed_body_is_refused_by_the_headers_name(
 
 def make_body() -> ChunkedBody:
     body = ChunkedBody(None, None)
-    body.account, body.heap = MemoryAccount(10**7), HeapTrimmer(None)
+    body.budget, body.heap = MemoryBudget(10**7), HeapTrimmer(None)
     body.peer = ""
     body.deadline = UploadDeadline(10)
     return body
@@ -275,7 +275,7 @@ async def test_what_comes_after_the_answer_is_not_held() -> None:
     body.append(PART)
     body.release()
     body.append(PART)
-    assert body.account.num_bytes == 0
+    assert body.budget.num_bytes == 0
 
 
 async def test_a_body_in_pieces_that_nobody_reads_leaves_nothing(

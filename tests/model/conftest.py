@@ -28,23 +28,16 @@ from transformers import (
 
 import trioserve
 from trioserve.config import ModelConfig
-from trioserve.logits import LogitsProcessor
 from trioserve.model import LoadedModel, ModelRunner, load_model
-from trioserve.steps import (
-    KEY_BYTES,
-    NO_TOKEN,
-    BlockId,
-    EmbeddedInput,
-    SamplingParams,
-    SlotStart,
-    StepPlan,
-    StepResult,
-    StepRow,
-    TensorBytes,
-    TokenLogprobs,
-)
-from trioserve.testing_models import save_tiny_model, save_tiny_vision_model
-from trioserve.testing_processors import save_tiny_processor
+from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
+from trioserve.testing.processors import save_tiny_processor
+from trioserve.types.ids import BlockId
+from trioserve.types.logits import LogitsProcessor
+from trioserve.types.output import StepResult, TokenLogprobs
+from trioserve.types.plan import SlotStart, StepPlan, StepRow
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.tensors import TensorBytes
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from transformers import NoBadWordsLogitsProcessor
 
-from trioserve.model.bad_words import BadWords
-from trioserve.model.sampler import Sampler
-from trioserve.steps import MAX_BAD_WORD_TOKENS, NO_TOKEN, SamplingParams, SlotStart
+from trioserve.model.sampling.bad_words import BadWords
+from trioserve.model.sampling.sampler import Sampler
+from trioserve.types.plan import SlotStart
+from trioserve.types.prompt import NO_TOKEN
+from trioserve.types.sampling import MAX_BAD_WORD_TOKENS, SamplingParams
 
 Words = tuple[tuple[int, ...], ...]
 

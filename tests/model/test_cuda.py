@@ -10,10 +10,11 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.model import count_blocks
-from trioserve.model.bad_words import BadWords
-from trioserve.model.thinking import ThinkingBudgets
-from trioserve.steps import SamplingParams, SlotStart, ThinkingBudget
-from trioserve.testing_models import TINY_MODELS, TINY_VISION_MODELS
+from trioserve.model.sampling.bad_words import BadWords
+from trioserve.model.sampling.reasoning_budget import ThinkingBudgets
+from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
+from trioserve.types.plan import SlotStart
+from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
 DEVICE = "cuda"
 
@@ -98,7 +99,7 @@ def test_a_seeded_sequence_is_the_same_in_any_batch(
 
 def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> None:
     def start(slot: int, outputs: tuple[int, ...] = ()) -> SlotStart:
-        thinking = ThinkingBudget(
+        thinking = ReasoningBudget(
             num_tokens=slot,
             start_token_ids=(1,),
             end_token_ids=(2, 2, 3),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trioserve.model.draw import (
+from trioserve.model.sampling.draw import (
     draw_from_all,
     draw_from_best,
     drop_unlikely,

@@ -10,8 +10,11 @@ import weakref
 import pytest
 import torch
 
-from trioserve.steps import EmbeddedInput, SamplingParams, StepPlan, TensorBytes
-from trioserve.testing_models import TINY_MODELS
+from trioserve.testing.models import TINY_MODELS
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import EmbeddedInput
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.tensors import TensorBytes
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 

@@ -11,7 +11,7 @@ import pytest
 
 from trioserve.config import ModelConfig
 from trioserve.model import load_model
-from trioserve.testing_models import TINY_MODELS, save_tiny_model
+from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 

@@ -13,8 +13,8 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.model import load_model
-from trioserve.steps import SamplingParams
-from trioserve.testing_models import TINY_VISION_MODELS
+from trioserve.testing.models import TINY_VISION_MODELS
+from trioserve.types.sampling import SamplingParams
 
 every_model = pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
 

@@ -12,7 +12,7 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model import count_blocks
-from trioserve.model.kv_cache import allocate, count_fitting_blocks
+from trioserve.model.attention.kv_cache import allocate, count_fitting_blocks
 
 
 def count(model: Any, **fields: object) -> int:

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from trioserve.logits import LogitsProcessor, LogitsRow
 from trioserve.model import ModelRunner
 from trioserve.scheduler import Scheduler, Sequence as Scheduled
-from trioserve.steps import (
-    SamplingParams,
-    SequenceId,
-    ThinkingBudget,
-    TokenLogprobs,
-)
+from trioserve.types.ids import SequenceId
+from trioserve.types.logits import LogitsProcessor, LogitsRow
+from trioserve.types.output import TokenLogprobs
+from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
 BLOCK_SIZE = 4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -90,13 +87,13 @@ WISHES: dict[str, list[SamplingParams]] = {
         wish(),
     ],
     "thinking": [
-        wish(thinking=ThinkingBudget(
+        wish(thinking=ReasoningBudget(
             num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
         )),
-        wish(temperature=1.0, thinking=ThinkingBudget(
+        wish(temperature=1.0, thinking=ReasoningBudget(
             num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
         )),
-        wish(temperature=1.0, logit_bias=((90, 8.0),), thinking=ThinkingBudget(
+        wish(temperature=1.0, logit_bias=((90, 8.0),), thinking=ReasoningBudget(
             num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
         )),
         wish(),

@@ -9,9 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trioserve.model.layout import LayoutRules, lay_out
+from trioserve.model.attention.layout import LayoutRules, lay_out
 from trioserve.model.slots import SlotTables
-from trioserve.steps import BlockId, SamplingParams, SlotStart, StepPlan, StepRow
+from trioserve.types.ids import BlockId
+from trioserve.types.plan import SlotStart, StepPlan, StepRow
+from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 

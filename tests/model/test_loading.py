@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.model import LoadedModel, load_model
-from trioserve.testing_models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
+from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS, save_tiny_model
 
 
 def load(folder: Path, **fields: object) -> LoadedModel:

@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
 from trioserve.errors import InvalidConfig
-from trioserve.logits import LogitsProcessor, LogitsRow
-from trioserve.model.processors import LogitsProcessors
-from trioserve.model.sampler import Sampler
-from trioserve.steps import SamplingParams, SlotStart
+from trioserve.model.sampling.processors import LogitsProcessors
+from trioserve.model.sampling.sampler import Sampler
+from trioserve.types.logits import LogitsProcessor, LogitsRow
+from trioserve.types.plan import SlotStart
+from trioserve.types.sampling import SamplingParams
 
 VOCAB_SIZE = 16
 CPU = torch.device("cpu")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trioserve.steps import SamplingParams, TokenLogprobs
+from trioserve.types.output import TokenLogprobs
+from trioserve.types.sampling import SamplingParams
 
 
 @pytest.mark.parametrize("chunk", [1000, 7, 1])

@@ -15,9 +15,9 @@ from torch import Tensor
 from trioserve.config import ModelConfig, PoolingConfig
 from trioserve.errors import UnsupportedQuantization
 from trioserve.model import load_model
-from trioserve.model.encoding import find_task
+from trioserve.model.encoder import find_task
 from trioserve.model.stages import load_stage
-from trioserve.testing_models import save_tiny_model
+from trioserve.testing.models import save_tiny_model
 
 BLOCK = 16
 FP8 = {

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from trioserve.model.sampler import Sampler
-from trioserve.steps import SamplingParams, SlotStart, TokenLogprobs
+from trioserve.model.sampling.sampler import Sampler
+from trioserve.types.output import TokenLogprobs
+from trioserve.types.plan import SlotStart
+from trioserve.types.sampling import SamplingParams
 
 VOCAB_SIZE = 600
 

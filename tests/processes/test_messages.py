@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import trio
 
-from trioserve.pooling import PoolingInput
 from trioserve.processes import MessageStream, PeerGone, pack
-from trioserve.steps import TensorBytes
+from trioserve.types.pooling import PoolingInput
+from trioserve.types.tensors import TensorBytes
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):

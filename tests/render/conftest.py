@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from trioserve.config import RenderConfig
 from trioserve.render import Renderer, load_renderer
-from trioserve.testing import make_info
-from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
+from trioserve.testing.fake_device import make_info
+from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 MAX_MODEL_LEN = 256
 

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from trioserve.render.address import is_public
+from trioserve.render.images.address import is_public
 
 PUBLIC = (
     *("1.1.1.1", "8.8.8.8", "93.184.216.34", "172.32.0.1", "100.63.0.1"),

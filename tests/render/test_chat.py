@@ -18,7 +18,7 @@ from trioserve.render import (
     count_characters,
     load_renderer,
 )
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -283,12 +283,12 @@ def test_a_conversation_is_measured_before_it_is_checked(
 
 
 def test_messages_that_are_made_as_they_are_read_are_not_measured() -> None:
-    class Made(Sequence[Any]):
+    class PooledBatch(Sequence[Any]):
         def __len__(self) -> int:
             return 1
 
         def __getitem__(self, index: object) -> Any:
             raise AssertionError("it is a worker's to read them")
 
-    assert count_characters(Made()) == 0
+    assert count_characters(PooledBatch()) == 0
     assert count_characters("no messages") == 0  # type: ignore[arg-type]

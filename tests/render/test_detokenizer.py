@@ -9,8 +9,8 @@ from hypothesis import example, given, strategies as st
 import pytest
 
 from trioserve.render import Detokenizer, TextDelta
-from trioserve.steps import Prompt
-from trioserve.testing_tokenizer import NOT_PLAIN
+from trioserve.testing.tokenizer import NOT_PLAIN
+from trioserve.types.prompt import Prompt
 
 if TYPE_CHECKING:
     from conftest import Subject

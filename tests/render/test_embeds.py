@@ -30,8 +30,8 @@ import torch
 
 import trioserve
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.render.embeds import DecodedEmbeds, decode_embeds
-from trioserve.steps import KEY_BYTES
+from trioserve.render.tensors.embeds import DecodedEmbeds, decode_embeds
+from trioserve.types.prompt import KEY_BYTES
 
 HIDDEN = 8
 

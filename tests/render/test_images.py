@@ -27,19 +27,20 @@ from trioserve.errors import (
     UnsupportedModel,
     WeightsBroken,
 )
-from trioserve.render.images import (
+from trioserve.render.images.images import (
     ImageProcessor,
     ImageRenderer,
     ProcessedImage,
     load_image_processor,
 )
-from trioserve.render.media import EncodedImage, MediaLoader
-from trioserve.steps import KEY_BYTES, TensorBytes
-from trioserve.testing_processors import (
+from trioserve.render.images.media import EncodedImage, MediaLoader
+from trioserve.testing.processors import (
     ProcessorKind,
     save_tiny_processor,
     special_token_ids,
 )
+from trioserve.types.prompt import KEY_BYTES
+from trioserve.types.tensors import TensorBytes
 
 KINDS: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
 

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.render import Renderer, TokenizeOptions, load_renderer
-from trioserve.testing import make_info
-from trioserve.testing_tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
+from trioserve.testing.fake_device import make_info
+from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 CONFIG = RenderConfig()
 TEXTS = [

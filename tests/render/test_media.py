@@ -18,9 +18,9 @@ import trio
 
 from trioserve.config import MediaConfig
 from trioserve.errors import InvalidConfig, InvalidParameter
-from trioserve.render.address import IPAddress
-from trioserve.render.media import MediaLoader
-from trioserve.steps import KEY_BYTES
+from trioserve.render.images.address import IPAddress
+from trioserve.render.images.media import MediaLoader
+from trioserve.types.prompt import KEY_BYTES
 
 Url = str | bytes | memoryview
 

@@ -11,8 +11,8 @@ from tokenizers import Encoding, Tokenizer
 
 from trioserve.errors import ContextLengthExceeded
 from trioserve.render import TokenizeOptions
-from trioserve.render.pieces import DOUBTED_TOKENS, count_at_least
-from trioserve.render.tokens import TextTokenizer
+from trioserve.render.text.pieces import DOUBTED_TOKENS, count_at_least
+from trioserve.render.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from conftest import Subject

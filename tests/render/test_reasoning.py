@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig
 from trioserve.render import Renderer, TextDelta, load_renderer
-from trioserve.render.reasoning import (
+from trioserve.render.text.reasoning import (
     REASONING_STYLES,
     Place,
     ReasoningSplitter,
@@ -22,10 +22,10 @@ from trioserve.render.reasoning import (
     ReasoningTags,
     load_reasoning_tags,
 )
-from trioserve.render.tokens import TextTokenizer
-from trioserve.render.vocabulary import Vocabulary
-from trioserve.steps import Prompt
-from trioserve.testing import make_info
+from trioserve.render.text.tokenizer import TextTokenizer
+from trioserve.render.text.vocabulary import Vocabulary
+from trioserve.testing.fake_device import make_info
+from trioserve.types.prompt import Prompt
 
 if TYPE_CHECKING:
     from conftest import Subject

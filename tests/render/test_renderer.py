@@ -19,7 +19,7 @@ from trioserve.render import (
     TokenizeOptions,
     load_renderer,
 )
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
 
 if TYPE_CHECKING:
     from pathlib import Path

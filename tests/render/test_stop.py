@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 import pytest
 
 from trioserve.errors import InvalidParameter
-from trioserve.render.stop import MAX_STOP_CHARACTERS, StopScanner
+from trioserve.render.text.stop import MAX_STOP_CHARACTERS, StopScanner
 
 # Few letters, so that strings overlap, nest and nearly match.
 LETTERS = "aab\n你"

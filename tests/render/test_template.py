@@ -18,8 +18,8 @@ from trioserve.render import (
     load_renderer,
     open_template_processes,
 )
-from trioserve.render.tool_history import MAX_ARGUMENTS
-from trioserve.testing import make_info
+from trioserve.render.text.tool_history import MAX_ARGUMENTS
+from trioserve.testing.fake_device import make_info
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {

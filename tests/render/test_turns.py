@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.render.turns import Turn, TurnQueue, Turns
+from trioserve.render.workers.turns import Turn, TurnQueue, Turns
 
 LONG = 0.5
 SHORT = 0.04

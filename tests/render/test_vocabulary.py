@@ -8,8 +8,8 @@ from hypothesis import assume, example, given, strategies as st
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trioserve.render.vocabulary import Vocabulary
-from trioserve.testing_tokenizer import NOT_PLAIN
+from trioserve.render.text.vocabulary import Vocabulary
+from trioserve.testing.tokenizer import NOT_PLAIN
 
 if TYPE_CHECKING:
     from conftest import Subject

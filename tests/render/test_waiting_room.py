@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from trioserve.errors import RendererFull
-from trioserve.render.waiting_room import WaitingRoom, WaitingRoomStatistics
+from trioserve.render.workers.waiting_room import WaitingRoom, WaitingRoomStatistics
 
 
 def count(room: WaitingRoom) -> tuple[int, int]:

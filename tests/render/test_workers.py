@@ -13,7 +13,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from trioserve.errors import RendererStuck
-from trioserve.render.workers import RendererWorkers, TookTooLong
+from trioserve.render.workers.workers import RendererWorkers, TookTooLong
 
 
 @dataclass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from trioserve.scheduler import Scheduler, Sequence
-import trioserve.scheduler.sequence
-from trioserve.steps import SamplingParams, SequenceId
-from trioserve.testing import FakeDevice
+import trioserve.scheduler.generation.sequence
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.sampling import SamplingParams
 
 PROMPT = tuple(range(8000))
 
@@ -60,14 +61,14 @@ def test_prepared_sequences_are_hashed_by_no_step(
     other = make_sequence(3, PROMPT[8:])
     expected = [make_sequence(9).block_hash(i, 16) for i in range(500)]
     num_hashed = 0
-    blake2b = trioserve.scheduler.sequence.blake2b
+    blake2b = trioserve.scheduler.generation.sequence.blake2b
 
     def count(*args: object, **kwargs: object) -> object:
         nonlocal num_hashed
         num_hashed += 1
         return blake2b(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(trioserve.scheduler.sequence, "blake2b", count)
+    monkeypatch.setattr(trioserve.scheduler.generation.sequence, "blake2b", count)
     scheduler.prepare([*sequences, other])
     # Once for each prompt, not for each sequence.
     assert num_hashed == 500 + 499

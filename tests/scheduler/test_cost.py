@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from trioserve.scheduler import Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId
-from trioserve.testing import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.sampling import SamplingParams
 
 
 def count_calls_per_step(

@@ -7,8 +7,10 @@ from collections import Counter, deque
 import pytest
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId, StepPlan
-from trioserve.testing import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
+from trioserve.types.sampling import SamplingParams
 
 
 class Bench:

@@ -7,16 +7,16 @@ from array import array
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.pooling import (
-    KeptKey,
+from trioserve.scheduler import PoolingFlow, PoolingJob, PoolingScheduler
+from trioserve.types.pooling import (
     PoolingInput,
     PoolingParams,
     PoolingPlan,
     PoolingResult,
     PoolingRow,
+    QueryKey,
 )
-from trioserve.scheduler import PoolingFlow, PoolingJob, PoolingScheduler
-from trioserve.steps import TensorBytes
+from trioserve.types.tensors import TensorBytes
 
 EMBED = PoolingParams(task="embed")
 
@@ -25,7 +25,7 @@ def make_row(num_tokens: int, *, keep_as: int | None = None) -> PoolingRow:
     return PoolingRow(
         input=PoolingInput(token_ids=array("i", [1] * num_tokens)),
         params=EMBED,
-        keep_as=None if keep_as is None else KeptKey(keep_as),
+        keep_as=None if keep_as is None else QueryKey(keep_as),
     )
 
 
@@ -148,7 +148,7 @@ def test_given_up_inputs_do_not_pile_up() -> None:
 
 def test_an_idle_device_is_told_what_to_forget() -> None:
     scheduler = make_scheduler()
-    scheduler.release(KeptKey(7))
+    scheduler.release(QueryKey(7))
     plan = scheduler.schedule()
     assert plan is not None
     assert plan.releases == (7,)
@@ -164,7 +164,7 @@ def test_what_is_kept_while_a_step_runs_is_forgotten_by_a_later_one() -> None:
     first = scheduler.schedule()
     assert first is not None
     scheduler.abort([job])
-    scheduler.release(KeptKey(7))
+    scheduler.release(QueryKey(7))
     second = scheduler.schedule()
     assert second is not None
     assert first.releases == ()

@@ -5,15 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 
 from trioserve.scheduler import Scheduler, Sequence
-from trioserve.steps import (
-    KEY_BYTES,
-    NO_TOKEN,
-    EmbeddedInput,
-    Prompt,
-    SamplingParams,
-    SequenceId,
-)
-from trioserve.testing import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
+from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 

@@ -15,8 +15,10 @@ from hypothesis.stateful import (
 )
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId, StepPlan
-from trioserve.testing import FakeDevice, count_up
+from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
+from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from trioserve.scheduler import LEVEL_SECONDS, Flow, Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId, SequenceOutput, StepPlan
-from trioserve.testing import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.output import SequenceOutput
+from trioserve.types.plan import StepPlan
+from trioserve.types.sampling import SamplingParams
 
 
 def make_scheduler(**changes: int | bool) -> Scheduler:

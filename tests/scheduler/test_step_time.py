@@ -9,8 +9,10 @@ import math
 import pytest
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId, StepPlan, StepRow
-from trioserve.testing import FakeDevice
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan, StepRow
+from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 TARGET = 0.25

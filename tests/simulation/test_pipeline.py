@@ -15,7 +15,6 @@ import trio
 import trio.testing
 
 from trioserve.engine import Engine
-from trioserve.exchanges import Exchange, list_exchanges
 from trioserve.simulation import (
     Bar,
     ExchangesNotMatched,
@@ -27,8 +26,11 @@ from trioserve.simulation import (
     play,
     simulate,
 )
-from trioserve.steps import Prompt, SamplingParams, StepPlan, StepRow
-from trioserve.testing import FakeDevice, count_up
+from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.plan import StepPlan, StepRow
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.transfers import Transfer, list_transfers
 
 # A message that never comes would be waited for without end.
 NEVER_SECONDS = 1e6
@@ -106,8 +108,8 @@ async def test_a_first_stage_that_waits_for_every_answer_has_no_company(
     ]
 
 
-def count_sampled(exchanges: Iterable[Exchange]) -> int:
-    return sum(exchange.what == "sampled" for exchange in exchanges)
+def count_sampled(transfers: Iterable[Transfer]) -> int:
+    return sum(exchange.what == "sampled" for exchange in transfers)
 
 
 @pytest.mark.parametrize(("always", "num_answers"), [(False, 5), (True, 14)])
@@ -188,7 +190,7 @@ async def test_whatever_happens_all_stages_agree_on_what_they_send(
 def check_exchanges(
     pipeline: PipelineSimulator, plans: list[StepPlan], num_stages: int, always: bool
 ) -> None:
-    expected = [e for plan in plans for e in list_exchanges(plan, num_stages)]
+    expected = [e for plan in plans for e in list_transfers(plan, num_stages)]
     sent = pipeline.record.sent
     if always:
         expected = [exchange for exchange in expected if exchange.what == "hidden"]
@@ -213,7 +215,7 @@ async def test_a_message_that_nobody_expects_ends_the_simulation(
     pipeline = PipelineSimulator(FakeDevice().step, num_stages=2, times=PipelineTimes())
     row = StepRow(slot=0, start=0, num_tokens=4, new_block_ids=(), sample=False)
     plan = StepPlan(step_id=1, starts=(), rows=(row,))
-    other = list_exchanges(StepPlan(step_id=2, starts=(), rows=(row,)), 2)[0]
+    other = list_transfers(StepPlan(step_id=2, starts=(), rows=(row,)), 2)[0]
     pipeline._links[0, 1].send(other)  # noqa: SLF001
     with pytest.RaisesGroup(ExchangesNotMatched, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:

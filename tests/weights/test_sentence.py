@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trioserve.errors import UnsupportedModel, WeightsBroken
-from trioserve.sentence import QueryExpansion, SentenceFolder, SentenceModule
+from trioserve.types.sentence import QueryExpansion, SentenceFolder, SentenceModule
 from trioserve.weights import read_sentence_folder
 
 Write = Callable[..., Path]

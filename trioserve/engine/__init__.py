@@ -6,15 +6,15 @@ lives in somebody's nursery, and `Engine.open_stream` for models that write,
 abort a request, and always enough.
 """
 
-from .client import EngineClient
-from .core import GenerationCore, LocalCore
-from .delivery import StreamPhase, TokenStream
-from .engine import Engine, EngineStatistics
-from .hosting import host_core, host_pooling_core
-from .pooling import PoolingEngineStatistics, PoolingLoop, PoolingRequest
-from .pooling_admission import check_params
-from .pooling_core import LocalPoolingCore, PoolingCore
-from .remote import EngineProcessDied, RemoteCore, RemotePoolingCore
+from .generation.client import EngineClient
+from .generation.core import GenerationCore, LocalCore
+from .generation.engine import Engine, EngineStatistics
+from .generation.token_stream import StreamPhase, TokenStream
+from .pooling.admission import check_params
+from .pooling.core import LocalPoolingCore, PoolingCore
+from .pooling.engine import PoolingEngineStatistics, PoolingLoop, PoolingRequest
+from .process.core_server import host_core, host_pooling_core
+from .process.remote import EngineProcessDied, RemoteCore, RemotePoolingCore
 
 __all__ = [
     "Engine",

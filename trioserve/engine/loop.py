@@ -7,7 +7,7 @@ in the device's thread.
 
 As many steps are in flight as the executor is deep. With one the device waits while the
 next is planned; with two the next lies ready when a step is done, planned with tokens that
-nobody knows yet (scheduler/sequence.py). What a step gave is handed to its readers once
+nobody knows yet (scheduler/generation/sequence.py). What a step gave is handed to its readers once
 the next step has been submitted, for the device may be waiting.
 """
 

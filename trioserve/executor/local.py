@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import outcome
 import trio
 
-from ..steps import StepPlan, StepResult
+from ..types.output import StepResult
+from ..types.plan import StepPlan
 from .handle import Handle
 
 PlanT = TypeVar("PlanT")

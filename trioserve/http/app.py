@@ -23,10 +23,8 @@ from ..errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from .body import respond_error, respond_json
-from .chat import answer_chat
-from .completions import answer_completion
-from .operations import (
+from .connection.scope import ScopedConnection, ScopedRequest
+from .endpoints.admin import (
     answer_health,
     answer_metrics,
     answer_model,
@@ -35,14 +33,16 @@ from .operations import (
     answer_progress,
     answer_version,
 )
-from .pooling.cohere import answer_embed, answer_embed_v1
-from .pooling.labels import answer_classify
-from .pooling.scores import answer_rerank, answer_score
-from .pooling.vectors import answer_embeddings, answer_pooling
-from .responses import ErrorBody, ErrorDetail
-from .scope import ScopedConnection, ScopedRequest
+from .endpoints.chat import answer_chat
+from .endpoints.classify import answer_classify
+from .endpoints.cohere import answer_embed, answer_embed_v1
+from .endpoints.completions import answer_completion
+from .endpoints.embeddings import answer_embeddings, answer_pooling
+from .endpoints.score import answer_rerank, answer_score
+from .endpoints.tokenize import answer_detokenize, answer_tokenize
+from .respond import respond_error, respond_json
 from .state import ServerState
-from .tokens import answer_detokenize, answer_tokenize
+from .wire.responses import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 

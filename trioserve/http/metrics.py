@@ -18,6 +18,8 @@ from typing import Any
 from prometheus_client.core import Metric as Family
 
 from ..engine import EngineClient, PoolingLoop
+from ..frontend import PoolingEngine
+from ..frontend.text import TextEngine
 from ..observe import (
     SLOW_STEP_SECONDS,
     CounterMetric,
@@ -30,11 +32,9 @@ from ..observe import (
     collect_rows,
     render_families,
 )
-from ..pooling_engine import PoolingEngine
 from ..render import PoolingRenderer, Renderer
-from ..render.images import ImageRenderer
-from ..render.processes import TemplateProcesses
-from ..text_engine import TextEngine
+from ..render.images.images import ImageRenderer
+from ..render.workers.processes import TemplateProcesses
 from .request_counts import RequestCounts
 from .state import ServerState
 

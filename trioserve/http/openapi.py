@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from . import requests, responses
-from ..steps import SAMPLING_BOUNDS
-from ..text_engine import MAX_THINKING_TOKEN_BUDGET
-from .pooling import requests as pooling_requests, responses as pooling_responses
+from ..frontend.text import MAX_THINKING_TOKEN_BUDGET
+from ..types.sampling import SAMPLING_BOUNDS
+from .decode import pooling_requests as pooling_requests, requests
+from .wire import pooling_responses as pooling_responses, responses
 
 # Parts of a document; JSON has no narrower type.
 _Json = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ..observe import Histogram
-from ..steps import SamplingParams
+from ..types.sampling import SamplingParams
 from .progress import PHASES
 
 # The bounds are vLLM's, so that its dashboards fit. All are in seconds but the last two.

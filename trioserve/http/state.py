@@ -13,11 +13,11 @@ from ..errors import (
     TaskNotServed,
     TrioserveError,
 )
+from ..frontend import PoolingEngine
+from ..frontend.text import TextEngine
 from ..observe import LoopStall
-from ..pooling_engine import PoolingEngine
-from ..text_engine import TextEngine
-from .account import MemoryAccount
-from .heap import HeapTrimmer, find_malloc_trim
+from .bodies.heap import HeapTrimmer, find_malloc_trim
+from .bodies.memory_budget import MemoryBudget
 from .lifecycle import Lifecycle
 from .request_counts import RequestCounts
 
@@ -33,14 +33,14 @@ class ServerState:
 
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
-    bodies: MemoryAccount = field(init=False)
+    bodies: MemoryBudget = field(init=False)
     heap: HeapTrimmer = field(init=False)
     lifecycle: Lifecycle = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
 
     def __post_init__(self) -> None:
-        self.bodies = MemoryAccount(
+        self.bodies = MemoryBudget(
             parse_bytes("max_bodies_memory", self.config.max_bodies_memory)
         )
         self.heap = HeapTrimmer(find_malloc_trim())

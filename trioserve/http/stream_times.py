@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..steps import FinishReason
+from ..types.output import FinishReason
 from .request_counts import RequestCounts
 
 

@@ -2,13 +2,13 @@
 
 Knows torch and transformers; does not know requests, text, threads or trio. What runs
 is any decoder that transformers builds: its attention is replaced by one function over
-a paged cache (attention.py), everything else is transformers' own. Prompts may hold
-vectors besides tokens (inputs.py): those that came as such, and those that a model's
-own encoder makes of an image (vision.py names the kinds of models that see).
+a paged cache (attention/), everything else is transformers' own. Prompts may hold
+vectors besides tokens (inputs/): those that came as such, and those that a model's
+own encoder makes of an image (loading/vision.py names the kinds of models that see).
 
 A model may be spread over processes; what each of them does is in stages/.
 
-Models that do not write have rooms of their own: encoding/ reads texts, pooling/ makes
+Models that do not write have rooms of their own: encoder/ reads texts, pooling/ makes
 vectors and scores of what was read.
 
 The door:
@@ -33,8 +33,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # isort: split
-from .loading import LoadedModel, load_model, takes_images  # noqa: E402
-from .outline import Outline, outline_model  # noqa: E402
+from .loading.loading import LoadedModel, load_model, takes_images  # noqa: E402
+from .loading.outline import Outline, outline_model  # noqa: E402
 from .runner import ModelRunner, count_blocks  # noqa: E402
 
 __all__ = [

@@ -3,7 +3,7 @@
     reader  -- tokens, vectors -->  layers, with their cache  -- states -->  writer
 
 A whole model reads tokens and writes tokens. A stage of a pipeline differs in these two
-ends alone (stages/ends.py): what it does not read or write, it has from its neighbours,
+ends alone (stages/first_last.py): what it does not read or write, it has from its neighbours,
 or gives them.
 """
 
@@ -15,31 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from ..config import CacheConfig
-from ..logits import LogitsProcessor
-from ..steps import (
-    BlockId,
-    SamplingParams,
-    SlotStart,
-    StepPlan,
-    StepResult,
-    StepRow,
-)
-from .attention import AttentionCall
-from .grid import GridPositions
-from .kernels import Kernel, choose_kernel
-from .kv_cache import (
+from ..types.ids import BlockId
+from ..types.logits import LogitsProcessor
+from ..types.output import StepResult
+from ..types.plan import SlotStart, StepPlan, StepRow
+from ..types.sampling import SamplingParams
+from .attention.bridge import AttentionCall
+from .attention.gather import Kernel, choose_kernel
+from .attention.kv_cache import (
     LayerCache,
     allocate,
     count_fitting_blocks,
     count_kv_bytes,
 )
-from .layout import LayoutRules, StepInputs, lay_out
-from .loading import LoadedModel
-from .probe import LayerSpec
-from .reading import StepReader, TokenReader
+from .attention.layout import LayoutRules, StepInputs, lay_out
+from .attention.probe import LayerSpec
+from .inputs.grid import GridPositions
+from .inputs.reading import StepReader, TokenReader
+from .loading.loading import LoadedModel
 from .slots import SlotTables
 from .stages import StageLinks
-from .stages.ends import make_reader, make_writer
+from .stages.first_last import make_reader, make_writer
 from .writing import LaunchedStep, SamplingWriter, StepWriter
 
 # Gathered keys and values should still lie in a core's cache when they are read: of 0.6
@@ -162,7 +158,7 @@ class ModelRunner:
         attention = _StepAttention(
             self._model.layers, self._caches, inputs, self._kernel
         )
-        with self._model.door.served_by(attention):
+        with self._model.door.use(attention):
             return self._writer.write(plan, inputs, read)
 
     def warm_up(self) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..steps import BlockId, SlotStart, StepRow
+from ..types.ids import BlockId
+from ..types.plan import SlotStart, StepRow
 from .tensors import send_ids
 
 

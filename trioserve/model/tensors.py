@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..steps import TensorBytes
+from ..types.tensors import TensorBytes
 
 
 def send_ids(values: Sequence[int], device: torch.device) -> Tensor:

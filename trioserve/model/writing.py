@@ -13,13 +13,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..logits import LogitsProcessor
-from ..steps import SlotStart, StepPlan, StepResult, StepRow
-from .layout import StepInputs
-from .loading import LoadedModel
-from .logprobs import LogprobReports
-from .sampled import Sampled
-from .sampler import Sampler
+from ..types.logits import LogitsProcessor
+from ..types.output import StepResult
+from ..types.plan import SlotStart, StepPlan, StepRow
+from .attention.layout import StepInputs
+from .loading.loading import LoadedModel
+from .sampling.logprobs import LogprobReports
+from .sampling.sampled import Sampled
+from .sampling.sampler import Sampler
 from .slots import SlotTables
 from .tensors import send_ids
 

@@ -10,7 +10,7 @@ It knows no engine and no device. Nothing is pickled: what a process sends is da
 """
 
 from .child import Child, open_child
-from .messages import Mail, MessageStream, PeerGone, pack
+from .messages import MessageStream, PackedMessage, PeerGone, pack
 from .parent import (
     beat,
     die_with_parent,
@@ -22,7 +22,7 @@ from .parent import (
 
 __all__ = [
     "Child",
-    "Mail",
+    "PackedMessage",
     "MessageStream",
     "PeerGone",
     "beat",

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import trio
 
-from ..steps import TensorBytes
+from ..types.tensors import TensorBytes
 
 MessageT = TypeVar("MessageT")
 
@@ -60,7 +60,7 @@ class PeerGone(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mail:
+class PackedMessage:
     """A message as it is sent.
 
     Args:
@@ -71,17 +71,17 @@ class Mail:
     data: bytes
     memory: int | None = None
 
-    def copy(self) -> Mail:
+    def copy(self) -> PackedMessage:
         """Return the same mail for another receiver, to be closed on its own."""
         memory = None if self.memory is None else os.dup(self.memory)
-        return Mail(data=self.data, memory=memory)
+        return PackedMessage(data=self.data, memory=memory)
 
     def close(self) -> None:
         if self.memory is not None:
             os.close(self.memory)
 
 
-def pack(message: object, *, shares_memory: bool = True) -> Mail:
+def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
     """Encode a message; any thread may, and should where tensors are large.
 
     Args:
@@ -106,7 +106,7 @@ def pack(message: object, *, shares_memory: bool = True) -> Mail:
 
     body = msgspec.msgpack.encode(message, enc_hook=encode)
     header = _HEADER.pack(len(body), bool(shared))
-    return Mail(data=header + body, memory=_share(shared) if shared else None)
+    return PackedMessage(data=header + body, memory=_share(shared) if shared else None)
 
 
 def _share(tensors: Iterable[tuple[int, memoryview]]) -> int:
@@ -151,7 +151,7 @@ class MessageStream(Generic[MessageT]):
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(
             receives, dec_hook=self._decode
         )
-        self._outgoing: deque[Mail] = deque()
+        self._outgoing: deque[PackedMessage] = deque()
         self._has_mail = trio.Event()
         self._is_closed = False
         self._incoming = bytearray()
@@ -170,11 +170,11 @@ class MessageStream(Generic[MessageT]):
         try:
             while True:
                 while self._outgoing:
-                    mail = self._take_mail()
+                    packed = self._take_mail()
                     try:
-                        await self._send(mail)
+                        await self._send(packed)
                     finally:
-                        mail.close()
+                        packed.close()
                 self._has_mail = trio.Event()
                 await self._has_mail.wait()
         except PeerGone:
@@ -189,22 +189,22 @@ class MessageStream(Generic[MessageT]):
         Raises:
           PeerGone
         """
-        mail = pack(message, shares_memory=self.shares_memory)
+        packed = pack(message, shares_memory=self.shares_memory)
         try:
-            await self._send(mail)
+            await self._send(packed)
         finally:
-            mail.close()
+            packed.close()
 
     def send_nowait(self, message: object) -> None:
         """Queue a message."""
         self.post_nowait(pack(message, shares_memory=self.shares_memory))
 
-    def post_nowait(self, mail: Mail) -> None:
+    def post_nowait(self, packed: PackedMessage) -> None:
         """Queue what was packed; its memory is closed when it has been sent."""
         if self._is_closed:
-            mail.close()
+            packed.close()
             return
-        self._outgoing.append(mail)
+        self._outgoing.append(packed)
         self._has_mail.set()
 
     async def receive(self) -> MessageT:
@@ -236,7 +236,7 @@ class MessageStream(Generic[MessageT]):
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
-    def _take_mail(self) -> Mail:
+    def _take_mail(self) -> PackedMessage:
         """Take what is sent at once: what was queued together arrives together."""
         first = self._outgoing.popleft()
         parts = [first.data]
@@ -247,7 +247,7 @@ class MessageStream(Generic[MessageT]):
                 break
             parts.append(self._outgoing.popleft().data)
             size += len(parts[-1])
-        return Mail(data=b"".join(parts), memory=first.memory)
+        return PackedMessage(data=b"".join(parts), memory=first.memory)
 
     def _drop(self) -> None:
         self._is_closed = True
@@ -285,11 +285,11 @@ class MessageStream(Generic[MessageT]):
             data = self._memory[data[0] : data[1]]
         return TensorBytes(data=data, dtype=dtype, shape=tuple(shape))
 
-    async def _send(self, mail: Mail) -> None:
-        data = memoryview(mail.data)
+    async def _send(self, packed: PackedMessage) -> None:
+        data = memoryview(packed.data)
         with _telling_loss():
-            if mail.memory is not None:
-                rights = array("i", [mail.memory]).tobytes()
+            if packed.memory is not None:
+                rights = array("i", [packed.memory]).tobytes()
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
                 data = data[await self._sock.sendmsg([data], ancillary) :]
             while data:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import trio
 
-from ..interpreter import prepare_interpreter
+from .interpreter import prepare_interpreter
 from .messages import MessageStream, PeerGone
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ that pool, whose results `vectors` writes. Each is two steps, load_text_parts an
 make_renderer for one: the first needs no loaded model.
 """
 
-from .chat import TURN_CHARACTERS, ChatMessage, count_characters
-from .detokenizer import Detokenizer, TextDelta
-from .loading import TextParts, load_renderer, load_text_parts, make_renderer
+from .generation.loading import TextParts, load_renderer, load_text_parts, make_renderer
+from .generation.renderer import Renderer
 from .pooling import (
     ChatInput,
     PoolingParts,
@@ -24,13 +23,14 @@ from .pooling import (
     load_pooling_renderer,
     make_pooling_renderer,
 )
-from .processes import open_template_processes
-from .renderer import Renderer
-from .stop import check_stop_strings
-from .template import ChatOptions
-from .together import run_together
-from .tokens import TokenizeOptions
-from .workers import RendererStatistics, RendererWorkers
+from .text.chat import TURN_CHARACTERS, ChatMessage, count_characters
+from .text.detokenizer import Detokenizer, TextDelta
+from .text.stop import check_stop_strings
+from .text.template import ChatOptions
+from .text.tokenizer import TokenizeOptions
+from .workers.processes import open_template_processes
+from .workers.together import run_together
+from .workers.workers import RendererStatistics, RendererWorkers
 
 __all__ = [
     "TURN_CHARACTERS",

@@ -8,8 +8,9 @@ The door is Scheduler: add, abort, schedule, update, statistics; and PoolingSche
 has the same methods, for models that read each input in one step.
 """
 
-from .blocks import BlockPool
-from .flow import LEVEL_SECONDS, Flow
+from .generation.blocks import BlockPool
+from .generation.scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
+from .generation.sequence import LEVEL_SECONDS, Flow, Sequence
 from .pooling import (
     PoolingCounters,
     PoolingFlow,
@@ -17,8 +18,6 @@ from .pooling import (
     PoolingScheduler,
     PoolingStatistics,
 )
-from .scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
-from .sequence import Sequence
 from .step_cost import StepCost, StepSize
 
 __all__ = [

@@ -28,13 +28,8 @@ from dataclasses import dataclass
 import heapq
 import itertools
 
-from ..pooling import (
-    KeptKey,
-    PoolingPlan,
-    PoolingResult,
-    PoolingRow,
-)
-from ..steps import TensorBytes
+from ..types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
+from ..types.tensors import TensorBytes
 
 # Tokens that one level of priority is worth. A guess: a small encoder reads as many in ten
 # seconds on a CPU.
@@ -120,7 +115,7 @@ class PoolingScheduler:
         # Tokens of all inputs that were planned.
         self._clock = 0
         self._in_flight: dict[int, list[PoolingJob]] = {}
-        self._releases: list[KeptKey] = []
+        self._releases: list[QueryKey] = []
         self._num_kept = 0
         self._numbers = itertools.count()
         self._step_ids = itertools.count()
@@ -157,7 +152,7 @@ class PoolingScheduler:
             self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
-    def release(self, key: KeptKey) -> None:
+    def release(self, key: QueryKey) -> None:
         """Let the next step forget what is kept under a key, if it ever was."""
         self._releases.append(key)
 

@@ -16,7 +16,7 @@ class SimulateConfig:
       pipeline_parallel_size: Stages of the pipeline.
       step_seconds: What a step of the whole model takes, however few tokens it has.
       token_seconds: What each token of a step takes on top of that.
-      stage_weights: Share of each stage in these times, in any unit; by default all
+      stage_weights: Partition of each stage in these times, in any unit; by default all
         have the same.
       link_seconds: What hidden states take from one stage to the next.
       return_seconds: What sampled tokens take from the last stage to the first.

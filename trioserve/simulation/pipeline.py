@@ -20,16 +20,17 @@ from typing import Protocol
 import outcome
 import trio
 
-from ..exchanges import AwaitedTokens, Exchange, list_exchanges
 from ..executor.handle import Handle
-from ..steps import StepPlan, StepResult
+from ..types.output import StepResult
+from ..types.plan import StepPlan
+from ..types.transfers import AwaitedTokens, Transfer, list_transfers
 from .record import Bar, Message, PlanReader, Record, StepKind
 
 
 class ExchangesNotMatched(Exception):
     """Raised when a stage receives something else than it expects."""
 
-    def __init__(self, expected: Exchange, received: Exchange) -> None:
+    def __init__(self, expected: Transfer, received: Transfer) -> None:
         super().__init__(f"expected {expected}, received {received}")
 
 
@@ -65,9 +66,9 @@ class PipelineTimes:
 class _Exchanges(Protocol):
     """Who sends what, as every stage reads it from the plans."""
 
-    def list(self, plan: StepPlan) -> tuple[Exchange, ...]: ...
+    def list(self, plan: StepPlan) -> tuple[Transfer, ...]: ...
 
-    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+    def take(self, plan: StepPlan) -> Iterator[Transfer]:
         """Yield the tokens that the first stage takes in before it runs the plan."""
 
 
@@ -78,10 +79,10 @@ class _NeededExchanges:
         self._num_stages = num_stages
         self._awaited = AwaitedTokens(depth)
 
-    def list(self, plan: StepPlan) -> tuple[Exchange, ...]:
-        return list_exchanges(plan, self._num_stages)
+    def list(self, plan: StepPlan) -> tuple[Transfer, ...]:
+        return list_transfers(plan, self._num_stages)
 
-    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+    def take(self, plan: StepPlan) -> Iterator[Transfer]:
         if self._num_stages > 1:
             for arrival in self._awaited.take(plan):
                 num_rows = len(arrival.slots)
@@ -93,24 +94,24 @@ class _ConstantExchanges:
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
-        self._last: Exchange | None = None
+        self._last: Transfer | None = None
 
-    def list(self, plan: StepPlan) -> tuple[Exchange, ...]:
-        hidden = list_exchanges(plan, self._num_stages)[: self._num_stages - 1]
+    def list(self, plan: StepPlan) -> tuple[Transfer, ...]:
+        hidden = list_transfers(plan, self._num_stages)[: self._num_stages - 1]
         return (*hidden, self._answer(plan)) if hidden else ()
 
-    def take(self, plan: StepPlan) -> Iterator[Exchange]:
+    def take(self, plan: StepPlan) -> Iterator[Transfer]:
         if self._last is not None:
             yield self._last
         is_answered = self._num_stages > 1 and plan.rows
         self._last = self._answer(plan) if is_answered else None
 
-    def _answer(self, plan: StepPlan) -> Exchange:
+    def _answer(self, plan: StepPlan) -> Transfer:
         return _answer(plan.step_id, self._num_stages, plan.num_sampled)
 
 
-def _answer(step_id: int, num_stages: int, num_rows: int) -> Exchange:
-    return Exchange(
+def _answer(step_id: int, num_stages: int, num_rows: int) -> Transfer:
+    return Transfer(
         step_id=step_id,
         what="sampled",
         sender=num_stages - 1,
@@ -126,15 +127,15 @@ class _Link:
         self._seconds = seconds
         self._record = record
         # Bounded by the loop, which keeps so many steps in flight.
-        self._send, self._receive = trio.open_memory_channel[tuple[Exchange, float]](
+        self._send, self._receive = trio.open_memory_channel[tuple[Transfer, float]](
             math.inf
         )
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, exchange: Transfer) -> None:
         self._record.sent.append(exchange)
         self._send.send_nowait((exchange, trio.current_time()))
 
-    async def receive(self, expected: Exchange) -> None:
+    async def receive(self, expected: Transfer) -> None:
         exchange, sent_at = await self._receive.receive()
         if exchange != expected:
             raise ExchangesNotMatched(expected, exchange)
@@ -183,7 +184,7 @@ class PipelineSimulator:
         self._num_stages = num_stages
         self._times = times
         self._shares = times.list_shares(num_stages)
-        self._exchanges: _Exchanges = (
+        self._transfers: _Exchanges = (
             _ConstantExchanges(num_stages)
             if exchanges_always
             else _NeededExchanges(num_stages, self.depth)
@@ -227,23 +228,23 @@ class PipelineSimulator:
         async for submitted in self._inboxes[stage][1]:
             plan = submitted.plan
             await trio.sleep_until(submitted.ready_at)
-            exchanges = self._exchanges.list(plan)
-            for exchange in self._list_expected(stage, plan, exchanges):
+            transfers = self._transfers.list(plan)
+            for exchange in self._list_expected(stage, plan, transfers):
                 await self._links[exchange.sender, stage].receive(exchange)
             if plan.rows:
                 await self._compute(stage, submitted)
-            for exchange in exchanges:
+            for exchange in transfers:
                 if exchange.sender == stage:
                     self._links[stage, exchange.receiver].send(exchange)
             if stage == self._num_stages - 1:
                 submitted.handle.set(outcome.capture(self._step, plan))
 
     def _list_expected(
-        self, stage: int, plan: StepPlan, exchanges: tuple[Exchange, ...]
-    ) -> Iterator[Exchange]:
+        self, stage: int, plan: StepPlan, transfers: tuple[Transfer, ...]
+    ) -> Iterator[Transfer]:
         if stage == 0:
-            return self._exchanges.take(plan)
-        return (exchange for exchange in exchanges if exchange.receiver == stage)
+            return self._transfers.take(plan)
+        return (exchange for exchange in transfers if exchange.receiver == stage)
 
     async def _compute(self, stage: int, submitted: _Submitted) -> None:
         begin = trio.current_time()

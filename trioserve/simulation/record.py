@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..exchanges import Exchange
-from ..steps import StepPlan
+from ..types.plan import StepPlan
+from ..types.transfers import Transfer
 
 StepKind = Literal["chunk", "decode", "mixed"]
 
@@ -38,7 +38,7 @@ class Message:
       sent_at, taken_at: seconds of the simulation.
     """
 
-    exchange: Exchange
+    exchange: Transfer
     sent_at: float
     taken_at: float
 
@@ -53,7 +53,7 @@ class Record:
     """
 
     bars: list[Bar] = field(default_factory=list)
-    sent: list[Exchange] = field(default_factory=list)
+    sent: list[Transfer] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     num_steps: int = 0
 

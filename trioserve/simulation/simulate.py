@@ -14,8 +14,12 @@ import trio.testing
 
 from ..engine import Engine, LocalCore, TokenStream
 from ..scheduler import Scheduler
-from ..steps import ModelInfo, Prompt, SamplingParams, StepPlan, StepResult
-from ..testing import FakeDevice
+from ..testing.fake_device import FakeDevice
+from ..types.model_info import ModelInfo
+from ..types.output import StepResult
+from ..types.plan import StepPlan
+from ..types.prompt import Prompt
+from ..types.sampling import SamplingParams
 from .config import SimulateConfig
 from .load import SimulatedRequest, list_requests
 from .pipeline import PipelineSimulator, PipelineTimes

@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedModel, WeightsBroken
-from ..stopping import checking_torch_calls
+from ..threads.stopping import checking_torch_calls
 from .cache import build_once, cache_folder
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from ..errors import WeightsNotFound
-from ..stopping import check_stopped
+from ..threads.stopping import check_stopped
 
 # Only what was looked at and is named in the manual: the default model, 98 MB.
 _KNOWN_SHA256 = {

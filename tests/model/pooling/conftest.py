@@ -16,18 +16,19 @@ from torch import Tensor
 from transformers import BertTokenizer
 
 from trioserve.config import PoolingConfig
-from trioserve.model.encoding import EncodedInputs, LoadedEncoder
+from trioserve.model.encoder import EncodedInputs, LoadedEncoder
 from trioserve.model.pooling import PoolingRunner
-from trioserve.pooling import (
-    KeptKey,
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.types.model_info import ModelInfo
+from trioserve.types.pooling import (
     PoolingInput,
     PoolingParams,
     PoolingPlan,
     PoolingRow,
+    QueryKey,
 )
-from trioserve.sentence import SentenceFolder
-from trioserve.steps import ModelInfo, TensorBytes
-from trioserve.testing_encoders import save_tiny_encoder
+from trioserve.types.sentence import SentenceFolder
+from trioserve.types.tensors import TensorBytes
 
 Floats = NDArray[np.float32]
 
@@ -72,8 +73,8 @@ def make_row(
     return PoolingRow(
         input=text,
         params=PoolingParams(**params),
-        keep_as=None if keep_as is None else KeptKey(keep_as),
-        compare_with=None if compare_with is None else KeptKey(compare_with),
+        keep_as=None if keep_as is None else QueryKey(keep_as),
+        compare_with=None if compare_with is None else QueryKey(compare_with),
     )
 
 
@@ -123,7 +124,7 @@ class Bench:
     def step(
         self, rows: Sequence[PoolingRow], releases: Sequence[int] = ()
     ) -> list[Floats]:
-        keys = tuple(KeptKey(key) for key in releases)
+        keys = tuple(QueryKey(key) for key in releases)
         plan = PoolingPlan(step_id=7, rows=tuple(rows), releases=keys)
         result = self.runner.step(plan)
         assert result.step_id == 7

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from trioserve.sentence import PoolingMode, SentenceFolder, SentenceModule
+from trioserve.types.sentence import PoolingMode, SentenceFolder, SentenceModule
 
 Make = Callable[..., Any]
 

@@ -17,7 +17,7 @@ import torch
 
 from trioserve.config import PoolingConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from trioserve.sentence import SentenceFolder, SentenceModule
+from trioserve.types.sentence import SentenceFolder, SentenceModule
 
 # Makes a runner, see conftest.
 Make = Callable[..., Any]

@@ -29,17 +29,17 @@ import torch
 from transformers import BertTokenizer
 
 from trioserve.config import ModelConfig, PoolingConfig
-from trioserve.model.encoding import find_task, load_encoder
+from trioserve.model.encoder import find_task, load_encoder
 from trioserve.model.pooling import PoolingRunner
-from trioserve.pooling import (
-    KeptKey,
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.types.pooling import (
     PoolingInput,
     PoolingParams,
     PoolingPlan,
     PoolingRow,
+    QueryKey,
 )
-from trioserve.sentence import SentenceFolder
-from trioserve.testing_encoders import save_tiny_encoder
+from trioserve.types.sentence import SentenceFolder
 from trioserve.weights import read_sentence_folder, resolve_weights
 
 TEXTS = [
@@ -267,7 +267,7 @@ def check_late_interaction(folder: Path) -> SentenceFolder:
     np.testing.assert_allclose(query, expected_query, atol=1e-5)
     for made, wanted in zip(model.run(documents), expected, strict=True):
         np.testing.assert_allclose(made, wanted, atol=1e-5)
-    key = KeptKey(1)
+    key = QueryKey(1)
     model.run(queries, keep_as=key)
     scores = model.run(documents, compare_with=key)
     similarities = oracle.similarity([expected_query], expected)[0]

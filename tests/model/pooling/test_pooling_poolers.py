@@ -13,8 +13,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 import torch
 
 from trioserve.config import PoolingConfig
-from trioserve.pooling import PoolingInput
-from trioserve.sentence import PoolingMode, SentenceFolder
+from trioserve.types.pooling import PoolingInput
+from trioserve.types.sentence import PoolingMode, SentenceFolder
 
 # Makes a runner, see conftest.
 Make = Callable[..., Any]

@@ -13,10 +13,10 @@ import pytest
 from sentence_transformers.util import maxsim
 import torch
 
-from trioserve.model.pooling.kept import KeptResults
+from trioserve.model.pooling.query_cache import QueryCache
 from trioserve.model.pooling.similarity import compare_matrices
-from trioserve.pooling import PoolingInput
-from trioserve.sentence import SentenceFolder, SentenceModule
+from trioserve.types.pooling import PoolingInput
+from trioserve.types.sentence import SentenceFolder, SentenceModule
 
 # Makes a runner, see conftest.
 Make = Callable[..., Any]
@@ -169,7 +169,7 @@ def test_a_key_that_was_never_kept_can_be_released(vectors: Any, row: Any) -> No
 
 
 def test_what_is_kept_does_not_hold_the_rest_of_its_step(row: Any) -> None:
-    kept = KeptResults(torch.device("cpu"), averages_similarity=False)
+    kept = QueryCache(torch.device("cpu"), averages_similarity=False)
     step = torch.zeros(1000, HIDDEN_SIZE)
     watch = weakref.ref(step)
     kept.keep([row(QUERY, task="embed", keep_as=1)], {0: step[0]})

@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 
 from trioserve.config import PoolingConfig
 from trioserve.errors import InvalidConfig, WeightsBroken
-from trioserve.pooling import PoolingInfo, PoolingInput
-from trioserve.sentence import PoolingMode, SentenceFolder, SentenceModule
+from trioserve.types.pooling import PoolingInfo, PoolingInput
+from trioserve.types.sentence import PoolingMode, SentenceFolder, SentenceModule
 
 # Makes a runner, see conftest.
 Make = Callable[..., Any]

@@ -14,7 +14,6 @@ import outcome
 import pytest
 
 from trioserve.config import ModelConfig
-from trioserve.exchanges import Exchange
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.model.stages import (
     LoadedStage,
@@ -22,8 +21,10 @@ from trioserve.model.stages import (
     load_stage,
     make_queue_channels,
 )
-from trioserve.steps import StepPlan, StepResult
-from trioserve.testing_models import save_tiny_model
+from trioserve.testing.models import save_tiny_model
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
+from trioserve.types.transfers import Transfer
 
 CPU = ModelConfig(device="cpu")
 
@@ -93,7 +94,7 @@ class Pipeline:
         exchanges_always: bool = False,
         **settings: Any,
     ) -> None:
-        self.records: list[list[tuple[str, Exchange]]] = [[] for _ in stages]
+        self.records: list[list[tuple[str, Transfer]]] = [[] for _ in stages]
         self.plans: list[StepPlan] = []
         self.runners = []
         self._channels = make_queue_channels(len(stages))

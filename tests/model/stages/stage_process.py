@@ -15,7 +15,10 @@ from trioserve.config import ModelConfig
 from trioserve.model import ModelRunner
 from trioserve.model.stages import StageLost, load_stage, open_links
 from trioserve.scheduler import Scheduler, Sequence
-from trioserve.steps import SamplingParams, SequenceId, StepPlan, StepResult
+from trioserve.types.ids import SequenceId
+from trioserve.types.output import StepResult
+from trioserve.types.plan import StepPlan
+from trioserve.types.sampling import SamplingParams
 
 SIZES: dict[str, int] = {
     "num_blocks": 32,

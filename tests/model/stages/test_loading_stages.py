@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.stages import load_stage
-from trioserve.testing_models import TINY_MODELS, save_tiny_model
+from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
 CPU = ModelConfig(device="cpu")
 
@@ -78,7 +78,7 @@ def test_other_stages_weights_are_not_asked_for(tmp_path: Path) -> None:
     }
     save_file(own, path, metadata={"format": "pt"})
     stage = load_stage(folder, CPU, name="x", stage=1, num_stages=2)
-    assert stage.share.begin == 1
+    assert stage.partition.begin == 1
 
 
 def test_a_tied_embedding_may_lie_under_the_heads_name(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trioserve.config import CacheConfig, ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model import count_blocks, outline_model
 from trioserve.model.stages import outline_stage
-from trioserve.testing_models import TINY_MODELS, save_tiny_model
+from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
 CPU = ModelConfig(device="cpu")
 

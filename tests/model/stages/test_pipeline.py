@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from trioserve.config import ModelConfig
-from trioserve.exchanges import list_exchanges
 from trioserve.model import ModelRunner
 from trioserve.model.stages import load_stage
 from trioserve.scheduler import Scheduler, Sequence as Scheduled
-from trioserve.steps import NO_TOKEN, SamplingParams, SequenceId
-from trioserve.testing_models import TINY_MODELS
+from trioserve.testing.models import TINY_MODELS
+from trioserve.types.ids import SequenceId
+from trioserve.types.prompt import NO_TOKEN
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.transfers import list_transfers
 
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
 _LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
@@ -101,7 +103,7 @@ def make_runner(model: Any) -> ModelRunner:
 
 def assert_exchanged(pipeline: Any, num_stages: int) -> None:
     """Who sends and who receives say the same, and it is what plans say."""
-    planned = [e for plan in pipeline.plans for e in list_exchanges(plan, num_stages)]
+    planned = [e for plan in pipeline.plans for e in list_transfers(plan, num_stages)]
     for stage, record in enumerate(pipeline.records):
         for what in ("hidden", "sampled"):
             sent = [e for kind, e in record if kind == "send" and e.what == what]

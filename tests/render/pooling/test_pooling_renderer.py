@@ -18,7 +18,6 @@ from trioserve.errors import (
     NotSupported,
     RequestError,
 )
-from trioserve.pooling import LongText, PoolingInfo, PoolingInput
 from trioserve.render import (
     ChatInput,
     ChatOptions,
@@ -29,8 +28,9 @@ from trioserve.render import (
     load_pooling_renderer,
     open_template_processes,
 )
-from trioserve.sentence import SentenceFolder
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
+from trioserve.types.pooling import LongText, PoolingInfo, PoolingInput
+from trioserve.types.sentence import SentenceFolder
 
 if TYPE_CHECKING:
     from trioserve.render.pooling.texts import Side

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, WeightsBroken
-from trioserve.pooling import PoolingInfo, PoolingInput
 from trioserve.render import TextOptions, load_pooling_renderer
-from trioserve.sentence import QueryExpansion, SentenceFolder
-from trioserve.testing import make_info
+from trioserve.testing.fake_device import make_info
+from trioserve.types.pooling import PoolingInfo, PoolingInput
+from trioserve.types.sentence import QueryExpansion, SentenceFolder
 
 MAX_MODEL_LEN = 64
 EMBED = PoolingInfo(task="embed", tasks=("embed",), num_outputs=8)

@@ -16,7 +16,7 @@ import torch
 from trioserve.errors import InvalidParameter
 from trioserve.render.pooling import vectors
 from trioserve.render.pooling.vectors import VectorFormat
-from trioserve.steps import TensorBytes
+from trioserve.types.tensors import TensorBytes
 
 Array = NDArray[np.float32]
 

@@ -6,7 +6,7 @@ import h11
 
 from ...errors import TrioserveError, Unavailable
 from ..request_id import HEADER_BYTES, make_request_id
-from ..responses import ErrorBody, encode
+from ..wire.responses import ErrorBody, encode
 
 
 def refuse(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
-from ...steps import TensorBytes
+from ...types.tensors import TensorBytes
 
 Floats = NDArray[np.float32]
 

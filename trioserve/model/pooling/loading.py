@@ -9,11 +9,18 @@ from pathlib import Path
 
 from ...config import PoolingConfig
 from ...errors import InvalidConfig, WeightsBroken
-from ...pooling import PoolingInfo, PoolingTask
-from ...sentence import PoolingMode, SentenceFolder, SentenceModule
-from ..encoding import LoadedEncoder
+from ...types.pooling import PoolingInfo, PoolingTask
+from ...types.sentence import PoolingMode, SentenceFolder, SentenceModule
+from ..encoder import LoadedEncoder
 from .modules import Dense, ModuleChain, load_modules
-from .tasks import ClassifyTexts, ClassifyTokens, EmbedTexts, EmbedTokens, Finish, Task
+from .tasks import (
+    ClassifyTexts,
+    ClassifyTokens,
+    EmbedTexts,
+    EmbedTokens,
+    Postprocess,
+    Task,
+)
 
 _MODES: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 
@@ -102,7 +109,7 @@ def _load_embedder(
     )
     limit = None if sentence is None else sentence.truncate_dim
     is_cut = limit is not None and limit < modules.width
-    finish = Finish(normalizes=modules.normalizes, truncate_dim=limit)
+    finish = Postprocess(normalizes=modules.normalizes, truncate_dim=limit)
     info = PoolingInfo(
         task="embed",
         tasks=("embed", "token_embed"),
@@ -152,7 +159,9 @@ def _load_token_embedder(
 
 
 def _make_token_embedder(modules: ModuleChain) -> EmbedTokens:
-    return EmbedTokens(modules=modules, finish=Finish(normalizes=modules.normalizes))
+    return EmbedTokens(
+        modules=modules, finish=Postprocess(normalizes=modules.normalizes)
+    )
 
 
 def _load_token_modules(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear, normalize
 
 from ...errors import UnsupportedModel
-from ...sentence import SentenceModule
+from ...types.sentence import SentenceModule
 from .module_weights import ModuleWeights
 
 # (n, width) float32 -> (n, another width) float32.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from ...sentence import PoolingMode
+from ...types.sentence import PoolingMode
 from .tokens import Tokens
 
 # Where nothing is pooled all weights are 0, and so is the vector. Source:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from ...config import PoolingConfig
-from ...pooling import (
+from ...types.pooling import (
     PoolingInput,
     PoolingParams,
     PoolingPlan,
     PoolingResult,
     PoolingRow,
 )
-from ...sentence import SentenceFolder
-from ...steps import TensorBytes
-from ..encoding import EncodedInputs, LoadedEncoder
+from ...types.sentence import SentenceFolder
+from ...types.tensors import TensorBytes
+from ..encoder import EncodedInputs, LoadedEncoder
 from .answers import NOTHING, cut, read_back
-from .kept import KeptResults
 from .loading import load_tasks
-from .tasks import Made
+from .query_cache import QueryCache
+from .tasks import PooledBatch
 from .tokens import find_tokens
 
 # Long enough for a matrix product of the kind that texts have.
@@ -71,7 +71,7 @@ class PoolingRunner:
         self.info = loaded.info
         self._encoder = encoder
         self._tasks = loaded.tasks
-        self._kept = KeptResults(
+        self._kept = QueryCache(
             encoder.device, averages_similarity=loaded.averages_similarity
         )
 
@@ -103,7 +103,7 @@ class PoolingRunner:
 
     def _run(self, rows: tuple[PoolingRow, ...]) -> tuple[TensorBytes, ...]:
         encoded = self._encoder.encode([row.input for row in rows])
-        given: list[tuple[Sequence[int], Made]] = []
+        given: list[tuple[Sequence[int], PooledBatch]] = []
         shares: dict[int, Tensor] = {}
         for group in _group(rows):
             made = self._make(rows, group, encoded)
@@ -115,12 +115,12 @@ class PoolingRunner:
         # nothing.
         self._kept.keep(rows, shares)
         compared, scores = self._kept.compare(rows, shares)
-        given.append((compared, Made(values=scores)))
+        given.append((compared, PooledBatch(values=scores)))
         return _answer(len(rows), given)
 
     def _make(
         self, rows: tuple[PoolingRow, ...], group: _Group, encoded: EncodedInputs
-    ) -> Made:
+    ) -> PooledBatch:
         tokens = find_tokens(
             [rows[number].input for number in group.numbers],
             [encoded.spans[number] for number in group.numbers],
@@ -130,7 +130,7 @@ class PoolingRunner:
 
 
 def _answer(
-    num_rows: int, given: Sequence[tuple[Sequence[int], Made]]
+    num_rows: int, given: Sequence[tuple[Sequence[int], PooledBatch]]
 ) -> tuple[TensorBytes, ...]:
     """Bring results to the host, and in the order of their rows."""
     answers = [NOTHING] * num_rows

@@ -9,16 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...pooling import PoolingParams
-from ...sentence import PoolingMode
-from ..encoding.encoder import Activation
+from ...types.pooling import PoolingParams
+from ...types.sentence import PoolingMode
+from ..encoder.encoder import Activation
 from .modules import ModuleChain, bring_to_length_1
 from .poolers import pool
 from .tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PooledBatch:
     """What was made of some inputs.
 
     Args:
@@ -42,11 +42,11 @@ class Task(Protocol):
 
     def __call__(
         self, states: Tensor, tokens: Tokens, params: PoolingParams
-    ) -> Made: ...
+    ) -> PooledBatch: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Postprocess:
     """The last two steps of a vector: it is cut and brought to length 1.
 
     Args:
@@ -74,11 +74,13 @@ class EmbedTexts:
 
     modes: tuple[PoolingMode, ...]
     modules: ModuleChain
-    finish: Finish
+    finish: Postprocess
 
-    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+    def __call__(
+        self, states: Tensor, tokens: Tokens, params: PoolingParams
+    ) -> PooledBatch:
         vectors = self.modules(pool(states, tokens, self.modes))
-        return Made(values=self.finish(vectors, params))
+        return PooledBatch(values=self.finish(vectors, params))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,13 @@ class EmbedTokens:
     """A vector for each token."""
 
     modules: ModuleChain
-    finish: Finish
+    finish: Postprocess
 
-    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+    def __call__(
+        self, states: Tensor, tokens: Tokens, params: PoolingParams
+    ) -> PooledBatch:
         vectors = self.modules(tokens.select(states).float())
-        return Made(
+        return PooledBatch(
             values=self.finish(vectors, params), sizes=tuple(tokens.sizes.tolist())
         )
 
@@ -108,9 +112,11 @@ class ClassifyTexts:
     mode: PoolingMode
     activation: Activation
 
-    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+    def __call__(
+        self, states: Tensor, tokens: Tokens, params: PoolingParams
+    ) -> PooledBatch:
         pooled = pool(states, tokens, (self.mode,)).to(states.dtype)
-        return Made(values=_activate(self.head(pooled), self.activation, params))
+        return PooledBatch(values=_activate(self.head(pooled), self.activation, params))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +126,11 @@ class ClassifyTokens:
     head: Callable[[Tensor], Tensor]
     activation: Activation
 
-    def __call__(self, states: Tensor, tokens: Tokens, params: PoolingParams) -> Made:
+    def __call__(
+        self, states: Tensor, tokens: Tokens, params: PoolingParams
+    ) -> PooledBatch:
         logits = self.head(tokens.select(states))  # (num_tokens, num_labels)
-        return Made(
+        return PooledBatch(
             values=_activate(logits, self.activation, params),
             sizes=tuple(tokens.sizes.tolist()),
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import torch
 from torch import Tensor
 
-from ...pooling import PoolingInput
+from ...types.pooling import PoolingInput
 
 Indices = NDArray[np.int64]
 

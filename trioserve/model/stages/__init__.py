@@ -2,7 +2,7 @@
 
 Each process is a *stage*: it has some layers, reads what the stage before it hands on,
 and hands on what its own give. The first one turns tokens into vectors; the last one
-samples, and tells the first one which tokens it sampled (exchanges.py says when).
+samples, and tells the first one which tokens it sampled (types/transfers.py says when).
 
 Knows torch, transformers and torch.distributed; does not know who starts the processes,
 how plans come to them, nor what becomes of results.
@@ -10,7 +10,7 @@ how plans come to them, nor what becomes of results.
 The door:
   outline_stage   a folder -> Outline, without its weights
   load_stage      a folder -> LoadedStage: only what one stage computes is read
-  share_layers    which layers each stage has
+  partition_layers    which layers each stage has
   StageLinks      what a stage sends and receives in a step
   open_links      the same between processes
 A ModelRunner takes a LoadedStage and its links.
@@ -19,20 +19,20 @@ A ModelRunner takes a LoadedStage and its links.
 from .distributed import open_links
 from .links import Channels, StageLinks, StageLost
 from .loading import load_stage, outline_stage
+from .partition import HEAD_WEIGHT, Partition, partition_layers
 from .queues import make_queue_channels
-from .shares import HEAD_WEIGHT, Share, share_layers
 from .stage import LoadedStage
 
 __all__ = [
     "HEAD_WEIGHT",
     "Channels",
     "LoadedStage",
-    "Share",
+    "Partition",
     "StageLinks",
     "StageLost",
     "load_stage",
     "make_queue_channels",
     "open_links",
     "outline_stage",
-    "share_layers",
+    "partition_layers",
 ]

@@ -12,19 +12,19 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .shares import Share
+from .partition import Partition
+from .placeholder_layers import Entrance, Exit, PlaceholderLayer
 from .skeleton import Skeleton, has_weights
-from .stand_ins import Entrance, Exit, StandIn
 
 
 def make_stage_class(
-    model_class: type[PreTrainedModel], skeleton: Skeleton, share: Share
+    model_class: type[PreTrainedModel], skeleton: Skeleton, partition: Partition
 ) -> type[PreTrainedModel]:
     """Return a class whose models have one stage's modules and no others."""
 
     def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, config, *args, **kwargs)
-        _cut(self, skeleton, share)
+        _cut(self, skeleton, partition)
 
     # Under the name of the original, by which transformers knows how to rename weights
     # and which outputs can be recorded.
@@ -39,24 +39,28 @@ def make_stage_class(
     )
 
 
-def drop_unused(model: PreTrainedModel, skeleton: Skeleton, share: Share) -> None:
+def drop_unused(
+    model: PreTrainedModel, skeleton: Skeleton, partition: Partition
+) -> None:
     """Take away what was needed only to read weights that have two names.
 
     An embedding may lie in the files under the name of the head that shares it.
     """
-    _keep_only(model, skeleton, _list_used(skeleton, share))
+    _keep_only(model, skeleton, _list_used(skeleton, partition))
 
 
-def find_entrance(model: nn.Module, skeleton: Skeleton, share: Share) -> Entrance:
+def find_entrance(
+    model: nn.Module, skeleton: Skeleton, partition: Partition
+) -> Entrance:
     """Return where a later stage's model takes what it has received."""
-    entrance = model.get_submodule(f"{skeleton.layers_name}.{share.begin - 1}")
+    entrance = model.get_submodule(f"{skeleton.layers_name}.{partition.begin - 1}")
     assert isinstance(entrance, Entrance)
     return entrance
 
 
-def _cut(model: Any, skeleton: Skeleton, share: Share) -> None:
-    _replace_layers(model, skeleton, share)
-    used = _list_used(skeleton, share)
+def _cut(model: Any, skeleton: Skeleton, partition: Partition) -> None:
+    _replace_layers(model, skeleton, partition)
+    used = _list_used(skeleton, partition)
     # Of weights that are shared, the files hold one, under any of its names.
     if used & skeleton.tied:
         used |= skeleton.tied
@@ -71,20 +75,22 @@ def _cut(model: Any, skeleton: Skeleton, share: Share) -> None:
     model._keys_to_ignore_on_load_unexpected = {".*"}
 
 
-def _replace_layers(model: nn.Module, skeleton: Skeleton, share: Share) -> None:
+def _replace_layers(model: nn.Module, skeleton: Skeleton, partition: Partition) -> None:
     layers: Any = model.get_submodule(skeleton.layers_name)
     for index, layer in enumerate(layers):
-        if not share.begin <= index < share.end:
-            stand_in = {share.begin - 1: Entrance, share.end: Exit}.get(index, StandIn)
+        if not partition.begin <= index < partition.end:
+            stand_in = {partition.begin - 1: Entrance, partition.end: Exit}.get(
+                index, PlaceholderLayer
+            )
             layers[index] = stand_in(layer)
 
 
-def _list_used(skeleton: Skeleton, share: Share) -> set[str]:
+def _list_used(skeleton: Skeleton, partition: Partition) -> set[str]:
     """Return which modules with weights, apart from layers, a stage computes."""
     used = set(skeleton.before) - {skeleton.embedding}
-    if share.is_first:
+    if partition.is_first:
         used |= skeleton.unseen | {skeleton.embedding}
-    if share.is_last:
+    if partition.is_last:
         used |= skeleton.after
     return used
 

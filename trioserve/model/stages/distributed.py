@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from ..loading import shorten
+from ..loading.loading import shorten
 from .links import Channels, StageLinks, StageLost
 from .stage import LoadedStage
 
@@ -112,14 +112,14 @@ def open_links(
     Raises:
       StageLost: not all came.
     """
-    share = stage.share
+    partition = stage.partition
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             host,
             port,
-            share.num_stages,
-            is_master=share.is_first,
+            partition.num_stages,
+            is_master=partition.is_first,
             timeout=timeout,
             master_listen_fd=listen_fd,
         )
@@ -127,8 +127,8 @@ def open_links(
             # For nothing but to make the groups below.
             "gloo",
             store=store,
-            rank=share.stage,
-            world_size=share.num_stages,
+            rank=partition.stage,
+            world_size=partition.num_stages,
             timeout=timeout,
         )
     except RuntimeError as error:
@@ -141,7 +141,7 @@ def open_links(
 
 
 def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
-    share, last = stage.share, stage.share.num_stages - 1
+    partition, last = stage.partition, stage.partition.num_stages - 1
     pairs = [(left, left + 1) for left in range(last)]
     backend = "nccl" if stage.device.type == "cuda" else "gloo"
     # Every process takes part in making every group, in the same order.
@@ -156,14 +156,16 @@ def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
 
     def open_channel(group: Any, peer: int) -> DistributedChannel:
         # With one more than there are plans in flight, the oldest has always arrived.
-        return DistributedChannel(group, peer, stage.device, share.num_stages + 2)
+        return DistributedChannel(group, peer, stage.device, partition.num_stages + 2)
 
-    me = share.stage
+    me = partition.stage
     tokens = None
-    if share.is_first or share.is_last:
-        tokens = open_channel(groups[-1], last if share.is_first else 0)
+    if partition.is_first or partition.is_last:
+        tokens = open_channel(groups[-1], last if partition.is_first else 0)
     return Channels(
-        before=(None if share.is_first else open_channel(by_pair[me - 1, me], me - 1)),
-        after=None if share.is_last else open_channel(by_pair[me, me + 1], me + 1),
+        before=(
+            None if partition.is_first else open_channel(by_pair[me - 1, me], me - 1)
+        ),
+        after=None if partition.is_last else open_channel(by_pair[me, me + 1], me + 1),
         tokens=tokens,
     )

@@ -3,7 +3,7 @@
     before --hidden--> [ stage ] --hidden--> after
     last stage --tokens--> first stage
 
-What is exchanged is read from the plan (exchanges.py), at both ends of every channel, so
+What is exchanged is read from the plan (types/transfers.py), at both ends of every channel, so
 sends and receives match whatever the step is. A channel keeps their order; nothing else
 says which message is which.
 """
@@ -18,8 +18,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from ...exchanges import Exchange, list_exchanges
-from ...steps import StepPlan
+from ...types.plan import StepPlan
+from ...types.transfers import Transfer, list_transfers
 from .stage import LoadedStage
 
 Direction = Literal["send", "receive"]
@@ -90,20 +90,20 @@ class StageLinks:
         channels: Channels,
         *,
         exchanges_always: bool = False,
-        record: list[tuple[Direction, Exchange]] | None = None,
+        record: list[tuple[Direction, Transfer]] | None = None,
     ) -> None:
         self.exchanges_always = exchanges_always
         self._stage = stage
         self._channels = channels
         self._record = record
         # Posted, in the order of steps.
-        self._hidden: deque[tuple[Exchange, Pending]] = deque()
-        self._sampled: deque[tuple[Exchange, Pending]] = deque()
+        self._hidden: deque[tuple[Transfer, Pending]] = deque()
+        self._sampled: deque[tuple[Transfer, Pending]] = deque()
         self._last_expected: int | None = None
 
     @property
     def num_stages(self) -> int:
-        return self._stage.share.num_stages
+        return self._stage.partition.num_stages
 
     def expect(self, plan: StepPlan) -> None:
         """Make room for what the stage before sends, as early as a plan is known.
@@ -164,40 +164,40 @@ class StageLinks:
                 token_ids = torch.zeros(1, dtype=torch.int64, device=self._stage.device)
             self._send(self._channels.tokens, exchange, token_ids)
 
-    def _list_sent(self, plan: StepPlan, what: What) -> Iterator[Exchange]:
-        stage = self._stage.share.stage
+    def _list_sent(self, plan: StepPlan, what: What) -> Iterator[Transfer]:
+        stage = self._stage.partition.stage
         return (e for e in self._list(plan) if e.sender == stage and e.what == what)
 
-    def _list_received(self, plan: StepPlan, what: What) -> Iterator[Exchange]:
-        stage = self._stage.share.stage
+    def _list_received(self, plan: StepPlan, what: What) -> Iterator[Transfer]:
+        stage = self._stage.partition.stage
         return (e for e in self._list(plan) if e.receiver == stage and e.what == what)
 
-    def _list(self, plan: StepPlan) -> tuple[Exchange, ...]:
-        exchanges = list_exchanges(plan, self.num_stages)
-        if not self.exchanges_always or not exchanges or plan.num_sampled:
-            return exchanges
-        forced = Exchange(
+    def _list(self, plan: StepPlan) -> tuple[Transfer, ...]:
+        transfers = list_transfers(plan, self.num_stages)
+        if not self.exchanges_always or not transfers or plan.num_sampled:
+            return transfers
+        forced = Transfer(
             step_id=plan.step_id,
             what="sampled",
             sender=self.num_stages - 1,
             receiver=0,
             num_rows=1,
         )
-        return *exchanges, forced
+        return *transfers, forced
 
     def _send(
-        self, channel: Channel | None, exchange: Exchange, tensor: Tensor
+        self, channel: Channel | None, exchange: Transfer, tensor: Tensor
     ) -> None:
         assert channel is not None, "what a plan wants sent has a channel"
         assert len(tensor) == exchange.num_rows, "a step sends what its plan says"
         self._note("send", exchange)
         channel.send(tensor)
 
-    def _wait(self, exchange: Exchange, pending: Pending) -> Tensor:
+    def _wait(self, exchange: Transfer, pending: Pending) -> Tensor:
         tensor = pending.wait()
         self._note("receive", exchange)
         return tensor
 
-    def _note(self, kind: Direction, exchange: Exchange) -> None:
+    def _note(self, kind: Direction, exchange: Transfer) -> None:
         if self._record is not None:
             self._record.append((kind, exchange))

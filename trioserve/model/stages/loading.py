@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel
-from ..attention import AttentionDoor
-from ..loading import (
+from ..attention.bridge import AttentionContext
+from ..attention.probe import UnfitLayer
+from ..loading.loading import (
     ModelFacts,
     check_causality,
     check_windows,
@@ -21,11 +22,10 @@ from ..loading import (
     shorten,
     takes_logits_to_keep,
 )
-from ..outline import Outline, build_on_meta, describe_outline, outline_layers
-from ..probe import UnfitLayer
+from ..loading.outline import Outline, build_on_meta, describe_outline, outline_layers
 from .cutting import drop_unused, find_entrance, make_stage_class
+from .partition import Partition, partition_layers
 from .probing import probe_stage
-from .shares import Share, share_layers
 from .skeleton import Skeleton, find_skeleton
 from .stage import LoadedStage
 
@@ -61,12 +61,12 @@ def outline_stage(
     facts = read_facts(folder, config)
     layers = outline_layers(facts)
     try:
-        share = _find_share(find_skeleton(_build_whole(facts)), stage, num_stages)
+        partition = _find_share(find_skeleton(_build_whole(facts)), stage, num_stages)
     except UnfitLayer as error:
         raise _refuse(facts, error) from None
-    if layers is None or len(layers) != share.num_layers:
+    if layers is None or len(layers) != partition.num_layers:
         return None
-    return describe_outline(facts, config, layers[share.begin : share.end])
+    return describe_outline(facts, config, layers[partition.begin : partition.end])
 
 
 def _load(
@@ -79,26 +79,28 @@ def _load(
 ) -> LoadedStage:
     whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
-    share = _find_share(skeleton, stage, num_stages)
-    model_class = make_stage_class(type(whole), skeleton, share)
+    partition = _find_share(skeleton, stage, num_stages)
+    model_class = make_stage_class(type(whole), skeleton, partition)
     model = read_weights(model_class, folder, config, attention=facts.attention)
-    drop_unused(model, skeleton, share)
+    drop_unused(model, skeleton, partition)
     make_ready(model, facts)
     loaded = LoadedStage(
         model=model,
         info=describe(model, facts, name=name, layers=(), whole=whole),
-        door=AttentionDoor(model),
+        door=AttentionContext(model),
         layers=(),
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
-        share=share,
-        entrance=None if share.is_first else find_entrance(model, skeleton, share),
+        partition=partition,
+        entrance=(
+            None if partition.is_first else find_entrance(model, skeleton, partition)
+        ),
         hidden_width=skeleton.hidden_width,
         embedding_width=skeleton.embedding_width,
     )
     layers = probe_stage(loaded)
     check_causality(layers)
-    check_windows(facts.config, layers, slice(share.begin, share.end))
+    check_windows(facts.config, layers, slice(partition.begin, partition.end))
     info = describe(model, facts, name=name, layers=layers, whole=whole)
     return replace(loaded, layers=layers, info=info)
 
@@ -118,7 +120,7 @@ def _build_whole(facts: ModelFacts) -> PreTrainedModel:
         ) from error
 
 
-def _find_share(skeleton: Skeleton, stage: int, num_stages: int) -> Share:
-    return share_layers(
+def _find_share(skeleton: Skeleton, stage: int, num_stages: int) -> Partition:
+    return partition_layers(
         skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=num_stages
     )[stage]

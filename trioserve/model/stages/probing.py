@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..attention import AttentionCall
-from ..loading import shorten
-from ..probe import LayerSpec, UnfitLayer, probe_layers
+from ..attention.bridge import AttentionCall
+from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..loading.loading import shorten
 from .stage import LoadedStage
 
 _NUM_TOKENS = 2
@@ -47,12 +47,12 @@ def _run(
       embeds: stands before a later stage's layers in place of nothing.
     """
     read = {"input_ids": tokens}
-    if not stage.share.is_first:
+    if not stage.partition.is_first:
         read = stage.enter(_draw(stage, stage.hidden_width))
     if embeds is not None:
         read["inputs_embeds"] = embeds
     read["position_ids"] = positions
-    if stage.share.is_last:
+    if stage.partition.is_last:
         logits: Tensor = stage.model(**read, use_cache=False).logits
         return logits
     hidden = stage.leave(read)
@@ -74,7 +74,7 @@ def _check_independence(stage: LoadedStage) -> None:
     A later stage has no tokens. What it computes must be the same whatever stands where
     they would be.
     """
-    if stage.share.is_first:
+    if stage.partition.is_first:
         return
     tokens = torch.zeros((1, _NUM_TOKENS), dtype=torch.int64, device=stage.device)
     positions = torch.arange(_NUM_TOKENS, device=stage.device)[None]
@@ -82,7 +82,7 @@ def _check_independence(stage: LoadedStage) -> None:
     seen = []
     for embeds in (torch.zeros_like(noise), noise):
         listener = _Listener()
-        with torch.inference_mode(), stage.door.served_by(listener):
+        with torch.inference_mode(), stage.door.use(listener):
             output = _run(stage, tokens, positions, embeds)
         seen.append([*listener.heard, output])
     if not all(torch.equal(first, second) for first, second in zip(*seen)):

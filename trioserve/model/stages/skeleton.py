@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..probe import UnfitLayer
-from .stand_ins import StandIn
+from ..attention.probe import UnfitLayer
+from .placeholder_layers import PlaceholderLayer
 
 # As in probe.py: one token would not tell tokens from what there is one of.
 _NUM_TOKENS = 2
@@ -90,7 +90,7 @@ class _Interrupted(Exception):
     """Raised when layers are called otherwise than one after the other."""
 
 
-class _Witness(StandIn):
+class _Witness(PlaceholderLayer):
     """Notes that it is called, and with what."""
 
     def __init__(self, layer: nn.Module, trace: _Trace, index: int) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..loading import LoadedModel
-from .shares import Share
-from .stand_ins import Entrance, LeftStage
+from ..loading.loading import LoadedModel
+from .partition import Partition
+from .placeholder_layers import Entrance, LeftStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class LoadedStage(LoadedModel):
       embedding_width: of what the model's embedding gives.
     """
 
-    share: Share
+    partition: Partition
     entrance: Entrance | None
     hidden_width: int
     embedding_width: int

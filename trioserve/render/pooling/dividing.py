@@ -15,7 +15,7 @@ import re
 
 from tokenizers import Tokenizer
 
-from ..vocabulary import list_decoders
+from ..text.vocabulary import list_decoders
 from .texts import Side
 
 # Where words begin for tokenizers that split at white space before all else, and for

@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from ...errors import WeightsBroken
-from ...sentence import QueryExpansion, SentenceFolder
+from ...types.sentence import QueryExpansion, SentenceFolder
 from .texts import Kind
 
 if TYPE_CHECKING:

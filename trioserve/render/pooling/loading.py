@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from ...config import RenderConfig
-from ...pooling import PoolingInfo, PoolingTask
-from ...sentence import SentenceFolder
-from ...steps import ModelInfo
-from ..loading import load_tokenizer, set_chat_template
-from ..template import ChatTemplate
+from ...types.model_info import ModelInfo
+from ...types.pooling import PoolingInfo, PoolingTask
+from ...types.sentence import SentenceFolder
+from ..generation.loading import load_tokenizer, set_chat_template
+from ..text.template import ChatTemplate
 from .late_interaction import LateInteraction
 from .layout import Layout, find_layout
 from .prompts import Prompts

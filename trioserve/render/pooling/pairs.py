@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...pooling import PoolingInput
+from ...types.pooling import PoolingInput
 from .fitting import check_not_empty, too_long
 from .recipes import Recipe
 from .texts import TextOptions

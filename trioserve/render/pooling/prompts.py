@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import InvalidParameter
-from ...sentence import SentenceFolder
+from ...types.sentence import SentenceFolder
 from .texts import Kind
 
 # Of each kind the names under which its prompt may stand, the first one first. Source:

@@ -6,8 +6,8 @@ from array import array
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidParameter, NotSupported
-from ...pooling import LongText, PoolingInfo
-from ...steps import ModelInfo
+from ...types.model_info import ModelInfo
+from ...types.pooling import LongText, PoolingInfo
 from .late_interaction import LateInteraction
 from .layout import BARE, BARE_PAIR, Layout
 from .prompts import NO_PROMPT, PoolingPrompt, Prompts

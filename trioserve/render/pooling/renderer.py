@@ -12,15 +12,15 @@ import math
 
 from ...config import RenderConfig
 from ...errors import NotSupported
-from ...pooling import PoolingInput
-from ...steps import Prompt
-from ..chat import ChatMessage, Conversation, count_characters, read_messages
-from ..jobs import UNKNOWN_SIZE, cut_jobs
-from ..processes import TemplateProcesses
-from ..template import ChatOptions, ChatTemplate
-from ..tokens import TokenizeOptions
-from ..waiting_room import open_waiting_room
-from ..workers import RendererWorkers, expect_seconds, explain_slow_template
+from ...types.pooling import PoolingInput
+from ...types.prompt import Prompt
+from ..text.chat import ChatMessage, Conversation, count_characters, read_messages
+from ..text.template import ChatOptions, ChatTemplate
+from ..text.tokenizer import TokenizeOptions
+from ..workers.jobs import UNKNOWN_SIZE, cut_jobs
+from ..workers.processes import TemplateProcesses
+from ..workers.waiting_room import open_waiting_room
+from ..workers.workers import RendererWorkers, expect_seconds, explain_slow_template
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import InvalidParameter
-from ...pooling import PoolingInput
+from ...types.pooling import PoolingInput
 from .fitting import fit, too_long
 from .late_interaction import LateInteraction
 from .layout import LaidOut

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...pooling import LongText
-from ..chat import ChatMessage, count_characters
-from ..template import ChatOptions
+from ...types.pooling import LongText
+from ..text.chat import ChatMessage, count_characters
+from ..text.template import ChatOptions
 
 Side = Literal["left", "right"]
 Kind = Literal["query", "document"]

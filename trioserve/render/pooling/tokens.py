@@ -1,6 +1,6 @@
 """Texts to the token ids of models that pool, as many of them as anybody will read.
 
-Blocking: runs in a renderer worker. As in tokens.py the raw tokenizer is shared and
+Blocking: runs in a renderer worker. As in text/tokenizer.py the raw tokenizer is shared and
 never changed; special tokens are not its business here (layout.py).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tokenizers import Encoding, Tokenizer
 
 from ...errors import InvalidParameter
-from ..tokens import check_encodable
+from ..text.tokenizer import check_encodable
 from .dividing import Divider
 from .texts import Side
 

@@ -24,7 +24,7 @@ import orjson
 import pybase64
 
 from ...errors import InvalidParameter
-from ...steps import TensorBytes
+from ...types.tensors import TensorBytes
 
 Dtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]

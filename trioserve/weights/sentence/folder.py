@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UnsupportedModel
-from ...sentence import SentenceFolder
+from ...types.sentence import SentenceFolder
 from .fields import Fields, read_fields
 from .late_interaction import (
     is_late_interaction,

@@ -16,15 +16,11 @@ from pathlib import Path
 import string
 
 from ...errors import UnsupportedModel
-from ...sentence import QueryExpansion, SentenceFolder, SentenceModule
+from ...types.sentence import QueryExpansion, SentenceFolder, SentenceModule
 from .fields import Fields, read_fields
 from .modules import Entry, read_modules, read_skipped_words
 from .prompts import read_prompts
-from .transformer import (
-    TransformerSettings,
-    check_transformer,
-    read_transformer,
-)
+from .transformer import TransformerSettings, check_transformer, read_transformer
 
 # Any of them says that PyLate wrote the file.
 _PYLATE_FIELDS = (

@@ -8,7 +8,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Literal, get_args
 
 from ...errors import UnsupportedModel, WeightsBroken
-from ...sentence import PoolingMode, SentenceModule
+from ...types.sentence import PoolingMode, SentenceModule
 from .fields import Fields, read_fields, read_json
 
 # What modules read and write: the vector of a text, or those of its tokens.

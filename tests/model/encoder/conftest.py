@@ -1,0 +1,111 @@
+"""Tiny encoders twice: as trioserve loads them, and as transformers alone runs them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+import functools
+from pathlib import Path
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from trioserve.config import ModelConfig, PoolingConfig
+from trioserve.model.encoder import LoadedEncoder, find_task, load_encoder
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.types.pooling import PoolingInput
+
+
+@dataclass(frozen=True)
+class TinyEncoder:
+    """An encoder, and transformers' own model of the same folder."""
+
+    folder: Path
+    loaded: LoadedEncoder
+    reference: Any
+
+    @torch.inference_mode()
+    def run_alone(self, item: PoolingInput) -> Any:
+        """What transformers says of one input, the unseen tokens masked."""
+        input_ids = torch.tensor([list(item.token_ids)], device=self.reference.device)
+        attention_mask = torch.ones_like(input_ids)
+        attention_mask[:, item.num_tokens - item.num_unseen :] = 0
+        arguments = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if item.second_begin:
+            arguments["token_type_ids"] = torch.zeros_like(input_ids)
+            arguments["token_type_ids"][:, item.second_begin :] = 1
+        return self.reference(**arguments)
+
+    def check_states(self, *inputs: PoolingInput, tolerance: float = 1e-5) -> None:
+        """Every input's states, run together, are those that it has alone."""
+        encoded = self.loaded.encode(inputs)
+        assert encoded.states.shape == (
+            sum(item.num_tokens for item in inputs),
+            self.loaded.hidden_size,
+        )
+        for item, (begin, end) in zip(inputs, encoded.spans, strict=True):
+            expected = self.run_alone(item).last_hidden_state[0]
+            torch.testing.assert_close(
+                encoded.states[begin:end], expected, atol=tolerance, rtol=tolerance
+            )
+
+    def pool_by_head_mode(self, *inputs: PoolingInput) -> torch.Tensor:
+        """Logits of texts from the state that the head says it reads."""
+        encoded = self.loaded.encode(inputs)
+        choose: Any = {
+            "cls": lambda states: states[0],
+            "lasttoken": lambda states: states[-1],
+            "mean": lambda states: states.mean(0),
+        }[self.loaded.head_mode or ""]
+        rows = [choose(encoded.states[begin:end]) for begin, end in encoded.spans]
+        assert self.loaded.head is not None
+        return self.loaded.head(torch.stack(rows))
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Build a tiny encoder of a kind, once for all tests."""
+
+    @functools.cache
+    def build(
+        kind: str, head: Any = None, device: str = "cpu", **changes: Any
+    ) -> TinyEncoder:
+        folder = tmp_path_factory.mktemp(kind)
+        save_tiny_encoder(kind, folder, head=head, **changes)
+        reference = {
+            None: AutoModel,
+            "sequence": AutoModelForSequenceClassification,
+            "token": AutoModelForTokenClassification,
+        }[head].from_pretrained(folder)
+        task: Any = find_task(folder, None, PoolingConfig())
+        return TinyEncoder(
+            folder=folder,
+            loaded=load_encoder(
+                folder, ModelConfig(device=device), name=kind, task=task, sentence=None
+            ),
+            reference=reference.eval().to(device),
+        )
+
+    return build
+
+
+@pytest.fixture
+def make_input() -> Callable[..., PoolingInput]:
+    """Random tokens that are not special to any model."""
+
+    def make(
+        length: int, *, seed: int | None = None, limit: int = 600, **fields: Any
+    ) -> PoolingInput:
+        rng = random.Random(length if seed is None else seed)
+        tokens = array("i", [rng.randrange(8, limit) for _ in range(length)])
+        return PoolingInput(token_ids=tokens, **fields)
+
+    return make

@@ -1,0 +1,153 @@
+"""States of inputs that are run together are those that transformers gives each alone."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from trioserve.config import ModelConfig
+from trioserve.model.encoder import load_encoder
+from trioserve.model.encoder.flat import FlatPass
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.types.pooling import PoolingInput
+
+FLAT = (
+    *("bert", "electra", "distilbert", "albert", "roberta", "xlm-roberta", "camembert"),
+    *("modernbert", "llama", "qwen3", "mistral", "gemma3_text"),
+)
+PADDED = ("mpnet", "deberta-v2")
+
+
+@pytest.mark.parametrize("kind", FLAT + PADDED)
+def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    """In whatever order; some of the same length, one of a single token."""
+    lengths = (17, 3, 40, 1, 17, 9, 100, 3, 41)
+    tiny_encoder(kind).check_states(
+        *(make_input(length, seed=seed) for seed, length in enumerate(lengths))
+    )
+
+
+# DeBERTa's own code gives tokens that are masked no keys at all.
+@pytest.mark.parametrize("kind", (*FLAT, "mpnet"))
+def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    """They see the others, and nobody sees them."""
+    tiny_encoder(kind).check_states(
+        make_input(12),
+        make_input(12, seed=1, num_unseen=4),
+        make_input(12, seed=2, num_unseen=4),
+        # Not so many that a window holds nothing else.
+        make_input(31, num_unseen=3),
+        make_input(7, num_unseen=1),
+    )
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "albert"])
+def test_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    tiny = tiny_encoder(kind)
+    assert tiny.loaded.type_ids
+    pair = make_input(12, seed=1, second_begin=5)
+    tiny.check_states(make_input(12), pair, make_input(12, seed=1))
+    pairs = [pair, replace(pair, second_begin=0)]
+    encoded = tiny.loaded.encode(pairs)
+    assert not torch.allclose(encoded.states[:12], encoded.states[12:])
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "roberta", "modernbert", "mpnet"])
+def test_models_without_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    """Where the second text begins means nothing to them."""
+    tiny = tiny_encoder(kind)
+    assert not tiny.loaded.type_ids
+    pair = make_input(12, second_begin=5)
+    alone = replace(pair, second_begin=0)
+    encoded = tiny.loaded.encode([pair, alone])
+    torch.testing.assert_close(encoded.states[:12], encoded.states[12:])
+
+
+@pytest.mark.parametrize("kind", FLAT + PADDED)
+def test_only_models_with_attention_of_their_own_are_padded(
+    tiny_encoder: Any, kind: str
+) -> None:
+    assert isinstance(tiny_encoder(kind).loaded.forward, FlatPass) == (kind in FLAT)
+
+
+@pytest.mark.parametrize("kind", ["deberta-v2"])
+def test_pairs_in_rectangles(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    tiny = tiny_encoder(kind, type_vocab_size=2)
+    assert tiny.loaded.type_ids
+    tiny.check_states(make_input(12, second_begin=5), make_input(11, second_begin=3))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "mpnet"])
+def test_padding_tokens_in_a_text(tiny_encoder: Any, kind: str) -> None:
+    """They have no position; only a text that spells the token holds it."""
+    tiny_encoder(kind).check_states(
+        PoolingInput(token_ids=array("i", [1, 9, 10])),
+        PoolingInput(token_ids=array("i", [9, 10, 1, 11, 1, 12])),
+        PoolingInput(token_ids=array("i", [20, 21, 22, 23])),
+    )
+
+
+@pytest.mark.parametrize("kind", FLAT + PADDED)
+def test_who_sees_what_follows(tiny_encoder: Any, kind: str) -> None:
+    is_causal = kind in ("llama", "qwen3", "mistral")
+    assert tiny_encoder(kind).loaded.is_causal == is_causal
+
+
+def test_decoders_that_look_both_ways(tiny_encoder: Any, make_input: Any) -> None:
+    """A configuration may turn a decoder's causality off."""
+    tiny = tiny_encoder("llama", is_causal=False)
+    assert not tiny.loaded.is_causal
+    tiny.check_states(make_input(12), make_input(5))
+
+
+def test_windows_of_many_blocks(tiny_encoder: Any, make_input: Any) -> None:
+    for kind in ("modernbert", "mistral", "gemma3_text"):
+        tiny = tiny_encoder(kind, max_position_embeddings=512)
+        tiny.check_states(
+            make_input(300), make_input(300, seed=1), make_input(257, num_unseen=2)
+        )
+
+
+def test_wide_windows_are_not_tried(tiny_encoder: Any, make_input: Any) -> None:
+    """They are right all the same."""
+    tiny = tiny_encoder("mistral", sliding_window=140, max_position_embeddings=512)
+    tiny.check_states(make_input(300), make_input(150))
+
+
+def test_large_batches_of_padded_models(tiny_encoder: Any, make_input: Any) -> None:
+    """Groups are cut where padding, or the pairs of their tokens, would be too many."""
+    tiny = tiny_encoder("mpnet")
+    tiny.check_states(*(make_input(length, seed=length) for length in range(1, 128)))
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_products_are_packed(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    """Weights that are large enough for the CPU's own layout give the same."""
+    tiny = tiny_encoder(kind, hidden_size=128, intermediate_size=256)
+    packed = [m for m in tiny.loaded.forward._model.modules() if hasattr(m, "_packed")]
+    assert len(packed) == 12
+    tiny.check_states(make_input(12), make_input(40), make_input(12, seed=1))
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3", "mpnet"])
+def test_half_the_bits(tmp_path: Any, make_input: Any, kind: str) -> None:
+    folder = save_tiny_encoder(kind, tmp_path, hidden_size=128, intermediate_size=256)
+    config = ModelConfig(device="cpu", dtype="bfloat16")
+    loaded = load_encoder(folder, config, name="x", task="embed", sentence=None)
+    assert loaded.dtype == torch.bfloat16 and loaded.info.dtype == "bfloat16"
+    item = make_input(20)
+    reference = AutoModel.from_pretrained(folder).eval()
+    expected = reference(torch.tensor([list(item.token_ids)])).last_hidden_state[0]
+    error = (loaded.encode([item]).states.float() - expected).norm()
+    assert error < 0.05 * expected.norm()
+
+
+def test_what_scores_are_capped_by(tiny_encoder: Any, make_input: Any) -> None:
+    """Fused attention cannot cap them, so such models run in rectangles."""
+    tiny = tiny_encoder("gemma2")
+    tiny.check_states(make_input(12), make_input(30), make_input(12, num_unseen=2))

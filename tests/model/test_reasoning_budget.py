@@ -1,0 +1,278 @@
+"""Nobody thinks longer than allowed, and nobody is disturbed before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import random
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+import pytest
+import torch
+
+from trioserve.model.sampling.reasoning_budget import ThinkingBudgets
+from trioserve.types.plan import SlotStart
+from trioserve.types.sampling import ReasoningBudget, SamplingParams
+
+START, END = (10,), (11,)
+
+# What the model would write: part of no tag.
+CHOSEN = 99
+
+
+def make_budget(
+    num_tokens: int,
+    start: Sequence[int] = START,
+    end: Sequence[int] = END,
+    is_open: bool = False,
+) -> ReasoningBudget:
+    return ReasoningBudget(
+        num_tokens=num_tokens,
+        start_token_ids=tuple(start),
+        end_token_ids=tuple(end),
+        is_open=is_open,
+    )
+
+
+def make_start(
+    budget: ReasoningBudget | None,
+    *,
+    slot: int = 0,
+    prompt: Sequence[int] = (1,),
+    outputs: Sequence[int] = (),
+) -> SlotStart:
+    return SlotStart(
+        slot=slot,
+        prompt_token_ids=tuple(prompt),
+        output_token_ids=tuple(outputs),
+        sampling=SamplingParams(thinking=budget),
+        seed=0,
+    )
+
+
+def start_budgets(*starts: SlotStart) -> ThinkingBudgets:
+    budgets = ThinkingBudgets(torch.device("cpu"))
+    for start in starts:
+        budgets.start(start)
+    return budgets
+
+
+def ask(budgets: ThinkingBudgets, *slots: int) -> list[int | None]:
+    """What takes the place of the token that was chosen, or None where nothing does."""
+    chosen = torch.full((len(slots),), CHOSEN)
+    budgets.force(list(slots), chosen)
+    return [None if token_id == CHOSEN else token_id for token_id in chosen.tolist()]
+
+
+def write(budget: ReasoningBudget, stream: Sequence[int], prompt: Any = (1,)) -> Any:
+    """What slot 0 writes where the model wants to write a stream.
+
+    A token that is forced takes the place of the model's.
+    """
+    budgets, outputs = start_budgets(make_start(budget, prompt=prompt)), []
+    for token_id in stream:
+        forced = ask(budgets, 0)[0]
+        outputs.append(token_id if forced is None else forced)
+        budgets.append([0], torch.tensor(outputs[-1:]))
+    return outputs
+
+
+def judge(budget: ReasoningBudget, outputs: Sequence[int]) -> tuple[int | None, int]:
+    """The reference: read everything again.
+
+    Returns:
+      the token that has to come next, if one has to
+      how many tokens of reasoning there are, those left out that may be a tag's
+    """
+    start, end = list(budget.start_token_ids), list(budget.end_token_ids)
+    is_inside, section, num_closed = budget.is_open, list[int](), 0
+    for token_id in outputs:
+        section.append(token_id)
+        if is_inside and section[-len(end) :] == end:
+            num_closed += len(section) - len(end)
+            is_inside, section = False, []
+        elif not is_inside and section[-len(start) :] == start:
+            is_inside, section = True, []
+    if not is_inside:
+        return None, num_closed
+    begun = max(n for n in range(len(end)) if n == 0 or section[-n:] == end[:n])
+    is_over = num_closed + len(section) >= budget.num_tokens
+    return end[begun] if is_over else None, num_closed + len(section) - begun
+
+
+@pytest.mark.parametrize(
+    ("budget", "stream", "outputs"),
+    [
+        # Open from the beginning.
+        (make_budget(3, is_open=True), [1, 2, 3, 4, 5], [1, 2, 3, 11, 5]),
+        (make_budget(0, is_open=True), [1, 2, 3], [11, 2, 3]),
+        # Opened by the model.
+        (make_budget(2), [1, 10, 2, 3, 4, 5], [1, 10, 2, 3, 11, 5]),
+        (make_budget(0), [1, 10, 2, 3], [1, 10, 11, 3]),
+        (make_budget(1, (7, 8)), [7, 7, 8, 1, 2, 3], [7, 7, 8, 1, 11, 3]),
+        # Never opened.
+        (make_budget(0), [1, 2, 11, 3], [1, 2, 11, 3]),
+        # Ended by the model itself, also with the last token that is allowed.
+        (make_budget(3, is_open=True), [1, 11, 2, 3, 4, 5], [1, 11, 2, 3, 4, 5]),
+        (make_budget(1, is_open=True), [1, 11, 2, 3], [1, 11, 2, 3]),
+        # A tag of several tokens.
+        (make_budget(1, START, (7, 8, 9), True), [1] * 6, [1, 7, 8, 9, 1, 1]),
+        # The model has begun to write it.
+        (make_budget(3, START, (7, 8, 9), True), [1, 7, 8, 1, 1], [1, 7, 8, 9, 1]),
+        (make_budget(4, START, (1, 1, 2), True), [3, 1, 1, 1, 1], [3, 1, 1, 1, 2]),
+        # It is broken off: then it was reasoning.
+        (make_budget(4, START, (7, 8), True), [7, 7, 1, 1, 1, 1], [7, 7, 1, 1, 7, 8]),
+        # A second section has what the first one has left.
+        (
+            make_budget(3),
+            [10, 1, 11, 5, 6, 7, 10, 2, 3, 4, 5],
+            [10, 1, 11, 5, 6, 7, 10, 2, 3, 11, 5],
+        ),
+        (make_budget(1), [10, 1, 2, 3, 10, 4, 5], [10, 1, 11, 3, 10, 11, 5]),
+        # A start tag inside of a section opens nothing.
+        (make_budget(2, is_open=True), [10, 10, 1, 2, 3], [10, 10, 11, 2, 3]),
+        # Tags do not overlap.
+        (make_budget(2, (5, 6), (6, 7)), [5, 6, 7, 1, 1, 1], [5, 6, 7, 1, 6, 7]),
+        # The same tag at both ends.
+        (make_budget(2, (5,), (5,)), [5, 1, 2, 3, 4, 5], [5, 1, 2, 5, 4, 5]),
+    ],
+    ids=str,
+)
+def test_what_is_forced(
+    budget: ReasoningBudget, stream: list[int], outputs: list[int]
+) -> None:
+    assert write(budget, stream) == outputs
+
+
+def test_tags_of_the_prompt_are_read_by_who_wrote_it() -> None:
+    """`is_open` says where it ends, and no tag begins there."""
+    assert write(make_budget(0), [1, 2], prompt=[10]) == [1, 2]
+    assert write(make_budget(0, (9, 10)), [10, 2], prompt=[9]) == [10, 2]
+    budget = make_budget(3, START, (9, 11), is_open=True)
+    assert write(budget, [11, 1, 2, 3], prompt=[9]) == [11, 1, 2, 9]
+
+
+letters = st.integers(0, 2)
+tags = st.lists(letters, min_size=1, max_size=4)
+some_budgets = st.builds(make_budget, st.integers(0, 9), tags, tags, st.booleans())
+
+
+@given(
+    wishes=st.lists(some_budgets | st.none(), min_size=1, max_size=5),
+    seed=st.integers(0, 2**32),
+    obeys=st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_tokens_in_any_batch_are_judged_as_when_all_is_read_again(
+    wishes: list[ReasoningBudget | None], seed: int, obeys: bool
+) -> None:
+    """Whatever is preempted between; and who obeys never thinks too long."""
+    chance = random.Random(seed)
+    outputs: list[list[int]] = [[] for _ in wishes]
+    slots = list(range(len(wishes)))
+    budgets = start_budgets(
+        *(make_start(wish, slot=slot) for slot, wish in zip(slots, wishes))
+    )
+    for _ in range(30):
+        if chance.random() < 0.2:
+            # All begin again in each other's slots.
+            chance.shuffle(slots)
+            for slot, wish, written in zip(slots, wishes, outputs):
+                budgets.start(make_start(wish, slot=slot, outputs=written))
+        chosen = chance.sample(range(len(wishes)), chance.randint(1, len(wishes)))
+        forced = ask(budgets, *(slots[i] for i in chosen))
+        for i, token_id in zip(chosen, forced):
+            wish = wishes[i]
+            expected = None if wish is None else judge(wish, outputs[i])[0]
+            assert token_id == expected
+            if token_id is None or not obeys:
+                token_id = chance.randint(0, 3)
+            outputs[i].append(token_id)
+            if wish is not None and obeys:
+                assert judge(wish, outputs[i])[1] <= wish.num_tokens
+        tokens = torch.tensor([outputs[i][-1] for i in chosen])
+        budgets.append([slots[i] for i in chosen], tokens)
+
+
+def test_what_is_not_forced_stays_as_it_was_chosen() -> None:
+    """Also where the host cannot know it: reasoning has ended, or not begun."""
+    budgets = start_budgets(
+        make_start(make_budget(2, is_open=True), outputs=[1, 11, 5]),
+        make_start(make_budget(0), slot=1),
+        make_start(make_budget(0, is_open=True), slot=2),
+    )
+    budgets.append([0], torch.tensor([5]))
+    chosen = torch.tensor([3, 4, 7])
+    budgets.force([0, 2, 1], chosen)
+    assert chosen.tolist() == [3, END[0], 7]
+
+
+def test_nothing_is_done_as_long_as_nobody_can_have_used_it_up(
+    record_operations: Any,
+) -> None:
+    budgets = start_budgets(
+        make_start(None), make_start(make_budget(3, is_open=True), slot=1)
+    )
+    has_looked = []
+    for token_id in range(6):
+        with record_operations() as record:
+            budgets.force([0, 1], torch.tensor([1, 1]))
+        has_looked.append(len(record) > 1)
+        budgets.append([0, 1], torch.tensor([10, token_id]))
+    assert has_looked == [False, False, False, True, True, True]
+
+
+def test_a_slot_forgets_its_former_sequence() -> None:
+    budgets = start_budgets(
+        make_start(make_budget(0, (1, 2, 3), (5, 6, 7), is_open=True), outputs=[5])
+    )
+    assert ask(budgets, 0) == [6]
+    budgets.start(make_start(make_budget(1, (4,), (8,))))
+    for token_id in (1, 2, 3, 4, 5, 6):
+        assert ask(budgets, 0) == [None if token_id < 6 else 8]
+        budgets.append([0], torch.tensor([token_id]))
+    budgets.start(make_start(None))
+    assert ask(budgets, 0) == [None]
+
+
+def test_a_step_costs_the_same_after_any_number_of_outputs(
+    record_operations: Any,
+) -> None:
+    records = []
+    for num_outputs in (100, 60_000):
+        budgets = start_budgets(
+            make_start(make_budget(50, is_open=True), outputs=[1] * num_outputs),
+            make_start(make_budget(0), slot=1),
+        )
+        token_ids = torch.tensor([1, 2])
+        with record_operations() as record:
+            for _ in range(3):
+                budgets.force([0, 1], token_ids)
+                budgets.append([0, 1], token_ids)
+        records.append(record)
+        assert token_ids.tolist()[0] in END
+    assert records[0] == records[1] != []
+
+
+def test_no_step_waits_for_the_device(no_sync: Any) -> None:
+    budgets = start_budgets(
+        *(make_start(make_budget(n, is_open=True), slot=n) for n in range(4))
+    )
+    token_ids = torch.ones(5, dtype=torch.int64)
+    with no_sync():
+        for slots in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
+            token_ids.fill_(CHOSEN)
+            budgets.force(slots, token_ids)
+            budgets.append(slots, torch.ones_like(token_ids))
+    assert token_ids.tolist() == [CHOSEN, CHOSEN, END[0], END[0], CHOSEN]
+
+
+def test_nothing_is_done_for_sequences_without_a_budget(record_operations: Any) -> None:
+    budgets = start_budgets(
+        make_start(make_budget(0, is_open=True)), make_start(None), make_start(None)
+    )
+    token_ids = torch.tensor([1])
+    with record_operations() as record:
+        budgets.force([0], token_ids)
+        budgets.append([0], token_ids)
+    assert record == []

@@ -1,0 +1,144 @@
+"""What is checked before a request may enter: afterwards nothing can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...errors import ContextLengthExceeded, InvalidParameter
+from ...types.model_info import ModelInfo
+from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
+from ...types.sampling import SamplingParams
+
+# Far more than a plug-in wants to read, and far less than what ends a decoder.
+_MAX_ARGUMENT_DEPTH = 32
+
+
+def check_request(
+    prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
+) -> None:
+    """Refuse what the model cannot compute.
+
+    Raises:
+      InvalidParameter: a token id lies outside the vocabulary, there is no prompt,
+        vectors have another width or type than the model's, or a plug-in is not loaded.
+      ContextLengthExceeded: a prompt with its max_tokens is longer than the model.
+    """
+    if not prompts:
+        raise InvalidParameter("prompt", "must not be empty")
+    for prompt in prompts:
+        _check_prompt(prompt, info)
+        if prompt.embedded and sampling.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "a prompt of vectors has no tokens to report on"
+            )
+        _check_length(prompt, sampling, info.max_model_len)
+    _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
+    biased = tuple(token_id for token_id, _ in sampling.logit_bias)
+    _check_token_ids("logit_bias", biased, info.vocab_size)
+    if sampling.thinking is not None:
+        for tag in (sampling.thinking.start_token_ids, sampling.thinking.end_token_ids):
+            if not tag:
+                raise ValueError("a tag has at least one token")
+            _check_token_ids("thinking_token_budget", tag, info.vocab_size)
+    for name, arguments in sampling.logits_processors:
+        _check_processor(name, info.logits_processors)
+        if not _is_sendable(arguments, _MAX_ARGUMENT_DEPTH):
+            raise InvalidParameter(
+                f"logits_processors.{name}",
+                f"may be nested {_MAX_ARGUMENT_DEPTH} deep, with numbers of 64 bits",
+            )
+
+
+def resolve_sampling(
+    prompt: Prompt, sampling: SamplingParams, info: ModelInfo
+) -> SamplingParams:
+    """Give max_tokens the value that None stands for: what the model's length leaves."""
+    if sampling.max_tokens is not None:
+        return sampling
+    room = info.max_model_len - len(prompt.token_ids)
+    return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+
+def _check_prompt(prompt: Prompt, info: ModelInfo) -> None:
+    """Refuse tokens and vectors that the model cannot read.
+
+    Raises:
+      InvalidParameter: they are not of this model.
+      ValueError: runs, keys and vectors do not match.
+    """
+    token_ids = prompt.token_ids
+    begin_of_tokens = end = 0
+    for item in prompt.embedded:
+        _check_embedded(item, info)
+        for begin, run_end in item.runs:
+            if not end <= begin < run_end <= len(token_ids):
+                raise ValueError("the runs of vectors overlap or leave the prompt")
+            end = run_end
+            # At an image's positions stand its tokens.
+            if item.kind == "embeds":
+                if set(token_ids[begin:end]) != {NO_TOKEN}:
+                    raise ValueError("a position has a vector and a token")
+                _check_token_ids(
+                    "prompt", token_ids[begin_of_tokens:begin], info.vocab_size
+                )
+                begin_of_tokens = end
+    _check_token_ids("prompt", token_ids[begin_of_tokens:], info.vocab_size)
+
+
+def _check_embedded(item: EmbeddedInput, info: ModelInfo) -> None:
+    if len(item.keys) != KEY_BYTES * item.num_vectors or not item.runs:
+        raise ValueError("every vector has a key")
+    if item.kind == "image":
+        if not info.takes_images:
+            raise InvalidParameter("prompt", "this model takes no images")
+        return
+    if info.hidden_size == 0:
+        raise InvalidParameter("prompt_embeds", "this model takes tokens only")
+    embeds = item.tensors["embeds"]
+    if embeds.shape != (item.num_vectors, info.hidden_size):
+        raise InvalidParameter(
+            "prompt_embeds", f"vectors of this model have {info.hidden_size} numbers"
+        )
+    if embeds.dtype != info.dtype:
+        raise InvalidParameter(
+            "prompt_embeds", f"must be {info.dtype}, got {embeds.dtype}"
+        )
+
+
+def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        raise InvalidParameter(
+            param, f"token ids must be between 0 and {vocab_size - 1}"
+        )
+
+
+def _check_processor(name: str, loaded: Sequence[str]) -> None:
+    if name not in loaded:
+        # The beginning: a client may send a name of kilobytes.
+        raise InvalidParameter(
+            "logits_processors",
+            f"{name[:64]!r} is not loaded; loaded: {', '.join(loaded) or 'none'}",
+        )
+
+
+def _is_sendable(value: object, depth: int) -> bool:
+    """Whether another process can read what a request says to a plug-in."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if not isinstance(value, (dict, list)):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_sendable(each, depth - 1) for each in inner)
+
+
+def _check_length(prompt: Prompt, sampling: SamplingParams, limit: int) -> None:
+    num_tokens = len(prompt.token_ids)
+    max_tokens = sampling.max_tokens or 0
+    if num_tokens + max(1, max_tokens) > limit:
+        raise ContextLengthExceeded(
+            num_tokens=num_tokens,
+            limit=limit,
+            max_tokens=max_tokens,
+            param="prompt" if num_tokens >= limit else "max_tokens",
+        )

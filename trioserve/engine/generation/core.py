@@ -1,0 +1,164 @@
+"""The core of models that generate text: a scheduler and the loop that asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from ... import scheduler as scheduling
+from ...executor import Executor
+from ...scheduler import Flow, Scheduler, SchedulerCounters, SchedulerStatistics
+from ...types.ids import SequenceId
+from ...types.model_info import ModelInfo
+from ...types.output import SequenceOutput, StepResult
+from ...types.plan import StepPlan
+from ...types.prompt import Prompt
+from ...types.sampling import SamplingParams
+from ..core import Core
+from ..loop import StepLoop
+from .admission import resolve_sampling
+
+# Tokens of a request from which on its prompts are hashed in a thread: on the loop they
+# would take a third of a millisecond.
+LONG_PROMPT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceGroup:
+    """The sequences of one request: sampling.n of each prompt.
+
+    Args:
+      first_id: sequence k of prompt i has the id first_id + i * n + k; ids rise, and the
+        lower one goes first among equals.
+      seed: sequence k of n samples with seed + k.
+      priority: the lower goes first.
+    """
+
+    first_id: SequenceId
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    seed: int
+    priority: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def list_ids(self) -> range:
+        return range(self.first_id, self.first_id + self.num_sequences)
+
+
+class GenerationCore(
+    Core[Iterable[SequenceOutput], SchedulerStatistics, SchedulerCounters], Protocol
+):
+    """The core of an Engine."""
+
+    async def add(self, group: SequenceGroup) -> None:
+        """Let sequences wait for their admission. None of them is known if cancelled."""
+
+    def abort(self, sequence_ids: Collection[SequenceId]) -> None:
+        """End sequences; no output follows. Those that are unknown have ended."""
+
+
+class LocalCore:
+    """A core in this process.
+
+    Args:
+      scheduler, executor: what plans steps and what runs them.
+      info: the model's.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor[StepPlan, StepResult],
+        *,
+        info: ModelInfo,
+    ) -> None:
+        self._scheduler = scheduler
+        self._info = info
+        self._preparing = trio.CapacityLimiter(1)
+        self._deliver: Callable[[Iterable[SequenceOutput]], None]
+        self._loop = StepLoop(
+            executor,
+            scheduler,
+            lambda outputs: self._deliver(outputs),
+            self._tell_started,
+        )
+
+    async def run(
+        self,
+        deliver: Callable[[Iterable[SequenceOutput]], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        self._deliver = deliver
+        await self._loop.run(task_status=task_status)
+
+    async def add(self, group: SequenceGroup) -> None:
+        sequences = self._make_sequences(group)
+        if group.num_prompt_tokens > LONG_PROMPT:
+            await trio.to_thread.run_sync(
+                self._scheduler.prepare,
+                sequences,
+                limiter=self._preparing,
+                abandon_on_cancel=True,
+            )
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+        self._loop.wake()
+
+    def abort(self, sequence_ids: Collection[SequenceId]) -> None:
+        for sequence_id in sequence_ids:
+            self._scheduler.abort(sequence_id)
+        # An idle device may have to be told to forget something.
+        self._loop.wake()
+
+    def statistics(self) -> SchedulerStatistics:
+        return self._scheduler.statistics()
+
+    def counters(self) -> SchedulerCounters:
+        return self._scheduler.counters()
+
+    def stalled_seconds(self) -> float:
+        return self._loop.step_age_seconds
+
+    def _tell_started(self, plan: StepPlan) -> None:
+        if plan.starts:
+            self._deliver(self._scheduler.list_started(plan))
+
+    def _make_sequences(self, group: SequenceGroup) -> list[scheduling.Sequence]:
+        resolved = [
+            (prompt, resolve_sampling(prompt, group.sampling, self._info))
+            for prompt in group.prompts
+            for _ in range(group.sampling.n)
+        ]
+        flow = Flow(group.priority)
+        return [
+            scheduling.Sequence(
+                sequence_id=SequenceId(number),
+                prompt_token_ids=prompt.token_ids,
+                sampling=sampling,
+                seed=_wrap(group.seed + offset % group.sampling.n),
+                arrival=number,
+                flow=flow,
+                eos_token_ids=self._info.eos_token_ids,
+                cache_salt=prompt.cache_salt,
+                embedded=prompt.embedded,
+            )
+            for offset, (number, (prompt, sampling)) in enumerate(
+                zip(group.list_ids(), resolved)
+            )
+        ]
+
+
+def _wrap(seed: int) -> int:
+    """Bring a seed back into int64 where the largest one wraps round."""
+    return (seed + 2**63) % 2**64 - 2**63

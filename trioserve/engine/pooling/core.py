@@ -1,0 +1,127 @@
+"""The core of an engine that pools; see core.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+import trio
+
+from ...executor import Executor
+from ...scheduler import (
+    PoolingCounters,
+    PoolingFlow,
+    PoolingJob,
+    PoolingScheduler,
+    PoolingStatistics,
+)
+from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
+from ...types.tensors import TensorBytes
+from ..core import Core
+from ..loop import StepLoop
+
+# Numbers that whoever asks gives out: of a request, and of one of its inputs.
+FlowId = NewType("FlowId", int)
+JobId = NewType("JobId", int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingBatch:
+    """Inputs of a request that take turns with those of others.
+
+    Args:
+      first_job: row i is the job first_job + i.
+      priority: of the flow, the same in all of its batches; the lower goes first.
+    """
+
+    flow: FlowId
+    first_job: JobId
+    rows: tuple[PoolingRow, ...]
+    priority: int = 0
+
+
+PoolingOutputs = Iterable[tuple[JobId, TensorBytes]]
+
+
+class PoolingCore(Core[PoolingOutputs, PoolingStatistics, PoolingCounters], Protocol):
+    """The core of a PoolingLoop."""
+
+    def add(self, batch: PoolingBatch) -> None:
+        """Let inputs wait for their turn."""
+
+    def abort(self, jobs: Collection[JobId]) -> None:
+        """Give inputs up; of those of a step in flight something may still come."""
+
+    def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
+        """End a flow: no batch of it follows, and what it kept is forgotten."""
+
+
+class LocalPoolingCore:
+    """A core in this process.
+
+    Args:
+      scheduler, executor: what plans steps and what runs them.
+    """
+
+    def __init__(
+        self,
+        scheduler: PoolingScheduler,
+        executor: Executor[PoolingPlan, PoolingResult],
+    ) -> None:
+        self._scheduler = scheduler
+        self._flows: dict[FlowId, PoolingFlow] = {}
+        self._jobs: dict[JobId, PoolingJob] = {}
+        self._ids: dict[PoolingJob, JobId] = {}
+        self._deliver: Callable[[PoolingOutputs], None]
+        self._loop = StepLoop(executor, scheduler, self._hand_on)
+
+    async def run(
+        self,
+        deliver: Callable[[PoolingOutputs], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        self._deliver = deliver
+        await self._loop.run(task_status=task_status)
+
+    def add(self, batch: PoolingBatch) -> None:
+        flow = self._flows.setdefault(batch.flow, PoolingFlow(batch.priority))
+        for number, row in enumerate(batch.rows, batch.first_job):
+            job = self._scheduler.add(row, flow)
+            self._jobs[JobId(number)] = job
+            self._ids[job] = JobId(number)
+        self._loop.wake()
+
+    def abort(self, jobs: Collection[JobId]) -> None:
+        # What is unknown has been answered.
+        known = [self._jobs.pop(job) for job in jobs if job in self._jobs]
+        for job in known:
+            del self._ids[job]
+        self._scheduler.abort(known)
+
+    def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
+        self._flows.pop(flow, None)
+        for key in kept:
+            self._scheduler.release(key)
+        if kept:
+            # An idle device has to be told, too.
+            self._loop.wake()
+
+    def statistics(self) -> PoolingStatistics:
+        return self._scheduler.statistics()
+
+    def counters(self) -> PoolingCounters:
+        return self._scheduler.counters()
+
+    def stalled_seconds(self) -> float:
+        return self._loop.step_age_seconds
+
+    def _hand_on(self, outputs: Iterable[tuple[PoolingJob, TensorBytes]]) -> None:
+        answers = []
+        for job, tensor in outputs:
+            # Nobody waits for what was given up while the step ran.
+            if (number := self._ids.pop(job, None)) is not None:
+                del self._jobs[number]
+                answers.append((number, tensor))
+        self._deliver(answers)

@@ -1,0 +1,115 @@
+"""The other side of remote.py: a core that serves whoever started its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import trio
+
+from ...processes import MessageStream, beat
+from ...types.ids import SequenceId
+from ..generation.core import LocalCore, SequenceGroup
+from ..pooling.core import LocalPoolingCore
+from .messages import (
+    Abort,
+    AbortInputs,
+    Add,
+    AddInputs,
+    CloseFlow,
+    PoolingReport,
+    Report,
+)
+
+
+async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
+    """Serve a core until its only client has gone.
+
+    Raises: what a step raises, and PeerGone.
+    """
+    await _GenerationHost(core, stream).run()
+
+
+async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
+    """The same for one that pools."""
+    await _PoolingHost(core, stream).run()
+
+
+class _Host:
+    """What is alike for all cores."""
+
+    _report_type: ClassVar[type[Report] | type[PoolingReport]]
+
+    def __init__(self, core: Any, stream: MessageStream[Any]) -> None:
+        self._core = core
+        self._stream = stream
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._core.run, self._report)
+            nursery.start_soon(beat, self._report)
+            while True:
+                self._take(await self._stream.receive(), nursery)
+
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        """Do what the client asks for."""
+        raise NotImplementedError
+
+    def _report(self, outputs: Iterable[Any] = ()) -> None:
+        self._stream.send_nowait(
+            self._report_type(
+                outputs=tuple(outputs),
+                statistics=self._core.statistics(),
+                counters=self._core.counters(),
+                stalled_seconds=self._core.stalled_seconds(),
+            )
+        )
+
+
+class _GenerationHost(_Host):
+    _report_type = Report
+
+    def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
+        super().__init__(core, stream)
+        # Groups that are not among the core's yet, by their first sequence.
+        self._adding: dict[SequenceId, trio.CancelScope] = {}
+
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        match message:
+            case Add(group=group):
+                scope = self._adding[group.first_id] = trio.CancelScope()
+                nursery.start_soon(self._add, group, scope)
+            case Abort(sequence_ids=sequence_ids):
+                self._abort(sequence_ids)
+            case _:
+                raise AssertionError(f"{message} is not for this engine")
+
+    async def _add(self, group: SequenceGroup, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            await self._core.add(group)
+        del self._adding[group.first_id]
+
+    def _abort(self, sequence_ids: tuple[SequenceId, ...]) -> None:
+        for sequence_id in sequence_ids:
+            if scope := self._adding.get(sequence_id):
+                scope.cancel()
+        self._core.abort(sequence_ids)
+        self._report()
+
+
+class _PoolingHost(_Host):
+    _report_type = PoolingReport
+
+    def _take(self, message: object, nursery: trio.Nursery) -> None:
+        match message:
+            case AddInputs(batch=batch):
+                self._core.add(batch)
+            case AbortInputs(jobs=jobs):
+                self._core.abort(jobs)
+                self._report()
+            case CloseFlow(flow=flow, kept=kept):
+                self._core.close(flow, kept)
+                self._report()
+            case _:
+                raise AssertionError(f"{message} is not for this engine")

@@ -1,0 +1,150 @@
+"""Cores that run in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from ...processes import MessageStream, PeerGone, pack
+from ...scheduler import (
+    PoolingCounters,
+    PoolingStatistics,
+    SchedulerCounters,
+    SchedulerStatistics,
+)
+from ...types.ids import SequenceId
+from ...types.output import SequenceOutput
+from ...types.pooling import QueryKey
+from ..generation.core import LONG_PROMPT, SequenceGroup
+from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
+from .messages import (
+    Abort,
+    AbortInputs,
+    Add,
+    AddInputs,
+    CloseFlow,
+    PoolingReport,
+    Report,
+)
+
+# Bytes of tensors from which on a request is packed in a thread, which costs as much as
+# to copy so many.
+_LARGE_TENSORS = 2**18
+
+OutputsT = TypeVar("OutputsT")
+StatisticsT = TypeVar("StatisticsT")
+CountersT = TypeVar("CountersT")
+
+
+class EngineProcessDied(Exception):
+    """Raised when the process with the engine has ended; says how."""
+
+
+class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
+    """What is alike for all of them.
+
+    Args:
+      stream: to the process, whose model is loaded.
+      describe_end: tells how the process ended, once it has hung up.
+    """
+
+    def __init__(
+        self, stream: MessageStream[Any], describe_end: Callable[[], Awaitable[str]]
+    ) -> None:
+        self._stream = stream
+        self._describe_end = describe_end
+        self._report: Any = None
+        self._heard_at = 0.0
+
+    async def run(
+        self,
+        deliver: Callable[[OutputsT], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Take in what the process tells, until cancelled.
+
+        Raises:
+          EngineProcessDied
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stream.run)
+            try:
+                await self._receive()
+                task_status.started()
+                while True:
+                    await self._receive()
+                    if self._report.outputs:
+                        deliver(self._report.outputs)
+            except PeerGone:
+                raise EngineProcessDied(await self._describe_end()) from None
+
+    def statistics(self) -> StatisticsT:
+        statistics: StatisticsT = self._report.statistics
+        return statistics
+
+    def counters(self) -> CountersT:
+        counters: CountersT = self._report.counters
+        return counters
+
+    def stalled_seconds(self) -> float:
+        seconds: float = self._report.stalled_seconds
+        return seconds + trio.current_time() - self._heard_at
+
+    async def _receive(self) -> None:
+        report = await self._stream.receive()
+        assert isinstance(report, (Report, PoolingReport)), "nothing else comes now"
+        self._report = report
+        self._heard_at = trio.current_time()
+
+
+class RemoteCore(
+    _RemoteCore[Iterable[SequenceOutput], SchedulerStatistics, SchedulerCounters]
+):
+    """The GenerationCore of an engine process."""
+
+    def __init__(
+        self, stream: MessageStream[Any], describe_end: Callable[[], Awaitable[str]]
+    ) -> None:
+        super().__init__(stream, describe_end)
+        self._packing = trio.CapacityLimiter(1)
+
+    async def add(self, group: SequenceGroup) -> None:
+        message = Add(group=group)
+        if not _is_large(group):
+            self._stream.send_nowait(message)
+            return
+        # Not abandoned: whoever packs owns the memory.
+        packed = await trio.to_thread.run_sync(pack, message, limiter=self._packing)
+        self._stream.post_nowait(packed)
+
+    def abort(self, sequence_ids: Collection[SequenceId]) -> None:
+        self._stream.send_nowait(Abort(sequence_ids=tuple(sequence_ids)))
+
+
+class RemotePoolingCore(
+    _RemoteCore[PoolingOutputs, PoolingStatistics, PoolingCounters]
+):
+    """The PoolingCore of an engine process."""
+
+    def add(self, batch: PoolingBatch) -> None:
+        self._stream.send_nowait(AddInputs(batch=batch))
+
+    def abort(self, jobs: Collection[JobId]) -> None:
+        self._stream.send_nowait(AbortInputs(jobs=tuple(jobs)))
+
+    def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
+        self._stream.send_nowait(CloseFlow(flow=flow, kept=tuple(kept)))
+
+
+def _is_large(group: SequenceGroup) -> bool:
+    """Whether to pack it would hold up the event loop."""
+    num_bytes = sum(
+        len(tensor.data)
+        for prompt in group.prompts
+        for item in prompt.embedded
+        for tensor in item.tensors.values()
+    )
+    return group.num_prompt_tokens > LONG_PROMPT or num_bytes > _LARGE_TENSORS

@@ -1,0 +1,435 @@
+"""Text in, text out: the renderer and the engine put together.
+
+Render and engine do not know each other; this module composes them, once, for the HTTP
+room and for programs that embed the engine. It knows no HTTP and no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+import itertools
+from typing import TypeVar
+
+import msgspec
+
+from ..engine import EngineClient, StreamPhase, TokenStream
+from ..errors import InvalidParameter
+from ..render import (
+    Detokenizer,
+    Renderer,
+    TextDelta as RenderedDelta,
+    check_stop_strings,
+    count_characters,
+)
+from ..types.logits import LogitsProcessor
+from ..types.model_info import ModelInfo
+from ..types.output import FinishReason, TokenDelta, TokenLogprobs
+from ..types.prompt import Prompt
+from ..types.sampling import ReasoningBudget, SamplingParams
+
+T = TypeVar("T")
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_STRING_CHARACTERS = 1024
+# As of max_tokens.
+MAX_THINKING_TOKEN_BUDGET = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextParams:
+    """How token ids become text, and which text ends a sequence or its reasoning.
+
+    Args:
+      stop: strings that end a sequence, wherever they stand relative to tokens.
+      include_stop_str_in_output: keep what ended it, be it a string or a token.
+      skip_special_tokens: leave out tokens such as <|im_end|>.
+      thinking_token_budget: tokens of reasoning after which a chat's answer begins; None
+        leaves that to the model.
+
+    Raises:
+      InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
+        budget is below 0.
+    """
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    thinking_token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are taken")
+        if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):
+            raise InvalidParameter(
+                "stop",
+                f"each must have 1 to {MAX_STOP_STRING_CHARACTERS} characters",
+            )
+        check_stop_strings(self.stop)
+        budget = self.thinking_token_budget
+        if budget is not None and not 0 <= budget <= MAX_THINKING_TOKEN_BUDGET:
+            raise InvalidParameter(
+                "thinking_token_budget",
+                f"must be between 0 and {MAX_THINKING_TOKEN_BUDGET}, got {budget}",
+            )
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an open text yields: new text of one of its sequences.
+
+    Args:
+      index: prompt number * n + sequence number within the prompt.
+      text: never half a character, never taken back; may be empty.
+      reasoning: what the model thought before its answer, where that is told apart; it
+        is not in `text`.
+      num_reasoning_tokens: tokens that were found to be reasoning, its tags included.
+      token_ids: the tokens that were taken in, the one that ended it included; their
+        text may still be held back.
+      logprobs, prompt_logprobs: as in steps.TokenDelta.
+      num_cached_tokens: prompt tokens found in the prefix cache.
+      finish_reason: set in a sequence's last delta.
+      stop_reason: the stop string or stop token id that ended it.
+    """
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """Put the deltas of one sequence together; at least one."""
+        return msgspec.structs.replace(
+            deltas[-1],
+            text="".join(delta.text for delta in deltas),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
+            token_ids=_chain(delta.token_ids for delta in deltas),
+            logprobs=_chain(delta.logprobs for delta in deltas),
+            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
+        )
+
+
+class TextStream:
+    """An async iterator over the text of one request's sequences.
+
+    Args:
+      open_detokenizer: called with a sequence's index when its first tokens come. A
+        request of thousands of sequences would hold the event loop up if it made all
+        its detokenizers at once.
+
+    Attributes:
+      splits_reasoning: reasoning is told apart.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenStream,
+        open_detokenizer: Callable[[int], Detokenizer],
+        prompts: Sequence[Prompt],
+        text: TextParams,
+        *,
+        num_sequences: int,
+        splits_reasoning: bool = False,
+    ) -> None:
+        self._tokens = tokens
+        self._open_detokenizer = open_detokenizer
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._text = text
+        self.prompts = prompts
+        self.num_sequences = num_sequences
+        self.splits_reasoning = splits_reasoning
+
+    @property
+    def phase(self) -> StreamPhase:
+        """How far the sequence has come that has come farthest."""
+        return self._tokens.phase
+
+    @property
+    def started_at(self) -> float | None:
+        """When the first step with one of the sequences began; None before."""
+        return self._tokens.started_at
+
+    def __aiter__(self) -> TextStream:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        return self._render(await self._tokens.__anext__())
+
+    async def collect(self) -> list[TextDelta]:
+        """Read to the end; returns each sequence whole, by index."""
+        return await collect_texts(self, self.num_sequences)
+
+    def _render(self, delta: TokenDelta) -> TextDelta:
+        detokenizer = self._find_detokenizer(delta.index)
+        taken = detokenizer.push(self._visible_ids(delta))
+        if taken.finished:
+            self._tokens.stop(delta.index)
+            return _make_delta(delta, taken, taken.num_tokens, "stop", taken.stop)
+        num_tokens = len(delta.token_ids)
+        if delta.finish_reason is None:
+            return _make_delta(delta, taken, num_tokens, None, None)
+        # What was held back may yet complete a stop string.
+        rest = detokenizer.finish()
+        taken = RenderedDelta.join([taken, rest])
+        if rest.stop is not None:
+            return _make_delta(delta, taken, num_tokens, "stop", rest.stop)
+        return _make_delta(
+            delta, taken, num_tokens, delta.finish_reason, delta.stop_token_id
+        )
+
+    def _find_detokenizer(self, index: int) -> Detokenizer:
+        if index not in self._detokenizers:
+            self._detokenizers[index] = self._open_detokenizer(index)
+        return self._detokenizers[index]
+
+    def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
+        # The token that ended the sequence is no part of the answer.
+        ended_by_token = delta.finish_reason == "stop"
+        if ended_by_token and not self._text.include_stop_str_in_output:
+            return delta.token_ids[:-1]
+        return delta.token_ids
+
+
+class TextEngine:
+    """What open_engine gives.
+
+    Args:
+      engine, renderer: running, respectively loaded.
+      logits_processors: the plug-ins that the engine's device has.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        renderer: Renderer,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
+    ) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self._processors = {each.name: each for each in logits_processors}
+        self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    @contextmanager
+    def admit(self, num_sequences: int, num_characters: int) -> Iterator[None]:
+        """Let a request in before anything is made for it; the block renders it.
+
+        Args:
+          num_sequences: that it asks for.
+          num_characters: of its text, about.
+
+        Raises: what EngineClient.check_room raises, and
+          RendererFull: too many requests are rendered, or wait for it.
+        """
+        self.engine.check_room(num_sequences)
+        with self.renderer.room.enter(num_characters):
+            yield
+
+    @asynccontextmanager
+    async def open_text(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        text: TextParams,
+        *,
+        priority: int = 0,
+        splits_reasoning: bool = False,
+    ) -> AsyncIterator[TextStream]:
+        """Generate from rendered prompts until the block is left.
+
+        Args:
+          splits_reasoning: tell reasoning apart, if the server does that; for chats.
+
+        Raises: what EngineClient.open_stream raises, and
+          InvalidParameter: a budget is asked for where nothing tells reasoning apart, or
+            a plug-in refuses its arguments.
+        """
+        if text.thinking_token_budget is not None:
+            if not splits_reasoning:
+                raise InvalidParameter(
+                    "thinking_token_budget", "is only taken for chats"
+                )
+            thinking = self._limit_thinking(prompts, text.thinking_token_budget)
+            sampling = replace(sampling, thinking=thinking)
+        await self._check_arguments(sampling)
+
+        def open_detokenizer(index: int) -> Detokenizer:
+            return self.renderer.open_detokenizer(
+                prompts[index // sampling.n],
+                stop=text.stop,
+                include_stop_str_in_output=text.include_stop_str_in_output,
+                skip_special_tokens=text.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
+                splits_reasoning=splits_reasoning,
+            )
+
+        async with self.engine.open_stream(
+            prompts, sampling, priority=priority
+        ) as tokens:
+            yield TextStream(
+                tokens,
+                open_detokenizer,
+                prompts,
+                text,
+                num_sequences=len(prompts) * sampling.n,
+                splits_reasoning=splits_reasoning
+                and self.renderer.reasoning is not None,
+            )
+
+    def _limit_thinking(
+        self, prompts: Sequence[Prompt], num_tokens: int
+    ) -> ReasoningBudget | None:
+        tags = self.renderer.reasoning
+        if tags is None:
+            raise InvalidParameter("thinking_token_budget", "needs --reasoning-parser")
+        places = {tags.find_place(prompt.text) for prompt in prompts}
+        if len(places) != 1:
+            raise ValueError("the prompts of one budget must end alike")
+        place = places.pop()
+        # The template has ended the reasoning before it began.
+        if place == "after":
+            return None
+        return ReasoningBudget(
+            num_tokens=num_tokens,
+            start_token_ids=tags.start_token_ids,
+            end_token_ids=tags.end_token_ids,
+            is_open=place == "opened",
+        )
+
+    @asynccontextmanager
+    async def open_completion(
+        self, prompt: str, **options: object
+    ) -> AsyncIterator[TextStream]:
+        """Continue a text.
+
+        Args:
+          prompt: with the tokenizer's own special tokens put before it.
+          options: fields of SamplingParams and TextParams, and `priority`; what is
+            missing comes from the model's generation_config.
+
+        Raises:
+          TypeError: an option is unknown.
+          TrioserveError: see errors.py.
+        """
+        sampling, text, priority = self._split(options)
+        with self.admit(sampling.n, len(prompt)):
+            rendered = await self.renderer.render_text(prompt)
+        async with self.open_text(
+            [rendered], sampling, text, priority=priority
+        ) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def open_chat(
+        self, messages: Sequence[Mapping[str, object]], **options: object
+    ) -> AsyncIterator[TextStream]:
+        """Answer a conversation; `options` as in open_completion.
+
+        Args:
+          messages: {"role": ..., "content": ...} each, oldest first; content is a text
+            or a list of OpenAI's parts, images among them where the model sees any.
+        """
+        sampling, text, priority = self._split(options)
+        with self.admit(sampling.n, count_characters(messages)):
+            rendered = await self.renderer.render_chat(messages)
+        async with self.open_text(
+            [rendered], sampling, text, priority=priority, splits_reasoning=True
+        ) as stream:
+            yield stream
+
+    async def _check_arguments(self, sampling: SamplingParams) -> None:
+        """Let plug-ins look at what they are asked for: the last time they can refuse.
+
+        Raises:
+          InvalidParameter: one does; what else it raises is a defect of its own.
+        """
+        # Names that nobody has are the engine's to refuse.
+        named = [p for p in sampling.logits_processors if p[0] in self._processors]
+        if named:
+            await self.renderer.workers.run(partial(self._read_arguments, named))
+
+    def _read_arguments(self, named: list[tuple[str, Mapping[str, object]]]) -> None:
+        for name, arguments in named:
+            try:
+                self._processors[name].read_arguments(arguments)
+            except ValueError as error:
+                raise InvalidParameter(
+                    f"logits_processors.{name}", str(error) or "wrong arguments"
+                ) from None
+
+    def _split(
+        self, options: Mapping[str, object]
+    ) -> tuple[SamplingParams, TextParams, int]:
+        options = dict(options)
+        priority = options.pop("priority", 0)
+        if not isinstance(priority, int):
+            raise TypeError("priority must be an int")
+        text = {
+            field.name: options.pop(field.name)
+            for field in fields(TextParams)
+            if field.name in options
+        }
+        return (
+            replace(self._defaults, **options),  # type: ignore[arg-type]
+            TextParams(**text),  # type: ignore[arg-type]
+            priority,
+        )
+
+
+async def collect_texts(
+    deltas: AsyncIterator[TextDelta], num_sequences: int
+) -> list[TextDelta]:
+    """Read deltas to their end; returns each sequence whole, by index."""
+    gathered: list[list[TextDelta]] = [[] for _ in range(num_sequences)]
+    async for delta in deltas:
+        parts = gathered[delta.index]
+        parts.append(delta)
+        # One by one: there may be thousands, and others wait while they are joined.
+        if delta.finish_reason is not None:
+            gathered[delta.index] = [TextDelta.join(parts)]
+    # Invariant: a sequence's last delta, and no other, has a finish reason.
+    return [whole for [whole] in gathered]
+
+
+def _make_delta(
+    delta: TokenDelta,
+    taken: RenderedDelta,
+    num_tokens: int,
+    finish_reason: FinishReason | None,
+    stop_reason: str | int | None,
+) -> TextDelta:
+    return TextDelta(
+        index=delta.index,
+        text=taken.text,
+        reasoning=taken.reasoning,
+        num_reasoning_tokens=taken.num_reasoning_tokens,
+        token_ids=delta.token_ids[:num_tokens],
+        logprobs=delta.logprobs[:num_tokens],
+        prompt_logprobs=delta.prompt_logprobs,
+        num_cached_tokens=delta.num_cached_tokens,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+    )
+
+
+def _chain(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))

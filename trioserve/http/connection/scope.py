@@ -1,0 +1,122 @@
+"""One request's scope: what is opened in it is closed with it, whatever happens.
+
+quart-trio gives each request a nursery and cancels it when the client leaves. But a
+response's generator is not always started, and then its `finally` never runs: so what a
+handler opens lives in a stack that the connection itself closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+import logging
+from typing import Protocol, cast
+
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from quart.wrappers import Request
+from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers.request import TrioRequest
+import trio
+
+from . import INVITE_BODY, PEER, Peer
+from ..bodies.memory_budget import name_peer
+from ..bodies.upload import ChunkedBody, UploadDeadline
+from ..progress import Progress
+from ..request_id import RequestId
+from ..state import ServerState
+from .answer import Answer
+
+logger = logging.getLogger(__name__)
+
+
+class _HasState(Protocol):
+    """The app, which imports this module."""
+
+    state: ServerState
+
+
+class ScopedRequest(TrioRequest):
+    """A request with a place for what it opens.
+
+    Attributes:
+      resources: closed after the response has been sent or given up.
+      arrived_at: trio.current_time() of the request's head.
+      id: in the answer's header and id, and in the log.
+      progress: how far it has come.
+      peer: whether it has been answered.
+      answer: by which all of the answer goes.
+    """
+
+    body_class = ChunkedBody  # type: ignore[assignment]
+    body: ChunkedBody
+    resources: AsyncExitStack
+    arrived_at: float
+    id: RequestId
+    progress: Progress
+    peer: Peer
+    answer: Answer
+
+    async def read_chunks(self) -> list[bytes | bytearray]:
+        """Read the body, as its parts in order.
+
+        Raises:
+          RequestEntityTooLarge, UploadTooSlow
+          MemoryFull: the bodies of all requests are too long together.
+        """
+        return await self.body.take_chunks(self._invite_body)
+
+    async def _invite_body(self) -> None:
+        """Answer `Expect: 100-continue`; HTTP/1 alone has that extension."""
+        extensions = self.scope.get("extensions") or {}
+        if invite := extensions.get(INVITE_BODY):
+            await cast(Callable[[], Awaitable[None]], invite)()
+
+
+class ScopedConnection(TrioASGIHTTPConnection):
+    """Serves one request; the name is quart's."""
+
+    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
+        request = super()._create_request_from_scope(send)
+        scoped = cast(ScopedRequest, request)
+        scoped.id = RequestId(scoped.headers)
+        scoped.progress = Progress()
+        scoped.peer = Peer()
+        extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
+        extensions[PEER] = scoped.peer
+        scoped.answer = Answer(
+            send,
+            scoped,
+            request_id=scoped.id,
+            peer=scoped.peer,
+            progress=scoped.progress,
+        )
+        state = cast(_HasState, self.app).state
+        body = scoped.body
+        body.budget, body.heap = state.bodies, state.heap
+        body.peer = name_peer(self.scope.get("client"))
+        body.deadline = UploadDeadline(state.config.body_timeout)
+        return request
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Take the body in, and cancel the request when its client has left."""
+        await super().handle_messages(nursery, request, receive)
+        scoped = cast(ScopedRequest, request)
+        if scoped.peer.is_answered:
+            return
+        phase = scoped.progress.phase
+        cast(_HasState, self.app).state.counts.cancelled[phase,] += 1
+        logger.debug("request %s: its client left in %s", scoped.id, phase)
+
+    async def handle_request(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
+    ) -> None:
+        scoped = cast(ScopedRequest, request)
+        scoped.arrived_at = trio.current_time()
+        lifecycle = cast(_HasState, self.app).state.lifecycle
+        async with AsyncExitStack() as scoped.resources:
+            # Last in, first out: a request is running until nothing of it is left.
+            scoped.resources.enter_context(lifecycle.hold(scoped.progress))
+            scoped.resources.callback(scoped.body.release)
+            await super().handle_request(nursery, request, scoped.answer.send)

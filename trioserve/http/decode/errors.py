@@ -1,0 +1,58 @@
+"""What is wrong with a body, in a sentence that never quotes the body."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from ...errors import InvalidParameter
+from .pooling_requests import CHOICES as POOLING_CHOICES
+from .requests import CHOICES
+
+
+def explain(error: Exception, field: str = "") -> InvalidParameter:
+    """Say what is wrong with a body, without quoting it.
+
+    Args:
+      field: where the decoded bytes stand in the body, if they are not all of it.
+    """
+    if isinstance(error, RecursionError):
+        return InvalidParameter(field or None, "The body is nested too deeply.")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidParameter(field or None, "The body is not valid UTF-8.")
+    text = str(error)
+    if isinstance(error, msgspec.ValidationError):
+        return _explain_value(text, field)
+    if "truncated" in text:
+        # The decoder takes half a surrogate pair for the end of the input.
+        text = "it ends early, or a string holds half a surrogate pair"
+    reason = text.removeprefix("JSON is malformed: ")
+    return InvalidParameter(field or None, f"The body is not valid JSON: {reason}.")
+
+
+_CHOICES: Final = {**CHOICES, **POOLING_CHOICES}
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+
+
+def _explain_value(text: str, field: str) -> InvalidParameter:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words."""
+    # The path comes last: a quoted value before it may look like one.
+    reason, separator, path = text.rpartition(" - at `$")
+    if not separator:
+        reason, path = text, ""
+    # Keys of mappings are not in the path; [...] stands for any of them.
+    path = field + path.rstrip("`").replace("[...]", "")
+    param = path.removeprefix(".")
+    if missing := _MISSING.fullmatch(reason):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return InvalidParameter(param, "is required")
+    if not param:
+        return InvalidParameter(None, "The body must be a JSON object.")
+    # msgspec would quote what was sent, and not say what is taken.
+    if reason.startswith("Invalid enum value"):
+        choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
+        reason = f"must be one of {', '.join(choices)}"
+    reason = reason.replace("`", "").replace(" | ", " or ")
+    return InvalidParameter(param, reason[0].lower() + reason[1:])

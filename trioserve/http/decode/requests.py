@@ -1,0 +1,480 @@
+"""What clients may send: one frozen struct for each POST endpoint.
+
+Types, lengths and rules between fields are checked here, wherever a request comes
+from. Ranges of sampling numbers are not: they have one table, steps.SAMPLING_BOUNDS,
+and `schema.to_sampling` is where a request meets it. Fields are nullable where
+OpenAI's are; null means the same as nothing, and the properties say what that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, cast, get_args
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import InvalidParameter, NotSupported
+from ...frontend.text import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
+from ...types.sampling import MAX_BAD_WORDS
+
+# Bounds of what one request makes the server allocate or walk through; none has a
+# source but "more than clients were seen to send", except that vLLM has the same
+# kinds of limits (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
+MAX_PROMPTS: Final = 1024
+MAX_MESSAGES: Final = 16_384
+MAX_CACHE_SALT_CHARACTERS: Final = 1024
+MAX_NAME_CHARACTERS: Final = 1024
+MAX_CHAT_TEMPLATE_CHARACTERS: Final = 65_536
+
+# JSON allows numbers of any length; what is wider than 64 bits is refused before any
+# arithmetic or message meets it.
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
+ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
+# Part of response ids, which clients log and put into headers: visible ASCII alone.
+# The last group keeps Python's `$` from matching before a line end.
+RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Side = Literal["left", "right"]
+ToolType = Literal["function"]
+ToolChoice = Literal["none", "auto"]
+
+# What each field with a fixed set of values takes, for the decoder's error does not say.
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "role": get_args(Role),
+    "tool_choice": get_args(ToolChoice),
+    "truncation_side": get_args(Side),
+    "type": get_args(ToolType),
+}
+
+PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a message's content: a text, an image or a tensor of embeddings.
+
+    What may be megabytes long stays bytes of the body, which costs nothing.
+    """
+
+    type: str
+    text: str | None = None
+    image_url: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    prompt_embeds: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where an image comes from.
+
+    Args:
+      detail: images are seen in full, as the model's processor prepares them, so that
+        `low` is refused.
+    """
+
+    url: msgspec.Raw
+    detail: str | None = None
+
+    @property
+    def wants_detail(self) -> bool:
+        return self.detail in (None, "auto", "high")
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an assistant called; `arguments` is JSON."""
+
+    name: Name
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A call that an assistant made earlier in the conversation."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: ToolType = "function"
+
+
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """An object that is refused wherever it stands: its fields are never built."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One turn of a conversation.
+
+    Args:
+      name: for templates that tell speakers apart; others leave it out.
+    """
+
+    role: Role
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Unread | None = None
+    function_call: Unread | None = None
+
+
+Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+# A union may hold one array type only, so that strings, ids and lists of ids mix as
+# far as the decoder is concerned; CompletionRequest refuses mixtures.
+PromptItem = (
+    Annotated[str, Meta(min_length=1)]
+    | TokenId
+    | Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+)
+CompletionPrompt = (
+    Annotated[str, Meta(min_length=1)]
+    | Annotated[tuple[PromptItem, ...], Meta(min_length=1)]
+)
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream reports besides the text.
+
+    Args:
+      include_usage: a last chunk, without choices, counts the tokens.
+      continuous_usage_stats: every chunk counts the tokens so far.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.continuous_usage_stats and self.include_usage is False:
+            raise InvalidParameter(
+                "stream_options.continuous_usage_stats", "needs include_usage"
+            )
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What chat and plain completions have in common."""
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Int64 | None = None
+    max_tokens: Int64 | None = None
+    ignore_eos: bool | None = None
+    stop: (
+        StopString
+        | Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)]
+        | None
+    ) = None
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    logits_processors: dict[str, dict[str, object] | None] | None = None
+    bad_words: (
+        Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS // 2)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Int64 | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Int64 | None = None
+    truncation_side: Side | None = None
+    priority: Int64 | None = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
+    ) = None
+    request_id: RequestIdText | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options", "is only taken with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidParameter("prompt_logprobs", "is not taken with stream=true")
+        if self.truncate_prompt_tokens is not None:
+            if self.truncate_prompt_tokens < -1 or self.truncate_prompt_tokens == 0:
+                raise InvalidParameter(
+                    "truncate_prompt_tokens", "must be -1 or at least 1"
+                )
+        elif self.truncation_side is not None:
+            raise InvalidParameter(
+                "truncation_side", "is only taken with truncate_prompt_tokens"
+            )
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own, such as the first; by default it does."""
+        return self.add_special_tokens is not False
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end a text; none by default."""
+        if isinstance(self.stop, str):
+            return (self.stop,)
+        return self.stop or ()
+
+    @property
+    def skips_special_tokens(self) -> bool:
+        """Whether special tokens are left out of the text; by default they are."""
+        return self.skip_special_tokens is not False
+
+    @property
+    def reports_usage(self) -> bool:
+        """Whether a stream's last chunk counts the tokens."""
+        options = self.stream_options
+        return options is not None and bool(
+            options.include_usage or options.continuous_usage_stats
+        )
+
+    @property
+    def reports_usage_continuously(self) -> bool:
+        """Whether every chunk of a stream counts the tokens so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions.
+
+    Args:
+      tool_choice: `none` hides the tools from the model, because nothing else would keep
+        it from calling them; by default it sees them.
+      parallel_tool_calls: False is refused with tools: nothing limits how many calls a
+        model writes.
+    """
+
+    messages: Messages
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+    thinking_token_budget: Int64 | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: ChatTemplateText | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_messages(self.messages)
+        check_continuation(self.add_generation_prompt, self.continue_final_message)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
+        if self.parallel_tool_calls is False and self.shown_tools:
+            raise NotSupported(
+                "parallel_tool_calls", "nothing limits how many calls the model writes"
+            )
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model sees."""
+        return _shown_tools(self)
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the assistant's turn is opened; not where a message goes on."""
+        return _adds_generation_prompt(self)
+
+    @property
+    def includes_reasoning(self) -> bool:
+        """Whether the answer shows the reasoning, if it is told apart at all."""
+        return self.include_reasoning is not False
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own; by default the template writes them."""
+        return bool(self.add_special_tokens)
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: CompletionPrompt | None = None
+    prompt_embeds: tuple[memoryview, ...] | None = None
+    echo: bool | None = None
+    logprobs: Int64 | None = None
+    best_of: Int64 | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt_embeds:
+            self._check_embeds()
+        elif self.prompt is None:
+            raise InvalidParameter(
+                "prompt", "either prompt or prompt_embeds is required"
+            )
+        if self.best_of not in (None, 1 if self.n is None else self.n):
+            raise NotSupported("best_of", "only the value of n is taken")
+
+    def _check_embeds(self) -> None:
+        """Refuse what asks for the tokens of a prompt that has none."""
+        if self.echo:
+            raise InvalidParameter("echo", "is not taken with prompt_embeds")
+        if self.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs", "is not taken with prompt_embeds")
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """Each prompt, as text or as token ids; those of vectors come before them."""
+        prompt = self.prompt
+        if prompt is None:
+            return ()
+        if isinstance(prompt, str):
+            return (prompt,)
+        # Invariant: large.decode_prompt left items of one type only.
+        if isinstance(prompt[0], int):
+            return (cast(tuple[int, ...], prompt),)
+        return cast(tuple[str | tuple[int, ...], ...], prompt)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Prompts that are texts: all of `prompts`, or none."""
+        return tuple(prompt for prompt in self.prompts if isinstance(prompt, str))
+
+    @property
+    def id_lists(self) -> tuple[tuple[int, ...], ...]:
+        """Prompts that are token ids: all of `prompts`, or none."""
+        return tuple(prompt for prompt in self.prompts if isinstance(prompt, tuple))
+
+    @property
+    def num_prompts(self) -> int:
+        """How many there are, those of vectors included."""
+        return len(self.prompt_embeds or ()) + len(self.prompts)
+
+    @property
+    def num_characters(self) -> int:
+        """How long the prompts are that are no vectors, in characters or ids."""
+        return sum(map(len, self.prompts))
+
+
+# Of what /tokenize takes, all that has a meaning for conversations alone.
+_CHAT_FIELDS: Final = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+)
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a prompt, or messages as chat takes them."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: ChatTemplateText | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameter("prompt", "send either prompt or messages")
+        for name in _CHAT_FIELDS:
+            if self.messages is None and getattr(self, name):
+                raise InvalidParameter(name, "is only taken with messages")
+        check_messages(self.messages or ())
+        check_continuation(self.add_generation_prompt, self.continue_final_message)
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Whether the assistant's turn is opened; not where a message goes on."""
+        return _adds_generation_prompt(self)
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, object], ...]:
+        """The tools that the model would see."""
+        return _shown_tools(self)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own: by default to prompts, not to chats."""
+        if self.add_special_tokens is None:
+            return self.prompt is not None
+        return self.add_special_tokens
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    model: Name | None = None
+    tokens: tuple[TokenId, ...]
+
+
+def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
+    """Refuse messages without content and with what nobody reads.
+
+    Args:
+      param: where in the request they stand.
+
+    Raises:
+      InvalidParameter: a message, or a part of one, is empty.
+      NotSupported: a message holds audio, video or files, a refusal, or calls in an
+        older form.
+    """
+    for index, message in enumerate(messages):
+        path = f"{param}[{index}]"
+        if message.function_call is not None:
+            raise NotSupported(f"{path}.function_call")
+        if message.audio is not None:
+            raise NotSupported(f"{path}.audio")
+        if message.refusal:
+            raise NotSupported(f"{path}.refusal", "send it as content")
+        # An assistant's turn may be empty, and is null where it only called tools.
+        if message.content is None and message.role != "assistant":
+            raise InvalidParameter(f"{path}.content", "is required")
+        if isinstance(message.content, tuple):
+            _check_parts(f"{path}.content", message.content)
+
+
+def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
+    for index, part in enumerate(parts):
+        if part.type not in PART_TYPES:
+            raise NotSupported(
+                f"{path}[{index}].type", f"parts are {', '.join(PART_TYPES)}"
+            )
+        # Each type has its content in the field of the same name.
+        if getattr(part, part.type) in (None, msgspec.Raw()):
+            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
+
+
+def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
+    """Refuse to open a new turn and to go on with the last one.
+
+    Raises:
+      InvalidParameter
+    """
+    if adds_prompt and continues:
+        raise InvalidParameter(
+            "continue_final_message", "cannot be combined with add_generation_prompt"
+        )
+
+
+def _shown_tools(
+    request: ChatRequest | TokenizeRequest,
+) -> tuple[dict[str, object], ...]:
+    return () if request.tool_choice == "none" else request.tools or ()
+
+
+def _adds_generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:
+    if request.add_generation_prompt is None:
+        return not request.continue_final_message
+    return request.add_generation_prompt

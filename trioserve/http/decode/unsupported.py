@@ -1,0 +1,145 @@
+"""Fields that clients know and this server does not implement, one row each.
+
+A field is refused when it asks for something. Sent with a neutral value, which asks
+for what happens anyway, it is accepted: client libraries send many of those. JSON's
+null is always neutral. What is not listed here and not a field of the request is
+unknown, and ignored as vLLM ignores it.
+
+Sources: OpenAI's and Cohere's API references; protocol.py of vLLM 0.33's endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from ...errors import NotSupported
+
+Neutral = tuple[object, ...]
+
+BOTH: Final[Mapping[str, Neutral]] = {
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "logprob_token_ids": ([],),
+    "allowed_token_ids": (),
+    "spaces_between_special_tokens": (True,),
+    "mm_processor_kwargs": ({},),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "repetition_detection": (),
+    "stream_interval": (1,),
+    "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (),
+    "service_tier": ("auto", "default"),
+}
+
+CHAT: Final[Mapping[str, Neutral]] = {
+    **BOTH,
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "echo": (False,),
+    "documents": ([],),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
+    "reasoning_effort": (),
+    "return_prompt_text": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "store": (False,),
+    "verbosity": ("medium",),
+}
+
+COMPLETION: Final[Mapping[str, Neutral]] = {
+    **BOTH,
+    "suffix": ("",),
+    # Nobody tells where a plain text would begin to reason.
+    "thinking_token_budget": (),
+}
+
+TOKENIZE: Final[Mapping[str, Neutral]] = {
+    name: CHAT[name] for name in ("documents", "media_io_kwargs", "mm_processor_kwargs")
+}
+
+POOLING: Final[Mapping[str, Neutral]] = {
+    "padding": ("do_not_pad",),
+    "normalize": (),
+    "late_chunking_params": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    # Of vLLM's plugins.
+    "data": (),
+}
+
+SCORING: Final[Mapping[str, Neutral]] = {
+    **POOLING,
+    # Only templates of pairs have a place for them.
+    "instruction": ("",),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    # Cohere's.
+    "rank_fields": ([],),
+    "max_chunks_per_doc": (),
+    "relevant_spans": (),
+}
+
+COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
+
+# What to do instead, where there is something.
+INSTEAD: Final[Mapping[str, str]] = {
+    "normalize": "send use_activation",
+    "reasoning_effort": (
+        "send chat_template_kwargs with the switch of the model's own template, or "
+        "thinking_token_budget"
+    ),
+    "tool_choice": "the model cannot be made to call a tool; send auto or none",
+}
+
+# Names that label a request for its sender and ask nothing of the server.
+LABELS: Final = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "session_id",
+    }
+)
+
+# Every neutral value is far shorter: what is longer need not be decoded to be refused.
+_LONGEST_NEUTRAL_BYTES = 64
+
+
+def refuse(name: str, value: msgspec.Raw, neutral: Neutral) -> None:
+    """Raise unless the value of a field that is not implemented asks for nothing.
+
+    Raises:
+      NotSupported: `param` is the field.
+    """
+    if not _is_neutral(bytes(value), neutral):
+        raise NotSupported(name, INSTEAD.get(name, ""))
+
+
+def _is_neutral(value: bytes, neutral: Neutral) -> bool:
+    if len(value) > _LONGEST_NEUTRAL_BYTES:
+        return False
+    try:
+        decoded = msgspec.json.decode(value)
+    # A value that was only skipped so far may hold what is not UTF-8.
+    except ValueError:
+        return False
+    return decoded is None or decoded in neutral

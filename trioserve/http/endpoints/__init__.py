@@ -1,0 +1,8 @@
+"""The handlers, one file an endpoint.
+
+chat, completions, tokenize        models that generate text
+embeddings, classify, score, cohere    models that pool
+admin                              health, metrics, models, version
+generation, pooling                the steps that several handlers share
+sse                                the body of a streamed answer
+"""

@@ -1,0 +1,76 @@
+"""What operators and client libraries ask: health, version, metrics, models, OpenAPI.
+
+None of it waits for a renderer worker or for the device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+import time
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from quart import Response
+
+from ..._version import __version__
+from ...errors import EngineStalled
+from ..connection.scope import ScopedRequest
+from ..metrics import render_metrics
+from ..openapi import openapi_document
+from ..respond import respond_error, respond_json
+from ..state import ServerState
+from ..wire.responses import Version, describe_model, list_models
+
+_STARTED_AT = int(time.time())
+
+
+async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
+    """200 while requests are taken, 503 otherwise."""
+    if state.is_healthy:
+        return Response(b"", 200)
+    return respond_error(state.find_illness(), 503)
+
+
+async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:
+    """200 while the engine gets on with its work, 503 otherwise.
+
+    A restart mends what makes this red; what makes /health red, a drain, it would cut.
+    """
+    if state.makes_progress:
+        return Response(b"", 200)
+    return respond_error(EngineStalled(state.stalled_seconds), 503)
+
+
+async def answer_version(state: ServerState, request: ScopedRequest) -> Response:
+    """The server's own version."""
+    return respond_json(Version(version=__version__))
+
+
+async def answer_metrics(state: ServerState, request: ScopedRequest) -> Response:
+    """Everything that is counted, for Prometheus."""
+    return Response(render_metrics(state), content_type=CONTENT_TYPE_LATEST)
+
+
+async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
+    """The one model that is served."""
+    info = state.require_engine().info
+    return respond_json(list_models(info, created=_STARTED_AT))
+
+
+async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
+    """The model that is served, if it has the name that the path ends with."""
+    assert request.view_args is not None, "the route names the model"
+    # Werkzeug takes a slash at the end for a part of the name.
+    name = request.view_args["model"]
+    info = state.require_engine(name.removesuffix("/") or name).info
+    return respond_json(describe_model(info, created=_STARTED_AT))
+
+
+async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
+    """This API, described."""
+    return Response(_render_openapi(), content_type="application/json")
+
+
+@cache
+def _render_openapi() -> bytes:
+    return msgspec.json.encode(openapi_document(__version__))

@@ -1,0 +1,45 @@
+"""POST /classify."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+from quart import Response
+
+from ...frontend import PoolingEngine
+from ...render.pooling.vectors import read_floats, write_json
+from ...types.tensors import TensorBytes
+from ..connection.scope import ScopedRequest
+from ..decode.body import read_pooling_request
+from ..decode.pooling_schema import decode_classification
+from ..state import ServerState
+from ..wire.pooling_responses import ClassificationList, ClassifiedText, splice
+from ..wire.responses import encode
+from .pooling import Exchange, make_params, pool_texts, require_task
+
+
+async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:
+    """Classify texts."""
+    body, engine = await read_pooling_request(state, request, decode_classification)
+    task = require_task(engine, ("classify",), "classify texts")
+    params = make_params(engine, task, use_activation=body.use_activation)
+    exchange = Exchange(state=state, request=request, engine=engine)
+    header = exchange.make_header("classify", body.request_id)
+    pooled = await pool_texts(exchange, body, params, partial(_write_entry, engine))
+    content = header.begin(ClassificationList, pooled.num_tokens)
+    return await exchange.respond(
+        partial(splice, content, {"data": pooled.results}),
+        sum(map(len, pooled.results)),
+    )
+
+
+def _write_entry(engine: PoolingEngine, index: int, tensor: TensorBytes) -> bytes:
+    probs = read_floats(tensor)
+    entry = ClassifiedText(
+        index=index,
+        label=engine.name_label(probs),
+        probs=msgspec.Raw(write_json(tensor)),
+        num_classes=len(probs),
+    )
+    return encode(entry)

@@ -1,0 +1,238 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+from msgspec import UNSET
+from quart import Response
+
+from ...frontend.text import TextDelta, TextEngine
+from ...render import Renderer, TokenizeOptions, run_together
+from ...types.output import TokenLogprobs
+from ...types.prompt import Prompt
+from ...types.sampling import SamplingParams
+from ..connection.scope import ScopedRequest
+from ..decode.body import read_request
+from ..decode.requests import CompletionRequest
+from ..decode.schema import decode_completion
+from ..respond import respond_built
+from ..state import ServerState
+from ..wire.chunks import CompletionChunks, StreamHeader, completion_usage_event
+from ..wire.logprobs import (
+    TokenTexts,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+    count_entries,
+)
+from ..wire.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
+from ..wire.usage import MeteredStream
+from .generation import (
+    make_header,
+    make_sampling,
+    make_token_texts,
+    make_tokenize_options,
+    open_stream,
+    tokenize_bad_words,
+)
+from .sse import respond_events
+
+
+async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
+    """Continue one or several prompts, whole or token by token."""
+    body, engine = await read_request(state, request, decode_completion)
+    prompts, sampling = await _render(engine, body)
+    # Or megabytes of the body would be kept for as long as the answer takes.
+    body = msgspec.structs.replace(body, prompt="", prompt_embeds=None)
+    stream = await open_stream(state, request, body, engine, prompts, sampling)
+    header = make_header("cmpl", request, body, engine)
+    choices = _Choices(body, stream, make_token_texts(body, engine))
+    if body.stream:
+        return respond_events(
+            request, stream, _CompletionEvents(header, choices), engine.renderer.workers
+        )
+    completed = await stream.collect()
+    build = partial(_build_answer, header, choices, completed)
+    return await respond_built(engine.renderer.workers, build, count_entries(completed))
+
+
+async def _render(
+    engine: TextEngine, body: CompletionRequest
+) -> tuple[list[Prompt], SamplingParams]:
+    """Render all prompts: first those of vectors, as vLLM orders them."""
+    sampling = make_sampling(body, engine)
+    options = make_tokenize_options(body, sampling, engine)
+    engine.renderer.check_sizes(body.texts, options)
+    with engine.admit(body.num_prompts * sampling.n, body.num_characters):
+        sampling = await tokenize_bad_words(body, engine, sampling)
+        prompts = [
+            *await _render_embeds(engine.renderer, body),
+            *await engine.renderer.render_texts(body.texts, options),
+            *await _render_ids(engine.renderer, body, options),
+        ]
+    return prompts, sampling
+
+
+async def _render_embeds(renderer: Renderer, body: CompletionRequest) -> list[Prompt]:
+    embeds = body.prompt_embeds or ()
+    calls = []
+    for index, payload in enumerate(embeds):
+        param = f"prompt_embeds[{index}]" if len(embeds) > 1 else "prompt_embeds"
+        salt = body.cache_salt or ""
+        calls.append(
+            partial(renderer.render_embeds, payload, cache_salt=salt, param=param)
+        )
+    return await run_together(calls)
+
+
+async def _render_ids(
+    renderer: Renderer, body: CompletionRequest, options: TokenizeOptions
+) -> list[Prompt]:
+    # One by one: those whose text is echoed wait for a worker.
+    return [
+        await renderer.render_ids(
+            token_ids,
+            options,
+            with_text=bool(body.echo),
+            skip_special_tokens=body.skips_special_tokens,
+        )
+        for token_ids in body.id_lists
+    ]
+
+
+class _Choices:
+    """Says of each choice what was asked: its echo, logprobs and offsets."""
+
+    def __init__(
+        self, body: CompletionRequest, stream: MeteredStream, texts: TokenTexts
+    ) -> None:
+        self.body = body
+        self.stream = stream
+        self._texts = texts
+        self._num_per_prompt = stream.num_sequences // len(stream.prompts)
+        # Characters that the tokens reported so far stand for, by choice.
+        self._text_offsets: dict[int, int] = {}
+
+    def prompt(self, index: int) -> Prompt:
+        return self.stream.prompts[index // self._num_per_prompt]
+
+    def begins(self, delta: TextDelta) -> bool:
+        """Whether this is the choice's first delta with a token; true once."""
+        if delta.index in self._text_offsets or not delta.token_ids:
+            return False
+        self._text_offsets[delta.index] = 0
+        return True
+
+    def echo(self, index: int) -> str:
+        return (self.prompt(index).text or "") if self.body.echo else ""
+
+    def report(
+        self, delta: TextDelta, *, with_prompt: bool
+    ) -> CompletionLogprobs | None:
+        """Return the logprobs of a delta's tokens, behind its prompt's if echoed."""
+        if self.body.logprobs is None or not delta.logprobs:
+            return None
+        token_ids: tuple[int, ...] = delta.token_ids
+        logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
+        if with_prompt and self.body.echo:
+            token_ids = self.prompt(delta.index).token_ids + token_ids
+            # Nothing predicted the first one.
+            logprobs = (None, *delta.prompt_logprobs, *logprobs)
+        report = build_completion_logprobs(
+            token_ids,
+            logprobs,
+            self._texts,
+            text_offset=self._text_offsets[delta.index],
+        )
+        self._text_offsets[delta.index] = report.text_offset[-1] + len(
+            self._texts.text(token_ids[-1])
+        )
+        return report
+
+    def build(self, whole: TextDelta) -> CompletionChoice:
+        self.begins(whole)
+        body, prompt = self.body, self.prompt(whole.index)
+        shows_ids = body.return_token_ids
+        return CompletionChoice(
+            index=whole.index,
+            text=self.echo(whole.index) + whole.text,
+            logprobs=self.report(whole, with_prompt=True),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            token_ids=whole.token_ids if shows_ids else UNSET,
+            prompt_token_ids=prompt.token_ids if shows_ids else UNSET,
+            prompt_logprobs=(
+                UNSET
+                if body.prompt_logprobs is None
+                else build_prompt_logprobs(whole.prompt_logprobs, self._texts)
+            ),
+        )
+
+
+class _CompletionEvents:
+    """The EventWriter of completions."""
+
+    def __init__(self, header: StreamHeader, choices: _Choices) -> None:
+        self._header = header
+        self._choices = choices
+        self._chunks: dict[int, CompletionChunks] = {}
+        # Prompt logprobs come chunk by chunk, before the first token.
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+
+    def write(self, delta: TextDelta) -> bytes:
+        choices, body = self._choices, self._choices.body
+        if delta.prompt_logprobs:
+            before = self._prompt_logprobs.get(delta.index, ())
+            self._prompt_logprobs[delta.index] = before + delta.prompt_logprobs
+        if not delta.token_ids:
+            return b""
+        is_first = choices.begins(delta)
+        delta = msgspec.structs.replace(
+            delta, prompt_logprobs=self._prompt_logprobs.pop(delta.index, ())
+        )
+        text = choices.echo(delta.index) + delta.text if is_first else delta.text
+        logprobs = choices.report(delta, with_prompt=is_first)
+        shows_ids = body.return_token_ids
+        if not (text or delta.finish_reason or logprobs or shows_ids):
+            return b""
+        prompt = choices.prompt(delta.index)
+        return self._find_chunks(delta.index).text(
+            text,
+            logprobs=logprobs,
+            token_ids=delta.token_ids if shows_ids else None,
+            prompt_token_ids=prompt.token_ids if shows_ids and is_first else None,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            usage=self._usage_so_far(),
+        )
+
+    def end(self) -> bytes:
+        if not self._choices.body.reports_usage:
+            return b""
+        return completion_usage_event(self._header, self._choices.stream.usage)
+
+    def _find_chunks(self, index: int) -> CompletionChunks:
+        # PooledBatch when it is needed: there may be thousands of choices.
+        if index not in self._chunks:
+            self._chunks[index] = CompletionChunks(self._header, index)
+        return self._chunks[index]
+
+    def _usage_so_far(self) -> Usage | None:
+        if not self._choices.body.reports_usage_continuously:
+            return None
+        return self._choices.stream.usage
+
+
+def _build_answer(
+    header: StreamHeader, choices: _Choices, completed: Sequence[TextDelta]
+) -> Completion:
+    return Completion(
+        id=header.id,
+        created=header.created,
+        model=header.model,
+        system_fingerprint=header.system_fingerprint,
+        choices=tuple(choices.build(whole) for whole in completed),
+        usage=choices.stream.usage,
+    )

@@ -1,0 +1,127 @@
+"""What both generating endpoints do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+import time
+
+import trio
+
+from ...frontend.text import TextEngine, TextParams
+from ...render import TokenizeOptions
+from ...types.prompt import Prompt
+from ...types.sampling import SamplingParams
+from ..connection.scope import ScopedRequest
+from ..decode.requests import ChatRequest, CompletionRequest, GenerationRequest
+from ..decode.schema import to_sampling
+from ..state import ServerState
+from ..stream_times import StreamTimes
+from ..wire.chunks import StreamHeader
+from ..wire.logprobs import TokenTexts
+from ..wire.usage import MeteredStream
+
+
+def tell_time() -> int:
+    """Seconds since 1970 for `created`: clients show them, nothing depends on them."""
+    return int(time.time())
+
+
+def make_header(
+    prefix: str, request: ScopedRequest, body: GenerationRequest, engine: TextEngine
+) -> StreamHeader:
+    """Begin an answer."""
+    return StreamHeader(
+        id=f"{prefix}-{request.id.take(body.request_id)}",
+        created=tell_time(),
+        model=engine.info.name,
+        system_fingerprint=engine.info.fingerprint,
+        include_usage=body.reports_usage,
+    )
+
+
+def make_token_texts(body: GenerationRequest, engine: TextEngine) -> TokenTexts:
+    return TokenTexts(
+        engine.renderer.token_bytes,
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+    )
+
+
+def make_tokenize_options(
+    body: GenerationRequest, sampling: SamplingParams, engine: TextEngine
+) -> TokenizeOptions:
+    """Say how prompts become token ids; -1 cuts to what leaves room for the output."""
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
+        limit = max(1, engine.info.max_model_len - (sampling.max_tokens or 1))
+    return TokenizeOptions(
+        add_special_tokens=body.adds_special_tokens,
+        truncate_to=limit,
+        truncation_side=body.truncation_side or "left",
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def make_sampling(
+    body: ChatRequest | CompletionRequest, engine: TextEngine
+) -> SamplingParams:
+    """Work out how to sample, without the words that the tokenizer has to read.
+
+    Raises:
+      InvalidParameter: a number is out of its range.
+    """
+    return to_sampling(body, dict(engine.info.default_sampling))
+
+
+async def tokenize_bad_words(
+    body: ChatRequest | CompletionRequest,
+    engine: TextEngine,
+    sampling: SamplingParams,
+) -> SamplingParams:
+    """Add the words that must not be written.
+
+    Raises:
+      InvalidParameter: a word is too long, or has no token.
+    """
+    if not body.bad_words:
+        return sampling
+    words = await engine.renderer.render_bad_words(body.bad_words)
+    return replace(sampling, bad_words=words)
+
+
+async def open_stream(
+    state: ServerState,
+    request: ScopedRequest,
+    body: GenerationRequest,
+    engine: TextEngine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+) -> MeteredStream:
+    """Begin to generate; the request's scope ends it, and its body is needed no more."""
+    request.body.release()
+    request.progress.enter("queue")
+    submitted_at = trio.current_time()
+    text = TextParams(
+        stop=body.stop_strings,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skips_special_tokens,
+        thinking_token_budget=(
+            body.thinking_token_budget if isinstance(body, ChatRequest) else None
+        ),
+    )
+    stream = await request.resources.enter_async_context(
+        engine.open_text(
+            prompts,
+            sampling,
+            text,
+            priority=body.priority or 0,
+            splits_reasoning=isinstance(body, ChatRequest),
+        )
+    )
+    state.counts.count_params(sampling)
+    times = StreamTimes(
+        state.counts, arrived_at=request.arrived_at, submitted_at=submitted_at
+    )
+    metered = MeteredStream(stream, times)
+    request.progress.follow(metered)
+    return metered

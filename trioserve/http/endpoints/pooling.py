@@ -1,0 +1,217 @@
+"""What all pooling endpoints do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from quart import Response
+import trio
+
+from ...engine import check_params
+from ...errors import InvalidParameter, TaskNotServed
+from ...frontend import Pooled, PoolingEngine
+from ...render import ChatInput, ChatOptions, TextInput, TextOptions
+from ...types.pooling import LongText, PoolingParams, PoolingTask
+from ...types.tensors import TensorBytes
+from ..connection.scope import ScopedRequest
+from ..decode.pooling_requests import PoolingFields, TextFields
+from ..decode.requests import Message
+from ..decode.schema import MessageMappings
+from ..respond import run_writing
+from ..state import ServerState
+from ..wire.pooling_responses import PooledAnswer, PoolingUsage
+from .generation import tell_time
+
+T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", bound=PooledAnswer[Any])
+
+# Bytes that are put together in the time in which run_writing's entry is written.
+_BYTES_PER_ENTRY = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What all answers begin with."""
+
+    id: str
+    created: int
+    model: str
+
+    def begin(self, answer_type: type[AnswerT], num_tokens: int) -> AnswerT:
+        """Make an answer whose entries are still to come."""
+        return answer_type(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            usage=PoolingUsage.of(num_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and the engine that answers it."""
+
+    state: ServerState
+    request: ScopedRequest
+    engine: PoolingEngine
+
+    def make_header(self, prefix: str, request_id: str | None = None) -> Header:
+        """Begin an answer; its id ends in the client's own where it sent one."""
+        return Header(
+            id=f"{prefix}-{self.request.id.take(request_id)}",
+            created=tell_time(),
+            model=self.engine.info.name,
+        )
+
+    def note_submitted(self) -> None:
+        """The device can begin with some of the request's texts."""
+        self.request.progress.enter("prefill")
+
+    async def respond(
+        self,
+        write: Callable[[], bytes],
+        num_bytes: int,
+        *,
+        content_type: str = "application/json",
+        headers: dict[str, str] | None = None,
+    ) -> Response:
+        """Write the answer and count the request as answered.
+
+        Args:
+          num_bytes: about as many are put together; many are, in a renderer worker.
+        """
+        self.request.progress.enter("write")
+        content = await run_writing(
+            self.engine.renderer.workers, write, num_bytes // _BYTES_PER_ENTRY
+        )
+        self.state.counts.latency.observe(trio.current_time() - self.request.arrived_at)
+        return Response(content, 200, headers, content_type=content_type)
+
+
+def require_task(
+    engine: PoolingEngine, tasks: Sequence[PoolingTask], wanted: str
+) -> PoolingTask:
+    """Return the model's task if it is one of these.
+
+    Raises:
+      TaskNotServed
+    """
+    task = engine.pooling.task
+    if task not in tasks:
+        raise TaskNotServed(engine.info.name, wanted=wanted, served=task)
+    return task
+
+
+def make_params(
+    engine: PoolingEngine,
+    task: PoolingTask,
+    *,
+    dimensions: int | None = None,
+    use_activation: bool | None = None,
+    param: str = "dimensions",
+) -> PoolingParams:
+    """Say what is made of the model's last layer.
+
+    Raises:
+      InvalidParameter: the model's vectors cannot be cut to this size; `param`.
+    """
+    params = PoolingParams(
+        task=task, dimensions=dimensions, use_activation=use_activation
+    )
+    check_params(params, engine.info, engine.pooling, param=param)
+    return params
+
+
+def _resolve_long_text(
+    body: PoolingFields, engine: PoolingEngine, *, can_average: bool
+) -> LongText:
+    """Say what is done with texts that are too long.
+
+    Raises:
+      InvalidParameter: the request names chunks, and what it asks for is no vector.
+    """
+    if body.truncate_prompt_tokens is not None:
+        return "truncate"
+    if body.long_text is None:
+        return engine.choose_long_text(can_average=can_average)
+    if body.long_text == "chunk" and not can_average:
+        raise InvalidParameter(
+            "long_text", "only texts that become a vector have chunks"
+        )
+    return body.long_text
+
+
+def make_text_options(
+    body: PoolingFields, engine: PoolingEngine, *, can_average: bool = False
+) -> TextOptions:
+    """Say how texts become token ids.
+
+    Raises:
+      InvalidParameter: texts are to be cut on a side, and are not cut; or as
+        _resolve_long_text.
+    """
+    limit = body.truncate_prompt_tokens
+    long_text = _resolve_long_text(body, engine, can_average=can_average)
+    if body.truncation_side is not None and long_text != "truncate":
+        raise InvalidParameter(
+            "truncation_side",
+            "is only taken with truncate_prompt_tokens or long_text=truncate",
+        )
+    return TextOptions(
+        # -1 is the length of the model, which is where `long_text` cuts.
+        truncate_to=None if limit == -1 else limit,
+        truncation_side=body.truncation_side or "right",
+        long_text=long_text,
+    )
+
+
+async def pool_texts(
+    exchange: Exchange,
+    body: TextFields,
+    params: PoolingParams,
+    finish: Callable[[int, TensorBytes], T],
+) -> Pooled[T]:
+    """Have the model read what a request brings; its body is needed no more then.
+
+    Args:
+      finish: makes of a text's number and tensor what the answer has of them, in a
+        renderer worker.
+
+    Raises: what make_text_options and PoolingEngine.pool raise.
+    """
+    engine = exchange.engine
+    options = replace(
+        make_text_options(body, engine, can_average=params.task == "embed"),
+        add_special_tokens=body.add_special_tokens,
+        prompt_name=body.prompt_name,
+    )
+    pooled = await engine.pool(
+        to_text_inputs(body),
+        params,
+        options,
+        finish=finish,
+        priority=body.priority or 0,
+        param=body.param,
+        on_submit=exchange.note_submitted,
+    )
+    exchange.request.body.release()
+    return pooled
+
+
+def to_text_inputs(body: TextFields) -> Sequence[TextInput]:
+    """Put what a request brings in the renderer's form."""
+    if not body.has_chats:
+        return cast(tuple[str | tuple[int, ...], ...], body.items)
+    chats = cast(tuple[tuple[Message, ...], ...], body.items)
+    options = ChatOptions(
+        add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=bool(body.continue_final_message),
+        variables=body.chat_template_kwargs or {},
+        chat_template=body.chat_template,
+    )
+    return [
+        ChatInput(messages=MessageMappings(messages), chat=options)
+        for messages in chats
+    ]

@@ -1,0 +1,69 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quart import Response
+
+from ...frontend import PoolingEngine
+from ...frontend.text import TextEngine
+from ...render import TokenizeOptions
+from ...types.prompt import Prompt
+from ..connection.scope import ScopedRequest
+from ..decode.body import read_any_request
+from ..decode.requests import TokenizeRequest
+from ..decode.schema import (
+    MessageMappings,
+    decode_detokenize,
+    decode_tokenize,
+    to_chat_options,
+)
+from ..respond import respond_built, respond_json
+from ..state import ServerState
+from ..wire.responses import Detokenized, Tokenized
+
+
+async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
+    """Tell the token ids of a text or of a conversation."""
+    body, engine = await read_any_request(state, request, decode_tokenize)
+    messages = MessageMappings(body.messages or ())
+    num_characters = len(body.prompt or "") + messages.num_characters
+    with engine.renderer.room.enter(num_characters):
+        prompt = await _render(engine, body, messages)
+    build = partial(_build_tokenized, engine, body, prompt)
+    return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
+
+
+async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
+    """Tell the text of token ids."""
+    body, engine = await read_any_request(state, request, decode_detokenize)
+    with engine.renderer.room.enter(len(body.tokens)):
+        text = await engine.renderer.detokenize(body.tokens)
+    return respond_json(Detokenized(prompt=text))
+
+
+def _build_tokenized(
+    engine: TextEngine | PoolingEngine, body: TokenizeRequest, prompt: Prompt
+) -> Tokenized:
+    return Tokenized(
+        count=len(prompt.token_ids),
+        max_model_len=engine.info.max_model_len,
+        tokens=prompt.token_ids,
+        token_strs=(
+            tuple(map(engine.renderer.token_text, prompt.token_ids))
+            if body.return_token_strs
+            else None
+        ),
+    )
+
+
+async def _render(
+    engine: TextEngine | PoolingEngine,
+    body: TokenizeRequest,
+    messages: MessageMappings,
+) -> Prompt:
+    options = TokenizeOptions(add_special_tokens=body.adds_special_tokens)
+    if body.prompt is not None:
+        return await engine.renderer.render_text(body.prompt, options)
+    return await engine.renderer.render_chat(messages, to_chat_options(body), options)

@@ -1,0 +1,153 @@
+"""Log probabilities in the three forms that clients read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+import itertools
+from typing import Final
+
+from ...frontend.text import TextDelta
+from ...types.output import TokenLogprobs
+from .responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+# JSON has no infinity; OpenAI's and vLLM's floor for tokens that cannot be sampled.
+LOWEST_LOGPROB: Final = -9999.0
+
+# A choice without any takes as long to write as so many of them.
+_ENTRIES_PER_CHOICE: Final = 8
+
+TokenBytes = Callable[[int], bytes]
+
+
+class TokenTexts:
+    """How a token is shown in logprobs.
+
+    Args:
+      token_bytes: what a token says; it may begin or end inside a character.
+      as_token_ids: show `token_id:123` instead, as return_tokens_as_token_ids asks.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, *, as_token_ids: bool = False) -> None:
+        self._token_bytes = token_bytes
+        self._as_token_ids = as_token_ids
+
+    def show(self, token_id: int) -> str:
+        """The token in a field of its own, where an id may stand for it."""
+        if self._as_token_ids:
+            return f"token_id:{token_id}"
+        return self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        return self._token_bytes(token_id).decode(errors="replace")
+
+    def bytes(self, token_id: int) -> tuple[int, ...]:
+        return tuple(self._token_bytes(token_id))
+
+
+def count_entries(deltas: Iterable[TextDelta]) -> int:
+    """Count what an answer has to show: choices, with their log probabilities."""
+    return sum(
+        _ENTRIES_PER_CHOICE + sum(1 + len(entry.top) for entry in entries)
+        for entries in (
+            itertools.chain(delta.logprobs, delta.prompt_logprobs) for delta in deltas
+        )
+    )
+
+
+def build_chat_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> ChatLogprobs:
+    """Report sampled tokens in chat's form."""
+    return ChatLogprobs(
+        content=tuple(
+            TokenLogprob(
+                token=texts.show(entry.token_id),
+                logprob=_floor(entry.logprob),
+                bytes=texts.bytes(entry.token_id),
+                top_logprobs=tuple(
+                    TopLogprob(
+                        token=texts.show(token_id),
+                        logprob=_floor(logprob),
+                        bytes=texts.bytes(token_id),
+                    )
+                    for token_id, logprob in entry.top
+                ),
+            )
+            for entry in logprobs
+        )
+    )
+
+
+def build_completion_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    texts: TokenTexts,
+    *,
+    text_offset: int = 0,
+) -> CompletionLogprobs:
+    """Report tokens in the legacy form.
+
+    Args:
+      logprobs: one for each token; None for the first token of an echoed prompt.
+      text_offset: characters of the text before these tokens.
+    """
+    offsets = []
+    for token_id in token_ids:
+        offsets.append(text_offset)
+        text_offset += len(texts.text(token_id))
+    return CompletionLogprobs(
+        text_offset=tuple(offsets),
+        token_logprobs=tuple(
+            _floor(entry.logprob) if entry else None for entry in logprobs
+        ),
+        tokens=tuple(map(texts.show, token_ids)),
+        top_logprobs=tuple(
+            _map_top(entry, texts) if entry else None for entry in logprobs
+        ),
+    )
+
+
+def build_prompt_logprobs(
+    logprobs: Iterable[TokenLogprobs], texts: TokenTexts
+) -> PromptLogprobs:
+    """Report a prompt's tokens in vLLM's form.
+
+    Args:
+      logprobs: of the prompt's tokens 1, 2, ...
+    """
+    return (None, *(_map_candidates(entry, texts) for entry in logprobs))
+
+
+def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    top = {texts.show(token_id): _floor(logprob) for token_id, logprob in entry.top}
+    # OpenAI: the sampled token is always there, so that there may be one more.
+    top.setdefault(texts.show(entry.token_id), _floor(entry.logprob))
+    return top
+
+
+def _map_candidates(
+    entry: TokenLogprobs, texts: TokenTexts
+) -> dict[str, PromptLogprob]:
+    ranked = [
+        (entry.token_id, entry.logprob, entry.rank),
+        *((token_id, logprob, i) for i, (token_id, logprob) in enumerate(entry.top, 1)),
+    ]
+    # The prompt's own token comes first, and once.
+    return {
+        str(token_id): PromptLogprob(
+            logprob=_floor(logprob), rank=rank, decoded_token=texts.text(token_id)
+        )
+        for token_id, logprob, rank in ranked
+    }
+
+
+def _floor(logprob: float) -> float:
+    # In this order a NaN becomes the floor too: JSON has no NaN either.
+    return max(LOWEST_LOGPROB, logprob)

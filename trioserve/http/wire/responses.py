@@ -1,0 +1,314 @@
+"""What clients get: structs in the shapes that OpenAI's and vLLM's clients read.
+
+Fields without a default are always sent, null included, because OpenAI sends them;
+those with UNSET are sent where something is to be said.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from ...errors import RequestError, TrioserveError
+from ...types.model_info import ModelInfo
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer's tokens were spent on."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        num_prompt_tokens: int,
+        num_output_tokens: int,
+        num_cached_tokens: int,
+        num_reasoning_tokens: int | None = None,
+    ) -> Usage:
+        """Count; the reasoning only where that is told apart."""
+        return cls(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_output_tokens,
+            total_tokens=num_prompt_tokens + num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+            completion_tokens_details=(
+                UNSET
+                if num_reasoning_tokens is None
+                else CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+            ),
+        )
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The token that was sampled at a position, and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in chat's form."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities in the legacy form: lists side by side."""
+
+    text_offset: tuple[int, ...]
+    token_logprobs: tuple[float | None, ...]
+    tokens: tuple[str, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A candidate for a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One for each token of the prompt; None for the first, which nothing predicted.
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the assistant says.
+
+    Args:
+      reasoning: what it thought before; null if it did not, and not sent where that is
+        not told apart or not wanted.
+    """
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning: str | UnsetType | None = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a message: to its content or to its reasoning."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a streamed chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[ChatChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[CompletionChoice, ...]
+    usage: Usage
+
+
+class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: tuple[CompletionChunkChoice, ...]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["trioserve"] = "trioserve"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: tuple[str, ...] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of POST /detokenize."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /version."""
+
+    version: str
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong.
+
+    Args:
+      type: the family of the error.
+      param: the field of the request that is at fault, if one is.
+      code: the HTTP status.
+    """
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is no success."""
+
+    error: ErrorDetail
+
+    @classmethod
+    def of(cls, error: TrioserveError) -> ErrorBody:
+        return cls(
+            error=ErrorDetail(
+                message=str(error),
+                type=error.code,
+                param=error.param if isinstance(error, RequestError) else None,
+                code=error.status,
+            )
+        )
+
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def describe_model(info: ModelInfo, *, created: int) -> ModelCard:
+    """Describe the one model that is served; `created` is in seconds since 1970."""
+    return ModelCard(
+        id=info.name,
+        created=created,
+        root=info.name,
+        max_model_len=info.max_model_len,
+    )
+
+
+def list_models(info: ModelInfo, *, created: int) -> ModelList:
+    """Describe all models that are served; see describe_model."""
+    return ModelList(data=(describe_model(info, created=created),))

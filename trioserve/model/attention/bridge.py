@@ -1,0 +1,178 @@
+"""The one attention function that transformers' models call, and where it leads.
+
+transformers builds the projections, the norms and the rest of every layer; each layer
+then calls the function registered here under `IMPLEMENTATION`. It finds out through
+an attribute of the calling module (its *door*) who computes attention at the moment,
+so nothing is process-global but the registration itself: two models, each with its
+own cache, live side by side.
+
+No mask function is registered under the name, so transformers builds no masks
+(`_preprocess_mask_arguments` in transformers/masking_utils.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "trioserve_paged"
+
+_DOOR = "trioserve_attention_door"
+
+# What models pass on to attention without meaning anything for its result.
+_INERT_ARGUMENTS = frozenset(
+    {
+        *("position_ids", "cache_position", "position_embeddings", "logits_to_keep"),
+        # Which of two ways to the same result flash attention takes when it trains.
+        "deterministic",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """How one layer wants its scores to become weights.
+
+    Args:
+      scaling: factor of the scores.
+      is_causal: a query sees no key that follows it.
+      window: keys that a query sees at most to one side, its own included; None is all.
+      softcap: scores are squeezed by softcap * tanh(score / softcap).
+      sinks: (num_heads,) one more score a head that takes weight and gives no value.
+      unknown: names of arguments that no attention of ours can honour.
+    """
+
+    scaling: float
+    is_causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    unknown: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Fused kernels give no access to the scores between product and softmax."""
+        return self.softcap is not None or self.sinks is not None
+
+
+class AttentionBackend(Protocol):
+    """Who computes attention while a model's forward pass runs."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        """Attend from flat queries.
+
+        Args:
+          module: the layer's attention module.
+          query: (num_tokens, num_heads, key_dim)
+          key: (num_tokens, num_kv_heads, key_dim)
+          value: (num_tokens, num_kv_heads, value_dim)
+          call: the layer's wishes.
+
+        Returns:
+          (num_tokens, num_heads, value_dim)
+        """
+        ...
+
+
+class AttentionContext:
+    """What a model's modules hold to reach whoever computes attention just now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._backend: AttentionBackend | None = None
+        for module in model.modules():
+            setattr(module, _DOOR, self)
+
+    @contextmanager
+    def use(self, backend: AttentionBackend) -> Iterator[None]:
+        """Send the model's attention to `backend` inside the block."""
+        assert self._backend is None, "a model runs one forward pass at a time"
+        self._backend = backend
+        try:
+            yield
+        finally:
+            self._backend = None
+
+    @property
+    def backend(self) -> AttentionBackend:
+        assert self._backend is not None, "attention outside of use"
+        return self._backend
+
+
+def attend_through_door(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in place of its own `sdpa`.
+
+    Args:
+      query: (1, num_heads, num_tokens, key_dim)
+      key: (1, num_kv_heads, num_tokens, key_dim)
+      value: (1, num_kv_heads, num_tokens, value_dim)
+
+    Returns:
+      (1, num_tokens, num_heads, value_dim), and no weights
+    """
+    call = AttentionCall(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        # As transformers' sdpa_attention_forward: an argument goes before the module.
+        is_causal=_is_causal_module(module) if is_causal is None else is_causal,
+        window=sliding_window or None,
+        softcap=softcap,
+        sinks=s_aux,
+        unknown=_name_unknown(attention_mask, dropout, others),
+    )
+    door: AttentionContext = getattr(module, _DOOR)
+    output = door.backend.attend(
+        module,
+        query[0].transpose(0, 1),  # (num_tokens, num_heads, key_dim)
+        key[0].transpose(0, 1),  # (num_tokens, num_kv_heads, key_dim)
+        value[0].transpose(0, 1),  # (num_tokens, num_kv_heads, value_dim)
+        call,
+    )
+    return output.unsqueeze(0), None  # (1, num_tokens, num_heads, value_dim)
+
+
+def _name_unknown(
+    attention_mask: Tensor | None,
+    dropout: float,
+    others: dict[str, object],
+) -> tuple[str, ...]:
+    unknown = [
+        name
+        for name, value in others.items()
+        if name not in _INERT_ARGUMENTS and value is not None and value is not False
+    ]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    return tuple(unknown)
+
+
+def _is_causal_module(module: nn.Module) -> bool:
+    return getattr(module, "is_causal", True) is not False
+
+
+AttentionInterface.register(IMPLEMENTATION, attend_through_door)

@@ -1,0 +1,123 @@
+"""Find out what a model's attention layers look like by watching one forward pass.
+
+Configurations name heads and dimensions in a hundred ways. The calls that arrive at
+the attention function name them in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .bridge import AttentionCall, AttentionContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One call of attention in a forward pass.
+
+    Args:
+      module_name: where in the model it comes from.
+      is_causal: its tokens see none that follow.
+      window: keys that a query sees at most; None is all.
+      needs_scores: it caps scores or has sinks, which fused kernels do not do.
+    """
+
+    module_name: str
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    is_causal: bool
+    window: int | None
+    needs_scores: bool
+
+
+class UnfitLayer(Exception):
+    """Raised when a layer asks attention for what we cannot give it."""
+
+
+# One token would not tell tokens from heads that are one.
+_NUM_PROBE_TOKENS = 2
+
+
+def probe_layers(
+    model: PreTrainedModel,
+    door: AttentionContext,
+    run: Callable[[Tensor, Tensor], object] | None = None,
+) -> tuple[LayerSpec, ...]:
+    """Return the model's calls of attention, in the order in which they come.
+
+    Args:
+      run: (tokens, positions), (1, num_tokens) int64 both -> a forward pass, where it is
+        not the model's own.
+
+    Raises:
+      UnfitLayer: a layer's attention cannot be replaced; its message says why.
+    """
+    recorder = _Recorder(model)
+    tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
+    positions = torch.arange(_NUM_PROBE_TOKENS, device=model.device)[None]
+    with torch.inference_mode(), door.use(recorder):
+        if run is None:
+            model(input_ids=tokens, position_ids=positions, use_cache=False)
+        else:
+            run(tokens, positions)
+    if not recorder.layers:
+        raise UnfitLayer("its layers do not call transformers' attention interface")
+    return tuple(recorder.layers)
+
+
+class _Recorder:
+    """An AttentionBackend that notes calls and answers with zeros."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self.layers: list[LayerSpec] = []
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        name = self._names[module]
+        _check_call(name, query, key, value, call)
+        self.layers.append(
+            LayerSpec(
+                module_name=name,
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                key_dim=key.shape[2],
+                value_dim=value.shape[2],
+                is_causal=call.is_causal,
+                window=call.window,
+                needs_scores=call.needs_scores,
+            )
+        )
+        return query.new_zeros((*query.shape[:2], value.shape[2]))
+
+
+def _check_call(
+    name: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+) -> None:
+    if call.unknown:
+        raise UnfitLayer(f"{name} passes {', '.join(call.unknown)} to attention")
+    if not len(query) == len(key) == len(value) == _NUM_PROBE_TOKENS:
+        raise UnfitLayer(f"{name} has keys of other tokens than its queries")
+    if (
+        key.shape[1] != value.shape[1]
+        or query.shape[1] % key.shape[1]
+        or query.shape[2] != key.shape[2]
+    ):
+        raise UnfitLayer(f"{name} has queries, keys and values that do not match")

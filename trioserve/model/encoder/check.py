@@ -1,0 +1,165 @@
+"""Find out how a model can be run, by running it.
+
+transformers has hundreds of text models, and lists of what is special about each are
+never whole. A few short inputs are run one at a time, the way that cannot be wrong; a
+faster way is taken if it gives the same.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import UnsupportedModel
+from ...types.pooling import PoolingInput
+from ..attention.bridge import IMPLEMENTATION, AttentionContext
+from ..attention.probe import UnfitLayer, probe_layers
+from ..loading.loading import check_windows, shorten
+from ..loading.packing import fuse_activations, pack_products
+from .encoder import ForwardPass
+from .flat import FlatPass
+from .rectangles import RectanglePass
+from .tokens import TokenRules
+
+logger = logging.getLogger(__name__)
+
+_LENGTHS = (3, 5, 9)
+
+# Longer windows are trusted to mean what they do everywhere in transformers, rather than
+# tried: reading more tokens than this takes larger models seconds.
+_MAX_TRIED_WINDOW = 128
+
+# Of the states' length. Reading positions, windows or masks otherwise changes them by
+# tenths; what 16-bit rounding does was seen to stay below a twentieth.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What running a model showed.
+
+    Args:
+      forward: the fastest way to run it that is right.
+      is_causal: its tokens see none that follow.
+      states: for each probe, (num_tokens, hidden_size) run by itself
+    """
+
+    forward: ForwardPass
+    is_causal: bool
+    states: tuple[Tensor, ...]
+
+
+def make_probes(
+    model: PreTrainedModel, rules: TokenRules, num_positions: int | None
+) -> tuple[PoolingInput, ...]:
+    """Return inputs of different lengths, of which each begins with the one before.
+
+    The last is longer than the model's windows; and a pair, where it takes pairs.
+    """
+    longest = max(_LENGTHS[-1], _find_window(model) + 4)
+    lengths = [min(n, num_positions or n) for n in (*_LENGTHS[:-1], longest)]
+    special = {rules.fill_id, rules.padding_id}
+    vocabulary = [i for i in range(count_vocabulary(model)) if i not in special]
+    # Steps of a prime visit all of a vocabulary before any token comes twice.
+    tokens = [vocabulary[7919 * (i + 1) % len(vocabulary)] for i in range(lengths[-1])]
+    second_begin = 4 if rules.type_ids and lengths[-1] > 4 else 0
+    return tuple(
+        PoolingInput(
+            token_ids=array("i", tokens[:length]),
+            second_begin=second_begin if index == len(lengths) - 1 else 0,
+        )
+        for index, length in enumerate(lengths)
+    )
+
+
+@torch.inference_mode()
+def examine(
+    model: PreTrainedModel,
+    rules: TokenRules,
+    probes: Sequence[PoolingInput],
+    architecture: str,
+) -> Findings:
+    """Choose how a model is run; its products are packed on the way.
+
+    Raises:
+      UnsupportedModel: it cannot read several inputs at once.
+    """
+    rectangles = RectanglePass(model, rules)
+    try:
+        states = tuple(rectangles.encode([probe]).states for probe in probes)
+    except Exception as error:
+        # Which arguments a model misses, and how it says so, differs from one to the next.
+        raise UnsupportedModel(
+            architecture, f"it cannot read tokens alone ({shorten(error)})"
+        ) from error
+    pack_products(model)
+    fuse_activations(model)
+    flat = _find_flat_pass(model, rules, probes, states)
+    if flat is None:
+        logger.info("%s is run in padded rectangles", architecture)
+        if not agree(rectangles.run_together(probes), torch.cat(states)):
+            raise UnsupportedModel(
+                architecture, "it reads a text otherwise beside others than alone"
+            )
+    shorter, longer = states[0], states[-1]
+    return Findings(
+        forward=flat or rectangles,
+        is_causal=agree(longer[: len(shorter)], shorter),
+        states=states,
+    )
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    """Whether two results differ by no more than rounding."""
+    error = (found.float() - expected.float()).norm()
+    return bool(error <= _TOLERANCE[expected.dtype] * expected.float().norm())
+
+
+def _find_flat_pass(
+    model: PreTrainedModel,
+    rules: TokenRules,
+    probes: Sequence[PoolingInput],
+    states: Sequence[Tensor],
+) -> FlatPass | None:
+    if not model._supports_attention_backend:
+        return None
+    own = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    door = AttentionContext(model)
+    try:
+        layers = probe_layers(model, door)
+        check_windows(model.config, layers)
+        if any(layer.needs_scores for layer in layers):
+            raise UnfitLayer("it works on scores")
+        forward = FlatPass(model, door, rules)
+        encoded = forward.encode(probes)
+        found = [encoded.states[begin:end] for begin, end in encoded.spans]
+        if agree(torch.cat(found), torch.cat(list(states))):
+            return forward
+    except Exception:
+        # Models that were not written for such arguments trip over them in as many ways
+        # as there are; they have a way of their own.
+        logger.debug("attention cannot be replaced", exc_info=True)
+    model.set_attn_implementation(own)
+    return None
+
+
+def _find_window(model: nn.Module) -> int:
+    """Return the widest window that is worth trying, 0 if there is none."""
+    windows = {
+        getattr(module, "sliding_window", None) or 0 for module in model.modules()
+    }
+    return max((w for w in windows if w <= _MAX_TRIED_WINDOW), default=0)
+
+
+def count_vocabulary(model: PreTrainedModel) -> int:
+    """Return how many tokens a model has vectors of."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])

@@ -1,0 +1,181 @@
+"""Classifiers: the model's own head, run on states that were computed elsewhere.
+
+Each architecture has a head in code of its own, within the forward pass of the whole
+model. So the whole is kept and its encoder replaced by a module that answers with given
+states: the head then sees texts of a single token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+from ...errors import UnsupportedModel, WeightsBroken
+from ...types.pooling import PoolingInput, PoolingTask
+from ...types.sentence import PoolingMode
+from ..loading.loading import shorten
+from .check import agree
+from .encoder import Activation
+from .task import name_architecture
+from .tokens import TokenRules, lay_rectangle
+
+# Names that sentence-transformers gives to classes of PyTorch, by their last part.
+_ACTIVATIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
+
+# What the head of a text classifier may read of a text.
+_ROWS: dict[PoolingMode, Callable[[Tensor], Tensor]] = {
+    "cls": lambda states: states[0],
+    "lasttoken": lambda states: states[-1],
+    "mean": lambda states: states.mean(0),
+}
+
+
+class Head:
+    """A classifier's head: (n, hidden_size) -> (n, num_labels)
+
+    Args:
+      model: loses its encoder, which the caller has in hand.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        self._given = _GivenStates(model.base_model)
+        setattr(model, model.base_model_prefix, self._given)
+        text_config = model.config.get_text_config()
+        if text_config.pad_token_id is None:
+            # Heads of decoders refuse batches without one. They look for the last token
+            # that is something else, and of a single token they take that in any case.
+            text_config.pad_token_id = 0
+
+    @torch.inference_mode()
+    def __call__(self, states: Tensor) -> Tensor:
+        self._given.states = states
+        tokens = torch.zeros((len(states), 1), dtype=torch.int64, device=states.device)
+        logits: Tensor = self._model(input_ids=tokens)[0]
+        self._given.states = None
+        return logits.reshape(len(states), -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedHead:
+    """A head, and what the whole model said of some texts before it was parted.
+
+    Args:
+      logits: of each text, (1, num_labels) or (1, num_tokens, num_labels)
+    """
+
+    head: Head
+    logits: tuple[Tensor, ...]
+
+    def check(
+        self, task: PoolingTask, states: Sequence[Tensor], architecture: str
+    ) -> PoolingMode | None:
+        """Return which state of a text the head reads; None where it reads each.
+
+        Args:
+          states: of the same texts, (num_tokens, hidden_size)
+
+        Raises:
+          UnsupportedModel: it reads something else.
+        """
+        if task == "token_classify":
+            if self._agrees(torch.cat(list(states))):
+                return None
+            raise UnsupportedModel(architecture, "its head reads tokens together")
+        for mode, choose in _ROWS.items():
+            if self._agrees(torch.stack([choose(text) for text in states])):
+                return mode
+        raise UnsupportedModel(
+            architecture,
+            "its head reads neither the first, nor the last, nor the mean token",
+        )
+
+    def _agrees(self, rows: Tensor) -> bool:
+        expected = torch.cat([text.flatten(0, -2) for text in self.logits])
+        return agree(self.head(rows), expected)
+
+
+@torch.inference_mode()
+def part_head(
+    model: PreTrainedModel, probes: Sequence[PoolingInput], rules: TokenRules
+) -> PartedHead:
+    """Take a classifier's head off, after it was heard about some texts."""
+    whole: Any = model
+    logits = tuple(whole(**lay_rectangle([probe], rules)[0])[0] for probe in probes)
+    return PartedHead(head=Head(model), logits=logits)
+
+
+def name_labels(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return the labels in the order of their numbers."""
+    labels: Any = config.id2label
+    return tuple(str(labels[index]) for index in sorted(labels))
+
+
+def find_activation(config: PreTrainedConfig, folder: Path) -> Activation:
+    """Return what turns logits into scores.
+
+    As sentence_transformers.CrossEncoder for a single label, and as text-classification
+    pipelines of transformers for several.
+    """
+    named = _read_activation(config, folder)
+    if config.num_labels == 1:
+        if named not in (None, *_ACTIVATIONS):
+            raise UnsupportedModel(
+                name_architecture(config),
+                f"its scores are to go through {named}",
+            )
+        return _ACTIVATIONS.get(named or "", "sigmoid")
+    is_independent = config.problem_type == "multi_label_classification"
+    return "sigmoid" if is_independent or named == "Sigmoid" else "softmax"
+
+
+def _read_activation(config: PreTrainedConfig, folder: Path) -> str | None:
+    """Return the name of the class that files of sentence-transformers name."""
+    path = folder / "config_sentence_transformers.json"
+    try:
+        described = json.loads(path.read_text()) if path.exists() else {}
+        name = (
+            described.get("activation_fn")
+            or (getattr(config, "sentence_transformers", None) or {}).get(
+                "activation_fn"
+            )
+            or getattr(config, "sbert_ce_default_activation_function", None)
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise WeightsBroken(str(folder), f"{path.name}: {shorten(error)}") from None
+    return str(name).rpartition(".")[2] if name else None
+
+
+class _GivenStates(nn.Module):
+    """Stands where an encoder stood, with its pooler."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self._pooler = getattr(encoder, "pooler", None)
+        # ALBERT's is two modules, the first of which is given the first token.
+        self._activation = getattr(encoder, "pooler_activation", None)
+        self.states: Tensor | None = None
+
+    def forward(
+        self, *_: object, **__: object
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        assert self.states is not None
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=self.states[:, None],
+            pooler_output=self._pool(self.states),
+        )
+
+    def _pool(self, states: Tensor) -> Any:
+        if self._pooler is None:
+            return None
+        if self._activation is not None:
+            return self._activation(self._pooler(states))
+        return self._pooler(states[:, None])

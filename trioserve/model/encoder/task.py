@@ -1,0 +1,105 @@
+"""What a model is for, by its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedConfig,
+)
+
+from ...config import PoolingConfig
+from ...errors import UnsupportedModel
+from ...types.pooling import PoolingTask
+from ...types.sentence import SentenceFolder
+from ..loading.loading import read_config
+
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+# Ending of the class's name -> what such a head can do.
+_HEADS: dict[str, PoolingTask] = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token_classify",
+}
+
+
+def find_task(
+    folder: Path, sentence: SentenceFolder | None, config: PoolingConfig
+) -> Literal["generate"] | PoolingTask:
+    """Return what a model is to do, by the configuration or else by its files.
+
+    Args:
+      folder: holds config.json, maybe deeper (sentence.transformer_path).
+      sentence: what files of sentence-transformers say.
+
+    Raises:
+      UnsupportedModel: its architecture cannot do what the configuration asks for.
+      WeightsBroken: config.json cannot be read.
+    """
+    model_config = read_config(find_transformer(folder, sentence))
+    architecture = name_architecture(model_config)
+    head = find_head(architecture)
+    if config.task == "auto":
+        return _guess(model_config, architecture, head, sentence)
+    if config.task in _HEADS.values() and config.task != head:
+        what = "texts" if config.task == "classify" else "tokens"
+        raise UnsupportedModel(architecture, f"it has no head that classifies {what}")
+    if config.task == "generate" and not _may_generate(model_config, head):
+        raise UnsupportedModel(architecture, "it does not generate text")
+    return config.task
+
+
+def find_transformer(folder: Path, sentence: SentenceFolder | None) -> Path:
+    """Return the folder with config.json and the weights."""
+    return folder / (sentence.transformer_path if sentence is not None else "")
+
+
+def name_architecture(config: PreTrainedConfig) -> str:
+    return str((config.architectures or [config.model_type])[0])
+
+
+def find_head(architecture: str) -> PoolingTask | None:
+    """Return what a classifier does; None for what is no classifier."""
+    for ending, task in _HEADS.items():
+        if architecture.endswith(ending):
+            return task
+    return None
+
+
+def _guess(
+    config: PreTrainedConfig,
+    architecture: str,
+    head: PoolingTask | None,
+    sentence: SentenceFolder | None,
+) -> Literal["generate"] | PoolingTask:
+    if sentence is not None and sentence.modes:
+        return "embed"
+    # Cross-encoders come in folders of sentence-transformers, too, and pool nothing.
+    if head is not None:
+        return head
+    if sentence is not None or "ColBERT" in architecture:
+        return "token_embed"
+    if architecture.endswith(_GENERATORS):
+        return "generate"
+    is_named = bool(config.architectures)
+    return "embed" if is_named or not _may_generate(config, head) else "generate"
+
+
+def _may_generate(config: PreTrainedConfig, head: PoolingTask | None) -> bool:
+    """Whether it is a decoder. Encoders can be built as such, but were not trained so."""
+    if head is not None:
+        return False
+    if (
+        config.is_encoder_decoder
+        or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    ):
+        # model.load_model says which of them are served, and why others are not.
+        return True
+    return (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+    )

@@ -1,0 +1,147 @@
+"""What prompts hold besides tokens: vectors that the first layer reads.
+
+Vectors that came with a prompt stay in its bytes and go to the device chunk by chunk,
+each once. Images are encoded in the step that first reads one of their positions, so
+never where the prefix cache had them all. A slot forgets both once a step has gone past
+them: its later steps cost what any other slot's do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from ...types.plan import SlotStart, StepPlan, StepRow
+from ...types.prompt import KEY_BYTES, EmbeddedInput
+from ..attention.layout import StepInputs
+from ..loading.loading import LoadedModel
+from ..loading.vision import ImageEncoder
+from ..tensors import read_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """An embedded input of a slot.
+
+    Args:
+      runs: (begin, end) positions, as in EmbeddedInput.
+      read: (begin, end) of its vectors -> (end - begin, hidden_size)
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    read: Callable[[int, int], Tensor]
+
+    @property
+    def begin(self) -> int:
+        return self.runs[0][0]
+
+    @property
+    def end(self) -> int:
+        return self.runs[-1][1]
+
+    def read_between(self, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the vectors at positions [begin, end) with where they begin."""
+        num_before = 0
+        for run_begin, run_end in self.runs:
+            first, last = max(begin, run_begin), min(end, run_end)
+            if first < last:
+                offset = num_before - run_begin
+                yield first, self.read(first + offset, last + offset)
+            num_before += run_end - run_begin
+
+
+class _Image:
+    """An image, whose vectors are made when the first of them is read."""
+
+    def __init__(self, item: EmbeddedInput, encoder: ImageEncoder) -> None:
+        self._item = item
+        self._encoder = encoder
+        self._vectors: Tensor | None = None
+
+    def read(self, begin: int, end: int) -> Tensor:
+        """Return the vectors [begin, end), (end - begin, hidden_size)."""
+        if self._vectors is None:
+            self._vectors = self._encoder.encode(self._item)
+        return self._vectors[begin:end]
+
+
+class EmbeddedInputs:
+    """The vectors that slots have still to read."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._embed_tokens: Any = model.model.get_input_embeddings()
+        self._encoder = None if model.vision is None else ImageEncoder(model.model)
+        # In the order of positions; a slot that has read all is not in it.
+        self._slots: dict[int, deque[_Source]] = {}
+        # Sequences that ask the same of one image find it encoded by each other.
+        self._images: WeakValueDictionary[bytes, _Image] = WeakValueDictionary()
+
+    def start(self, start: SlotStart) -> None:
+        """Take what a sequence brings; what the slot's former one left is dropped."""
+        self._slots.pop(start.slot, None)
+        if start.embedded:
+            self._slots[start.slot] = deque(
+                _Source(runs=item.runs, read=self._make_reader(item))
+                for item in start.embedded
+            )
+
+    def drop(self, slots: Iterable[int]) -> None:
+        """Forget what slots have not read, because nobody will."""
+        for slot in slots:
+            self._slots.pop(slot, None)
+
+    def embed(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
+        """Return what the first layer reads where that is not tokens alone.
+
+        Returns:
+          (1, num_tokens, hidden_size), or None: then inputs.input_ids say it all
+        """
+        if not self._slots:
+            return None
+        parts = [
+            part
+            for row, first in zip(plan.rows, inputs.first_tokens)
+            for part in self._read(row, first)
+        ]
+        if not parts:
+            return None
+        embeds: Tensor = self._embed_tokens(inputs.input_ids)
+        for first, vectors in parts:
+            embeds[0, first : first + len(vectors)].copy_(vectors, non_blocking=True)
+        return embeds
+
+    def _make_reader(self, item: EmbeddedInput) -> Callable[[int, int], Tensor]:
+        if item.kind == "embeds":
+            return partial(read_rows, item.tensors["embeds"])
+        assert self._encoder is not None, "only models with an encoder get images"
+        key = item.keys[:KEY_BYTES]
+        image = self._images.get(key)
+        if image is None:
+            image = self._images[key] = _Image(item, self._encoder)
+        return image.read
+
+    def _read(self, row: StepRow, first: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield a row's vectors, with the flat tokens at which they begin.
+
+        Args:
+          first: the row's first flat token.
+        """
+        sources = self._slots.get(row.slot)
+        if sources is None:
+            return
+        end = row.end
+        for source in sources:
+            if source.begin >= end:
+                break
+            for position, vectors in source.read_between(row.start, end):
+                yield first + position - row.start, vectors
+        while sources and sources[0].end <= end:
+            sources.popleft()
+        if not sources:
+            del self._slots[row.slot]

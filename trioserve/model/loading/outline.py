@@ -1,0 +1,143 @@
+"""What a model will be like, found out before its weights are read.
+
+It is built without memory (on torch's `meta` device) and run once: 0.2 s for 30 layers,
+where reading the weights may take minutes. Of 101 architectures of transformers 5.23 that
+were tried, small and with random weights, 100 gave the same with and without them. One,
+JetMoE, reads numbers back, and is left to its weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...config import CacheConfig, ModelConfig
+from ...errors import UnsupportedModel
+from ..attention.bridge import AttentionContext
+from ..attention.kv_cache import count_fitting_blocks, count_kv_bytes
+from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from .loading import ModelFacts, check_causality, check_windows, find_class, read_facts
+from .quantisation import plan_dequantisation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What the KV cache of a model, or of one of its stages, depends on.
+
+    Args:
+      kv_bytes_per_token: keys and values of all layers.
+    """
+
+    kv_bytes_per_token: int
+    max_model_len: int
+    device: torch.device
+
+    def count_blocks(
+        self, config: CacheConfig, *, max_num_seqs: int, num_sharing: int = 1
+    ) -> int:
+        """Count as model.count_blocks does, with the memory that is free by now.
+
+        Raises:
+          InvalidConfig: as there. Once weights are read, less memory is free.
+        """
+        return count_fitting_blocks(
+            self.kv_bytes_per_token,
+            config,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            device=self.device,
+            num_sharing=num_sharing,
+        )
+
+
+def outline_model(folder: Path, config: ModelConfig) -> Outline | None:
+    """Look at a model without its weights; see load_model.
+
+    Returns:
+      None where only the weights tell.
+
+    Raises:
+      UnsupportedModel, UnsupportedQuantization, WeightsBroken, InvalidConfig: load_model
+        would, too.
+    """
+    facts = read_facts(folder, config)
+    layers = outline_layers(facts)
+    return None if layers is None else describe_outline(facts, config, layers)
+
+
+def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
+    """Return a model's calls of attention, None where they are seen only with weights.
+
+    Raises:
+      UnsupportedModel
+    """
+    try:
+        # Products of experts in float32 cannot be tried out on this device.
+        model = build_on_meta(facts, torch.bfloat16)
+        layers = probe_layers(model, AttentionContext(model))
+        check_causality(layers)
+        check_windows(facts.config, layers)
+    except UnfitLayer as error:
+        raise UnsupportedModel(facts.architecture, str(error)) from None
+    except Exception:
+        # Some models read numbers, which there are none of.
+        logger.debug("only its weights show the model", exc_info=True)
+        return None
+    return layers
+
+
+def describe_outline(
+    facts: ModelFacts, config: ModelConfig, layers: tuple[LayerSpec, ...]
+) -> Outline | None:
+    """Put together what these layers keep; None where their type of numbers is unknown."""
+    dtype = _find_dtype(facts, config)
+    if dtype is None:
+        return None
+    return Outline(
+        kv_bytes_per_token=count_kv_bytes(layers, dtype),
+        max_model_len=facts.max_model_len,
+        device=facts.device,
+    )
+
+
+def build_on_meta(
+    facts: ModelFacts, dtype: torch.dtype | None = None
+) -> PreTrainedModel:
+    """Build the whole model without memory for its weights.
+
+    Args:
+      dtype: None is the configuration's own.
+
+    Raises:
+      Whatever its constructor raises: some compute numbers, which there are none of.
+    """
+    model_class: Any = find_class(facts.config)
+    # A type that is not the configuration's own would be written into it.
+    config = copy.deepcopy(facts.config)
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class._from_config(
+            config,
+            attn_implementation=facts.attention,
+            dtype=dtype or config.dtype,
+        )
+    model.eval()
+    return model
+
+
+def _find_dtype(facts: ModelFacts, config: ModelConfig) -> torch.dtype | None:
+    if config.dtype != "auto":
+        asked: torch.dtype = getattr(torch, config.dtype)
+        return asked
+    dequantisation = plan_dequantisation(facts.config, None)
+    if dequantisation is not None:
+        return dequantisation.dtype
+    dtype = facts.config.dtype
+    return dtype if isinstance(dtype, torch.dtype) else None

@@ -1,0 +1,113 @@
+"""Which models see images, and how an image becomes vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...types.prompt import EmbeddedInput
+from ..tensors import read_tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionKind:
+    """What is known of a kind of model that sees images.
+
+    Args:
+      text_type, vision_type: the models that it may be made of, by model_type.
+      has_grid_positions: its rotary embeddings place an image's vectors in a plane.
+    """
+
+    text_type: str
+    vision_type: str
+    has_grid_positions: bool = False
+
+
+# By model_type: those that are tested against transformers, token for token. What is
+# missing here would often run and be wrong: some models attend to an image's vectors
+# in both directions, others add vectors to the outputs of later layers too.
+VISION_KINDS: dict[str, VisionKind] = {
+    "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
+    "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
+    "qwen2_5_vl": VisionKind(
+        text_type="qwen2_5_vl_text",
+        vision_type="qwen2_5_vl_vision",
+        has_grid_positions=True,
+    ),
+    "qwen2_vl": VisionKind(
+        text_type="qwen2_vl_text",
+        vision_type="qwen2_vl_vision",
+        has_grid_positions=True,
+    ),
+    "smolvlm": VisionKind(text_type="llama", vision_type="smolvlm_vision"),
+}
+
+
+def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
+    """Return what is known of a configuration's model, None where it is unknown."""
+    # The class's own: files name some of these types otherwise.
+    kind = VISION_KINDS.get(type(config).model_type)
+    if kind is None:
+        return None
+    types = (type(config.text_config).model_type, type(config.vision_config).model_type)
+    return kind if types == (kind.text_type, kind.vision_type) else None
+
+
+class ImageEncoder:
+    """Calls a model's own encoder, one image at a time."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Its type does not say that it has an encoder.
+        self._model: Any = model
+        encode: Any = model.get_image_features
+        self._takes = frozenset(inspect.signature(encode).parameters)
+
+    def encode(self, image: EmbeddedInput) -> Tensor:
+        """Return an image's vectors, (num_vectors, hidden_size) on the device.
+
+        Args:
+          image: its tensors are the image processor's; those that the encoder does
+            not take are left.
+        """
+        tensors = {
+            name: self._send(read_tensor(tensor))
+            for name, tensor in image.tensors.items()
+            if name in self._takes
+        }
+        output = self._model.get_image_features(**tensors, return_dict=True)
+        # One tensor for each image, or for each of its parts.
+        vectors = torch.cat(
+            [part.flatten(0, -2) for part in output.pooler_output]
+        )  # (num_vectors, hidden_size)
+        return _fit(vectors, image.num_vectors)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        model = self._model
+        dtype = model.dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(model.device, dtype)
+
+
+def _fit(vectors: Tensor, num_vectors: int) -> Tensor:
+    """Cut or fill up an image's vectors where they are not as many as was counted.
+
+    Then the folder's image processor and its model do not belong together. The answers
+    about this image are worth nothing, but those to everybody else are.
+    """
+    if len(vectors) == num_vectors:
+        return vectors
+    logger.error(
+        "an image gave %d vectors for %d positions of its prompt; the model's image "
+        "processor does not fit its encoder",
+        len(vectors),
+        num_vectors,
+    )
+    return pad(vectors, (0, 0, 0, num_vectors - len(vectors)))

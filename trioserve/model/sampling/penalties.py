@@ -1,0 +1,93 @@
+"""Count tokens on the device and lower the logits of those that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...types.plan import SlotStart
+from ...types.prompt import NO_TOKEN
+from ...types.sampling import SamplingParams
+from ..tensors import send_floats, send_ids
+from .rows import SlotRows, grow
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
+class PenaltyCounts:
+    """Which tokens each slot has seen and how often it wrote them.
+
+    Rows are given only to slots whose sequence has penalties:
+
+      counts  (num_rows, vocab_size) int32   output tokens
+      seen    (num_rows, vocab_size) bool    prompt and output tokens
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._rows = SlotRows(device)
+        empty = 0, vocab_size
+        self._counts = torch.empty(empty, dtype=torch.int32, device=device)
+        self._seen = torch.empty(empty, dtype=torch.bool, device=device)
+
+    def start(self, start: SlotStart) -> None:
+        """Count what a sequence brings to the slot; the former one is forgotten."""
+        self._rows.release(start.slot)
+        if not has_penalties(start.sampling):
+            return
+        row = self._rows.take(start.slot)
+        shape = self._rows.num_rows, self._vocab_size
+        self._counts = grow(self._counts, shape, 0)
+        self._seen = grow(self._seen, shape, 0)
+        outputs = send_ids(start.output_token_ids, self._device)
+        prompt: Sequence[int] = start.prompt_token_ids
+        if start.embedded:
+            prompt = [token_id for token_id in prompt if token_id != NO_TOKEN]
+        ones = torch.ones_like(outputs, dtype=torch.int32)
+        self._counts[row].zero_().index_add_(0, outputs, ones)
+        seen = torch.cat((send_ids(prompt, self._device), outputs))
+        self._seen[row].zero_().index_fill_(0, seen, 1)
+
+    def count(self, slots: list[int], token_ids: Tensor) -> None:
+        """Count one new token of each slot; slots without penalties are left out."""
+        places = self._rows.find_places(slots)
+        if places:
+            positions, rows = self._rows.locate(slots, places)
+            tokens = token_ids[positions]
+            # Invariant: a slot is sampled once a step, so no pair stands here twice.
+            self._counts[rows, tokens] += 1
+            self._seen[rows, tokens] = True
+
+    def penalize(
+        self, logits: Tensor, slots: list[int], samplings: list[SamplingParams]
+    ) -> Tensor:
+        """Return lowered logits.
+
+        Args:
+          logits: (num_slots, vocab_size) float32
+          slots: all have penalties.
+          samplings: what each of them asks for.
+
+        Source: Keskar et al. 2019 (CTRL), section 4.1 for the repetition penalty;
+        OpenAI's API reference for the other two.
+        """
+        _, rows = self._rows.locate(slots, list(range(len(slots))))
+        counts, seen = self._counts[rows], self._seen[rows]
+        repetition = self._make_column([s.repetition_penalty for s in samplings])
+        frequency = self._make_column([s.frequency_penalty for s in samplings])
+        presence = self._make_column([s.presence_penalty for s in samplings])
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(seen, repeated, logits)
+        return logits - frequency * counts - presence * (counts > 0)
+
+    def _make_column(self, values: list[float]) -> Tensor:
+        return send_floats(values, self._device)[:, None]

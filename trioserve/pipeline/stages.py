@@ -1,0 +1,127 @@
+"""Start the processes of a pipeline's stages, or wait for those that torchrun has started."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ..config import ParallelConfig
+from ..errors import InvalidConfig
+from ..processes import MessageStream, open_child
+from .executor import StagePeer
+from .messages import FromStage
+from .rendezvous import StageConnection, open_stage_connections
+from .torchrun import LOOPBACK, LOOPBACK_ENVIRONMENT, Torchrun, find_torchrun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedStage:
+    """A stage that has been told nothing yet.
+
+    Args:
+      local_stage, num_local_stages, listens_on: as in executor.messages.Begin.
+    """
+
+    peer: StagePeer
+    local_stage: int
+    num_local_stages: int
+    listens_on: str
+
+
+@asynccontextmanager
+async def open_stages(
+    config: ParallelConfig,
+) -> AsyncIterator[tuple[StartedStage, ...]]:
+    """Start all stages as children; or the first one, where torchrun starts the others.
+
+    They end when the block is left.
+
+    Raises:
+      InvalidConfig: torchrun has started another number of processes.
+      StagesNotMet: not all came.
+    """
+    torchrun = find_torchrun()
+    async with AsyncExitStack() as stack:
+        if torchrun is None:
+            yield await _start_all(config.pipeline_parallel_size, stack)
+        else:
+            _check(torchrun, config)
+            yield await _start_first(torchrun, stack)
+
+
+async def _start_all(
+    num_stages: int, stack: AsyncExitStack
+) -> tuple[StartedStage, ...]:
+    stages = [
+        StartedStage(
+            peer=await _start(stage, stack, is_on_one_machine=True),
+            local_stage=stage,
+            num_local_stages=num_stages,
+            listens_on=LOOPBACK,
+        )
+        for stage in range(num_stages)
+    ]
+    return tuple(stages)
+
+
+def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
+    torchrun.check(config)
+    if torchrun.rank > 0:
+        raise InvalidConfig(
+            "pipeline_parallel_size",
+            f"torchrun has started this process as stage {torchrun.rank}, which is "
+            "served by the command `trioserve serve` alone",
+        )
+
+
+async def _start_first(
+    torchrun: Torchrun, stack: AsyncExitStack
+) -> tuple[StartedStage, ...]:
+    first = StartedStage(
+        peer=await _start(0, stack, is_on_one_machine=torchrun.is_on_one_machine),
+        local_stage=torchrun.local_rank,
+        num_local_stages=torchrun.local_world_size,
+        listens_on=torchrun.master_addr,
+    )
+    connections = await stack.enter_async_context(open_stage_connections(torchrun))
+    others = [
+        StartedStage(
+            peer=_make_peer(connection),
+            local_stage=connection.hello.local_stage,
+            num_local_stages=connection.hello.num_local_stages,
+            listens_on=torchrun.master_addr,
+        )
+        for connection in connections
+    ]
+    return first, *others
+
+
+async def _start(
+    stage: int, stack: AsyncExitStack, *, is_on_one_machine: bool
+) -> StagePeer:
+    child = await stack.enter_async_context(
+        open_child(
+            "trioserve.startup.stage_process",
+            receives=FromStage,
+            name=f"stage {stage}",
+            environment=LOOPBACK_ENVIRONMENT if is_on_one_machine else {},
+        )
+    )
+    return StagePeer(
+        name=child.name, stream=child.stream, describe_end=child.describe_end
+    )
+
+
+def _make_peer(connection: StageConnection) -> StagePeer:
+    name = f"stage {connection.hello.stage}"
+
+    async def describe_end() -> str:
+        await trio.lowlevel.checkpoint()
+        return f"{name} hung up"
+
+    stream = MessageStream[Any](connection.sock, receives=FromStage)
+    return StagePeer(name=name, stream=stream, describe_end=describe_end)

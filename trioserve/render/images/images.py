@@ -1,0 +1,209 @@
+"""Images of requests, from their URLs to what the model's encoder reads.
+
+    url -> bytes and digest -> in the cache? -> pixels -> tensors and text
+           media.py            here             media.py  preprocess.py
+
+Images are known by the digest of their bytes: a chat sends its images again with every
+turn, and what was prepared once is not even decoded again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+import logging
+from typing import TYPE_CHECKING
+import weakref
+
+import trio
+
+from ...config import MediaConfig, parse_bytes
+from ...errors import InvalidParameter, MemoryFull
+from ...observe import Pace
+from ...observe.log_lines import escape
+from ..workers.workers import RendererStatistics, RendererWorkers
+from .media import EncodedImage, MediaLoader, Url
+from .mixed import ImageToken
+from .preprocess import ImageProcessor, ProcessedImage
+from .processors import load_image_processor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "ImageProcessor",
+    "ImageCounters",
+    "ImageRenderer",
+    "ImageStatistics",
+    "ProcessedImage",
+    "load_image_processor",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStatistics:
+    """What is held for images at this moment.
+
+    Args:
+      entries: prepared images in the cache.
+      num_bytes: bytes of their tensors.
+      media: the threads that load and decode.
+      processing: the thread that prepares.
+    """
+
+    entries: int
+    num_bytes: int
+    media: RendererStatistics
+    processing: RendererStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCounters:
+    """What became of the images that were asked for.
+
+    Args:
+      hits: images found in the cache, also after waiting for another request's.
+      misses: images that had to be decoded and prepared.
+    """
+
+    hits: int
+    misses: int
+
+
+class ImageRenderer:
+    """Prepares the images of requests, each new one once.
+
+    Args:
+      loader: made from `config` where it is not given.
+
+    Attributes:
+      token: what stands for an image, and then for each of its vectors.
+      max_images: of one request.
+    """
+
+    def __init__(
+        self,
+        processor: ImageProcessor,
+        config: MediaConfig,
+        *,
+        loader: MediaLoader | None = None,
+    ) -> None:
+        self.token = ImageToken(
+            text=processor.image_token, token_id=processor.image_token_id
+        )
+        self.max_images = config.max_images
+        self._processor = processor
+        self._loader = MediaLoader(config) if loader is None else loader
+        # transformers' processors are not made for several threads at once.
+        self._workers = RendererWorkers(1)
+        # Images that are being prepared, by their keys.
+        self._pending: dict[bytes, trio.Event] = {}
+        self._num_hits = 0
+        self._num_misses = 0
+        self._max_held_bytes = parse_bytes(
+            "max_images_memory", config.max_images_memory
+        )
+        self._num_held_bytes = 0
+        self._pace = Pace()
+        # Filled by whichever thread lets an image go.
+        self._freed: deque[int] = deque()
+
+    async def render(self, url: Url, *, param: str) -> ProcessedImage:
+        """Load an image and prepare it for the model, or find it prepared.
+
+        Args:
+          url: a data, http, https or file URL.
+          param: the field of the request that holds it.
+
+        Raises:
+          InvalidParameter: there is no image, or none that this model can read.
+          RendererStuck: too many images take longer to decode than they may.
+          MemoryFull: those that are prepared take all the memory there is for them.
+        """
+        encoded = await self._loader.load(url, param=param)
+        # Requests that bring the same image at once wait for one of them.
+        while (pending := self._pending.get(encoded.digest)) is not None:
+            await pending.wait()
+        if (found := self._processor.cache.get(encoded.digest)) is not None:
+            self._num_hits += 1
+            return found
+        self._num_misses += 1
+        return await self._prepare(encoded, param)
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of prepared images that somebody holds: the cache, a prompt, a step."""
+        while self._freed:
+            self._num_held_bytes -= self._freed.popleft()
+        return self._num_held_bytes
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether new images are refused, because too many take too long."""
+        return self._loader.is_stuck
+
+    def statistics(self) -> ImageStatistics:
+        cache = self._processor.cache
+        return ImageStatistics(
+            entries=len(cache),
+            num_bytes=cache.num_bytes,
+            media=self._loader.statistics(),
+            processing=self._workers.statistics(),
+        )
+
+    def counters(self) -> ImageCounters:
+        return ImageCounters(hits=self._num_hits, misses=self._num_misses)
+
+    async def _prepare(self, encoded: EncodedImage, param: str) -> ProcessedImage:
+        key = encoded.digest
+        self._pending[key] = trio.Event()
+        try:
+            # Refused and not made to wait: requests that each held some images and
+            # waited for the rest would wait for each other.
+            if self.num_held_bytes >= self._max_held_bytes:
+                raise MemoryFull("images", retry_after_seconds=self._estimate_wait())
+            image = await self._loader.decode(encoded, param=param)
+            processed = await self._workers.run(
+                partial(self._process, image, key, param)
+            )
+            self._hold(processed)
+            self._processor.cache.put(processed)
+            return processed
+        finally:
+            # After a failure too: those who wait then try for themselves.
+            self._pending.pop(key).set()
+
+    def _hold(self, image: ProcessedImage) -> None:
+        """Count an image's bytes until nobody has its tensors any more."""
+        self._note_held()
+        self._num_held_bytes += image.num_bytes
+        self._note_held()
+        weakref.finalize(image.tensors, self._freed.append, image.num_bytes).atexit = (
+            False
+        )
+
+    def _note_held(self) -> None:
+        self._pace.observe(trio.current_time(), self.num_held_bytes)
+
+    def _estimate_wait(self) -> int:
+        self._note_held()
+        return self._pace.estimate_seconds(trio.current_time(), self.num_held_bytes)
+
+    def _process(self, image: Image, key: bytes, param: str) -> ProcessedImage:
+        try:
+            return self._processor.process(image, key)
+        except MemoryError:
+            raise
+        # It worked when it was loaded, so something about this image is what it does
+        # not take: Qwen2-VL's, for example, wants no side to be 200 times the other.
+        except Exception as error:
+            logger.info("the image processor refuses an image: %s", escape(repr(error)))
+            width, height = image.size
+            raise InvalidParameter(
+                param,
+                f"is an image of {width} x {height} pixels that the model's image "
+                "processor does not take",
+            ) from error

@@ -1,0 +1,172 @@
+"""A chat with vectors in it: where in its tokens images and embeddings stand.
+
+    rendered    ...<image> what is this? <embeds-0-4f...> Answer: ...
+    replaced    ...<image><image><image> what is this? | Answer: ...
+    token ids   ... I      I      I     what is this ? -1 -1 -1 -1 Answer : ...
+
+An image's token is repeated for each vector that the model's encoder makes of it, by the
+text that the model's own processor puts there; a marker cuts the text in two, and its
+vectors stand in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+import itertools
+import re
+
+from ...errors import InvalidParameter
+from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
+from ..tensors.embeds import DecodedEmbeds
+from .preprocess import ProcessedImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedTokens:
+    """What a rendered chat with vectors is for the engine."""
+
+    token_ids: tuple[int, ...]
+    embedded: tuple[EmbeddedInput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageToken:
+    """What stands for a vector of an image, as text and as id."""
+
+    text: str
+    token_id: int
+
+
+def embed_whole(embeds: DecodedEmbeds) -> MixedTokens:
+    """A prompt that is nothing but vectors."""
+    num_vectors = embeds.tensor.shape[0]
+    return MixedTokens(
+        token_ids=(NO_TOKEN,) * num_vectors, embedded=(_place_embeds(embeds, 0),)
+    )
+
+
+def mix(
+    text: str,
+    encode: Callable[[Sequence[str]], list[tuple[int, ...]]],
+    *,
+    images: Sequence[ProcessedImage],
+    image_token: ImageToken | None,
+    embeds: dict[str, DecodedEmbeds],
+) -> MixedTokens:
+    """Tokenize a rendered chat and find the places of its vectors.
+
+    Args:
+      encode: gives the ids of texts that stand one after the other.
+      embeds: by their markers.
+
+    Raises:
+      InvalidParameter: the template left one out, or wrote one twice.
+    """
+    if image_token is not None and images:
+        text = _replace_images(text, images, image_token)
+    texts, markers = _cut_at_markers(text, list(embeds))
+    builder = _Builder(images, image_token)
+    for ids, marker in itertools.zip_longest(encode(texts), markers):
+        builder.add_tokens(ids)
+        if marker is not None:
+            builder.add_embeds(embeds[marker])
+    return builder.build()
+
+
+def _replace_images(
+    text: str, images: Sequence[ProcessedImage], image_token: ImageToken
+) -> str:
+    pieces = text.split(image_token.text)
+    if len(pieces) - 1 != len(images):
+        raise InvalidParameter(
+            "messages",
+            f"{len(images)} images were sent, but the chat shows {len(pieces) - 1}; "
+            f"the template may leave some out, and no text may hold the words "
+            f"{image_token.text!r}",
+        )
+    replacements = [image.replacement for image in images]
+    return "".join(
+        itertools.chain.from_iterable(
+            itertools.zip_longest(pieces, replacements, fillvalue="")
+        )
+    )
+
+
+def _cut_at_markers(text: str, markers: list[str]) -> tuple[list[str], list[str]]:
+    """Return the texts around the markers, and these in the order in which they stand."""
+    if not markers:
+        return [text], []
+    found = re.split(f"({'|'.join(map(re.escape, markers))})", text)
+    texts, order = found[::2], found[1::2]
+    if sorted(order) != sorted(markers):
+        raise InvalidParameter(
+            "messages",
+            "the chat template must show each part of type prompt_embeds once",
+        )
+    return texts, order
+
+
+class _Builder:
+    def __init__(
+        self, images: Sequence[ProcessedImage], image_token: ImageToken | None
+    ) -> None:
+        self._images = images
+        self._image_id = None if image_token is None else image_token.token_id
+        self._token_ids: list[int] = []
+        self._image_positions: list[int] = []
+        self._embedded: list[EmbeddedInput] = []
+
+    def add_tokens(self, token_ids: tuple[int, ...]) -> None:
+        begin = len(self._token_ids)
+        if self._images:
+            self._image_positions += [
+                begin + offset
+                for offset, token_id in enumerate(token_ids)
+                if token_id == self._image_id
+            ]
+        self._token_ids += token_ids
+
+    def add_embeds(self, embeds: DecodedEmbeds) -> None:
+        self._embedded.append(_place_embeds(embeds, len(self._token_ids)))
+        self._token_ids += [NO_TOKEN] * embeds.tensor.shape[0]
+
+    def build(self) -> MixedTokens:
+        embedded = [*self._embedded, *self._place_images()]
+        embedded.sort(key=lambda item: item.runs[0])
+        return MixedTokens(token_ids=tuple(self._token_ids), embedded=tuple(embedded))
+
+    def _place_images(self) -> Iterable[EmbeddedInput]:
+        positions = iter(self._image_positions)
+        if len(self._image_positions) != sum(i.num_vectors for i in self._images):
+            raise InvalidParameter(
+                "messages", "the tokenizer reads the images' tokens as something else"
+            )
+        for image in self._images:
+            yield EmbeddedInput(
+                kind="image",
+                runs=_find_runs(itertools.islice(positions, image.num_vectors)),
+                keys=image.key * image.num_vectors,
+                tensors=image.tensors,
+            )
+
+
+def _place_embeds(embeds: DecodedEmbeds, begin: int) -> EmbeddedInput:
+    num_vectors = embeds.tensor.shape[0]
+    assert len(embeds.keys) == KEY_BYTES * num_vectors, "every vector has a key"
+    return EmbeddedInput(
+        kind="embeds",
+        runs=((begin, begin + num_vectors),),
+        keys=embeds.keys,
+        tensors={"embeds": embeds.tensor},
+    )
+
+
+def _find_runs(positions: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and runs[-1][1] == position:
+            runs[-1] = (runs[-1][0], position + 1)
+        else:
+            runs.append((position, position + 1))
+    return tuple(runs)

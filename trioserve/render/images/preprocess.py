@@ -1,0 +1,182 @@
+"""The model's own image processor, and what it has made of images so far.
+
+The processor is transformers', and so is what counts as right: the tensors and the text
+that `processor(text=..., images=[image])` would give the model.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...config import MediaConfig, parse_bytes
+from ...errors import UnsupportedModel
+from ...types.tensors import TensorBytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    import torch
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+# What Idefics 3 counts an image's tokens by. SmolVLM's processor lists them as not for
+# the model, this one drops them inside of its __call__.
+_LAYOUT_NAMES = ("rows", "cols")
+
+
+class ImageTensors(dict[str, TensorBytes]):
+    """An image's tensors by name; as an object of whose end others can be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedImage:
+    """One image, ready for the model.
+
+    Args:
+      replacement: the text that stands in the prompt for it.
+      num_vectors: how often the image's token occurs in that; the model's encoder makes
+        as many vectors.
+      tensors: what the encoder reads, by name.
+      key: KEY_BYTES; images of the same bytes have the same.
+    """
+
+    replacement: str
+    num_vectors: int
+    tensors: ImageTensors
+    key: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that its tensors take."""
+        return sum(len(tensor.data) for tensor in self.tensors.values())
+
+
+class ImageCache:
+    """Processed images by key; the least recently used go first.
+
+    Touched by the event loop's thread alone.
+
+    Args:
+      capacity: bytes of tensors; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[bytes, ProcessedImage] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> ProcessedImage | None:
+        if (found := self._entries.get(key)) is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, image: ProcessedImage) -> None:
+        """Keep an image that is not here, unless it alone is too large."""
+        if image.num_bytes > self._capacity:
+            return
+        assert image.key not in self._entries, "an image is prepared once at a time"
+        self._entries[image.key] = image
+        self.num_bytes += image.num_bytes
+        while self.num_bytes > self._capacity:
+            _, oldest = self._entries.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes
+
+
+class ImageProcessor:
+    """The model's own processor, without its parts for text, video and sound.
+
+    Args:
+      tokenizer: has the image's token; nothing is tokenized.
+
+    Attributes:
+      processor: transformers'.
+      image_token: what stands for an image in a rendered chat, and for a vector in what
+        replaces it.
+      cache: what was made so far; whoever calls process looks there before.
+
+    Raises:
+      UnsupportedModel: the model has no such token.
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin,
+        tokenizer: PreTrainedTokenizerBase,
+        config: MediaConfig,
+    ) -> None:
+        self.image_token = _read_image_token(processor, tokenizer)
+        self.image_token_id = _find_token_id(processor, tokenizer, self.image_token)
+        self.cache = ImageCache(_read_capacity(config))
+        self.processor = processor
+        self._settings: dict[str, Any] = processor._merge_kwargs(
+            tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt"
+        )["images_kwargs"]
+        self._left_out = {*processor.unused_input_names, *_LAYOUT_NAMES}
+
+    def process(self, image: Image, key: bytes) -> ProcessedImage:
+        """Make of an image what the model reads. Blocking; one call at a time.
+
+        Args:
+          image: in mode RGB.
+          key: what the result will be known by.
+        """
+        inputs, (replacement,) = self.processor._process_images(
+            [image], **self._settings
+        )
+        return ProcessedImage(
+            replacement=replacement,
+            num_vectors=replacement.count(self.image_token),
+            tensors=ImageTensors(
+                (name, _to_bytes(tensor))
+                for name, tensor in inputs.items()
+                if name not in self._left_out
+            ),
+            key=key,
+        )
+
+
+def _read_image_token(
+    processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    name = type(processor).__name__
+    token = getattr(processor, "image_token", None)
+    if not isinstance(token, str):
+        raise UnsupportedModel(name, "it has no token that stands for an image")
+    # Some have one token for an image and another for its vectors, as Gemma 3.
+    if getattr(tokenizer, "image_token", token) != token:
+        raise UnsupportedModel(name, "it has several tokens that stand for images")
+    return token
+
+
+def _find_token_id(
+    processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase, token: str
+) -> int:
+    if token not in tokenizer.get_vocab():
+        raise UnsupportedModel(
+            type(processor).__name__, f"its tokenizer has no token {token!r}"
+        )
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(token_id, int), "one token has one id"
+    return token_id
+
+
+def _read_capacity(config: MediaConfig) -> int:
+    if config.processor_cache_memory == "0":
+        return 0
+    return parse_bytes("processor_cache_memory", config.processor_cache_memory)
+
+
+def _to_bytes(tensor: torch.Tensor) -> TensorBytes:
+    """A tensor's memory, shared where its elements lie in order already."""
+    import torch
+
+    # As bytes, because NumPy has no bfloat16; a view refuses tensors without axes.
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return TensorBytes(
+        data=flat.numpy().data,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+    )

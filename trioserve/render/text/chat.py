@@ -1,0 +1,248 @@
+"""Chat messages, checked and brought into the form that templates expect.
+
+Templates are written for strings or for lists of parts (template.py finds out which).
+What is no text leaves the messages here: an image leaves a part of its own, or the
+model's image token, and a tensor of embeddings leaves a *marker*, a text that occurs
+nowhere else and shows where in the rendered chat its vectors belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+import secrets
+from typing import Any, Protocol, runtime_checkable
+
+from ...errors import InvalidParameter, NotSupported
+from .fields import read_fields
+from .template_form import TemplateForm, text_part
+from .tool_history import ToolHistory
+
+# OpenAI's roles; `developer` is its newer name for what templates call `system`.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+# What templates write around a message, about: <|im_start|>user\n...<|im_end|>\n
+TURN_CHARACTERS = 32
+
+# What a client sends as bytes comes as it stands in the body, without a copy.
+Payload = str | bytes | memoryview
+
+
+class ChatMessage(Protocol):
+    """One turn of a conversation: a frozen struct or dataclass with these fields.
+
+    Further fields (`name`, `tool_call_id` ...) reach the template as they are; a
+    mapping with the same keys will do as well.
+    """
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def content(self) -> object:
+        """Text, None, or a sequence of parts:
+
+        {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": ...}},
+        {"type": "prompt_embeds", "prompt_embeds": ...}
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An image that a message shows.
+
+    Args:
+      param: where in the request it stands.
+    """
+
+    url: Payload
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedsPart:
+    """Vectors that stand in a message as if they were text."""
+
+    payload: Payload
+    param: str
+    marker: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """Messages as the template reads them, and what was taken out of them."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    images: list[ImagePart] = field(default_factory=list)
+    embeds: list[EmbedsPart] = field(default_factory=list)
+    num_characters: int = 0
+
+    @property
+    def has_media(self) -> bool:
+        return bool(self.images or self.embeds)
+
+
+@runtime_checkable
+class SizedMessages(Protocol):
+    """Messages that know how long they are."""
+
+    @property
+    def num_characters(self) -> int: ...
+
+
+def count_characters(messages: Sequence[ChatMessage | Mapping[str, object]]) -> int:
+    """Return how long the text of a conversation is, about, before it is read.
+
+    Nothing is checked. Of sequences that may make their messages as they are read, only
+    those are counted that know it.
+    """
+    if isinstance(messages, SizedMessages):
+        return messages.num_characters
+    if not isinstance(messages, (list, tuple)):
+        return 0
+    return sum(TURN_CHARACTERS + _measure(message) for message in messages)
+
+
+def _measure(message: ChatMessage | Mapping[str, object]) -> int:
+    if isinstance(message, Mapping):
+        content = message.get("content")
+    else:
+        content = getattr(message, "content", None)
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, (list, tuple)) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def read_messages(
+    messages: Sequence[ChatMessage | Mapping[str, object]],
+    form: TemplateForm = TemplateForm(),
+) -> Conversation:
+    """Check messages and bring them into the form that the template expects.
+
+    Raises:
+      InvalidParameter: there are none, a field has the wrong type, or the template
+        would not show the calls or results of tools.
+      NotSupported: a part of a kind that nobody reads.
+    """
+    if not messages:
+        raise InvalidParameter("messages", "must not be empty")
+    reader = _Reader(form)
+    for index, message in enumerate(messages):
+        reader.read(message, f"messages[{index}]")
+    return reader.conversation
+
+
+class _Reader:
+    def __init__(self, form: TemplateForm) -> None:
+        self.conversation = Conversation()
+        self._form = form
+        self._tools = ToolHistory(form)
+
+    def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
+        fields = read_fields(message, param)
+        role = fields.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidParameter(
+                f"{param}.role", f"must be one of {', '.join(_ROLES)}"
+            )
+        if role == "tool":
+            self._tools.read_result(fields, param)
+        content = self._read_content(fields.get("content"), f"{param}.content")
+        rendered = {**fields, "role": _ROLES[role], "content": content}
+        if role == "assistant":
+            _read_reasoning(rendered, param)
+        if fields.get("tool_calls"):
+            is_null = fields.get("content") is None
+            self._tools.read_calls(rendered, f"{param}.tool_calls", is_null=is_null)
+        self.conversation.messages.append(rendered)
+
+    def _read_content(self, content: object, param: str) -> object:
+        # None becomes "", because templates add content to strings.
+        if content is None:
+            content = ""
+        if isinstance(content, str):
+            self.conversation.num_characters += len(content)
+            return content if self._form.takes_strings else [text_part(content)]
+        if not isinstance(content, Sequence) or isinstance(content, bytes):
+            raise InvalidParameter(param, "must be a string or a list of parts")
+        parts = [
+            self._read_part(part, f"{param}[{index}]")
+            for index, part in enumerate(content)
+        ]
+        has_images = any(part["type"] == "image" for part in parts)
+        if self._form.takes_parts and (has_images or not self._form.takes_strings):
+            return parts
+        # As vLLM joins parts for templates that take strings.
+        return "\n".join(
+            part["text"] if part["type"] == "text" else self._form.image_token or ""
+            for part in parts
+        )
+
+    def _read_part(self, part: object, param: str) -> dict[str, str]:
+        fields = read_fields(part, param)
+        kind = fields.get("type")
+        match kind:
+            case "text":
+                return self._read_text(fields, param)
+            case "image_url":
+                return self._read_image(fields, f"{param}.image_url")
+            case "prompt_embeds":
+                return self._read_embeds(fields, f"{param}.prompt_embeds")
+        raise NotSupported(
+            f"{param}.type", f"parts are text, image_url or prompt_embeds, got {kind!r}"
+        )
+
+    def _read_text(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise InvalidParameter(f"{param}.text", "must be a string")
+        self.conversation.num_characters += len(text)
+        return text_part(text)
+
+    def _read_image(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        if self._form.image_token is None:
+            raise NotSupported(param, "this model sees no images")
+        image = fields.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if not isinstance(url, (str, bytes, memoryview)):
+            raise InvalidParameter(f"{param}.url", "must be a string")
+        self.conversation.images.append(ImagePart(url=url, param=param))
+        return {"type": "image"}
+
+    def _read_embeds(self, fields: dict[str, object], param: str) -> dict[str, str]:
+        payload = fields.get("prompt_embeds")
+        if not isinstance(payload, (str, bytes, memoryview)):
+            raise InvalidParameter(param, "must be a string")
+        number = len(self.conversation.embeds)
+        # Random, so that no text of a client can hold it.
+        marker = f"<embeds-{number}-{secrets.token_hex(16)}>"
+        self.conversation.embeds.append(
+            EmbedsPart(payload=payload, param=param, marker=marker)
+        )
+        return text_part(marker)
+
+
+def _read_reasoning(message: dict[str, Any], param: str) -> None:
+    """Give what the assistant thought before both of the names that templates know it by.
+
+    Clients send back one of them: vLLM's is `reasoning`, DeepSeek's, which most templates
+    read, `reasoning_content`.
+    """
+    texts = {}
+    for name in ("reasoning", "reasoning_content"):
+        text = message.pop(name, None)
+        if text is not None and not isinstance(text, str):
+            raise InvalidParameter(f"{param}.{name}", "must be a string")
+        texts[name] = text
+    thought = [text for text in texts.values() if text is not None]
+    if thought:
+        for name, text in texts.items():
+            message[name] = thought[0] if text is None else text

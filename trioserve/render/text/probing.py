@@ -1,0 +1,177 @@
+"""What a chat template reads, found out by running it on words of our own.
+
+vLLM reads this from the template's syntax tree; a template that is run cannot be
+misread. Some templates refuse every probe, because they want other roles or another
+order. Such a template is believed to read what its source names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from ...errors import InvalidParameter
+from .template_form import CALL_CONTENTS, CallContent, TemplateForm, text_part
+
+Messages = list[dict[str, Any]]
+
+# Words that no template writes by itself.
+_WORD: Final = "trioserveprobe"
+_SECOND_WORD: Final = "trioservesecond"
+_TOOL_WORD: Final = "trioservetool"
+
+# Given to the template where a conversation comes with tools.
+PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": _TOOL_WORD,
+        "description": "Does nothing.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+# They appear where Python prints a whole list of parts, or whole arguments.
+_PRINTED_KEYS: Final = ("'text'", '"text"', "'key'")
+
+_CONTENTS: Final[dict[CallContent, str | None]] = {
+    "text": "c",
+    "empty": "",
+    "none": None,
+}
+
+
+class TemplateProbe:
+    """Tries one template.
+
+    Args:
+      source: the template.
+      render: runs it; raises InvalidParameter where it refuses the messages.
+    """
+
+    def __init__(self, source: str, render: Callable[[Messages], str]) -> None:
+        self._source = source
+        self._render = render
+        # Templates that want a system message first refuse this one; most of them take
+        # strings.
+        self._takes_strings = self._shows(_WORD, [_user(_WORD)]) is not False
+
+    def find_form(self, *, image_token: str | None) -> TemplateForm:
+        """Try everything that a TemplateForm tells."""
+        takes_parts = self._shows(_WORD, [_user([text_part(_WORD)])])
+        shows_tools = self._shows(_TOOL_WORD, [_user("a")])
+        contents, as_text = self._find_calls()
+        return TemplateForm(
+            takes_strings=self._takes_strings,
+            takes_parts=bool(takes_parts),
+            image_token=image_token,
+            shows_tools="tools" in self._source if shows_tools is None else shows_tools,
+            shows_calls_beside=contents,
+            shows_all_calls=all(
+                self._shows_call(_SECOND_WORD, each, as_text) is not False
+                for each in contents
+            ),
+            takes_arguments_as_text=as_text,
+            shows_results=self._shows_results(),
+        )
+
+    def _find_calls(self) -> tuple[frozenset[CallContent], bool]:
+        """Return beside which contents calls are shown, and in which form they come."""
+        has_run = False
+        for as_text in (False, True):
+            found = {
+                each: self._shows_call(_WORD, each, as_text) for each in CALL_CONTENTS
+            }
+            if found["none"] and self._prints_none(as_text):
+                found["none"] = False
+            if any(found.values()):
+                return frozenset(each for each in found if found[each]), as_text
+            has_run = has_run or False in found.values()
+        if has_run or "tool_calls" not in self._source:
+            return frozenset(), False
+        return frozenset({"text", "empty"}), False
+
+    def _shows_call(self, word: str, beside: CallContent, as_text: bool) -> bool | None:
+        """Return whether the last of one or two calls is shown; None if both fail."""
+        names = [_WORD] if word == _WORD else [_WORD, word]
+        return self._shows(word, *self._talk(names, beside, as_text))
+
+    def _prints_none(self, as_text: bool) -> bool:
+        """Whether Python's word for nothing is written in place of no content."""
+        nothing, empty = (
+            "".join(self._render_all(*self._talk([_WORD], beside, as_text)))
+            for beside in ("none", "empty")
+        )
+        return nothing.count("None") > empty.count("None")
+
+    def _shows_results(self) -> bool:
+        conversations = [
+            [_user("a"), self._call(["f"], beside, as_text), _result(_WORD)]
+            for beside in CALL_CONTENTS
+            for as_text in (False, True)
+        ]
+        return self._shows(_WORD, *conversations) is not False
+
+    def _shows(self, word: str, *conversations: Messages) -> bool | None:
+        """Return whether a conversation shows the word; None if all are refused."""
+        texts = self._render_all(*conversations)
+        if not texts:
+            return None
+        return any(
+            word in text and not any(key in text for key in _PRINTED_KEYS)
+            for text in texts
+        )
+
+    def _render_all(self, *conversations: Messages) -> list[str]:
+        """Render those that the template does not refuse."""
+        texts = []
+        for messages in conversations:
+            with suppress(InvalidParameter):
+                texts.append(self._render(messages))
+        return texts
+
+    def _talk(
+        self, names: Sequence[str], beside: CallContent, as_text: bool
+    ) -> list[Messages]:
+        """Make conversations with calls, without and with the first one's result.
+
+        Some templates refuse the one, some the other.
+        """
+        begun = [_user("a"), self._call(names, beside, as_text)]
+        return [begun, [*begun, _result("b")]]
+
+    def _call(
+        self, names: Sequence[str], beside: CallContent, as_text: bool
+    ) -> dict[str, Any]:
+        content: object = _CONTENTS[beside]
+        if isinstance(content, str) and not self._takes_strings:
+            content = [text_part(content)]
+        calls = [_make_call(index, name, as_text) for index, name in enumerate(names)]
+        return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _user(content: object) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _result(content: str) -> dict[str, Any]:
+    return {
+        "role": "tool",
+        "content": content,
+        "tool_call_id": _call_id(0),
+        "name": "f",
+    }
+
+
+def _make_call(index: int, name: str, as_text: bool) -> dict[str, Any]:
+    arguments = f'{{"key": "{name}"}}' if as_text else {"key": name}
+    return {
+        "id": _call_id(index),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _call_id(index: int) -> str:
+    # Mistral's templates want nine letters or digits.
+    return f"probe{index:04}"

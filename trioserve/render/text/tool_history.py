@@ -1,0 +1,124 @@
+"""Calls of tools that a conversation has seen before, and their results.
+
+A model that does not see its own calls takes their results for somebody else's words. So
+what the template would leave out is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+from typing import Any, Final
+
+from ...errors import InvalidParameter
+from .fields import read_fields
+from .nesting import check_nesting
+from .template_form import TemplateForm, text_part
+
+# The decoder holds the interpreter: for 13 seconds over 48 MiB of empty lists. This much
+# takes it 10 to 20 ms, as the tools of a request may (http/decode/schema.py). A file of a thousand
+# lines, which an agent writes, is a sixth of it.
+MAX_ARGUMENTS: Final = 262_144
+
+
+class ToolHistory:
+    """Brings the calls and results of one conversation into the template's form."""
+
+    def __init__(self, form: TemplateForm) -> None:
+        self._form = form
+        # Names of the tools that were called, by the ids of the calls.
+        self._called: dict[str, str] = {}
+
+    def read_calls(self, message: dict[str, Any], param: str, *, is_null: bool) -> None:
+        """Check a message's `tool_calls` and replace them, and its content where needed.
+
+        Args:
+          message: its content is in the template's form.
+          param: where the calls stand, for errors.
+          is_null: the client sent no content.
+
+        Raises:
+          InvalidParameter: a call is wrong, or the template would not show it.
+        """
+        calls = message["tool_calls"]
+        if message["role"] != "assistant":
+            raise InvalidParameter(param, "only an assistant calls tools")
+        if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+            raise InvalidParameter(param, "must be a list")
+        read = [self._read_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
+        if len(read) > 1 and not self._form.shows_all_calls:
+            raise InvalidParameter(
+                param,
+                "the model's chat template has a place for one call in a message, and "
+                "for no more",
+            )
+        message["tool_calls"] = read
+        message["content"] = self._place(message["content"], param, is_null)
+
+    def read_result(self, message: dict[str, object], param: str) -> None:
+        """Check a message of the role `tool`, and name the tool that was called.
+
+        OpenAI's clients send the id of the call alone, and some templates want the name.
+
+        Raises:
+          InvalidParameter: the template would not show it.
+        """
+        if not self._form.shows_results:
+            raise InvalidParameter(
+                f"{param}.role",
+                "the model's chat template has no place for results of tools",
+            )
+        called = self._called.get(str(message.get("tool_call_id")))
+        if called is not None:
+            message.setdefault("name", called)
+
+    def _read_call(self, call: object, param: str) -> dict[str, object]:
+        fields = read_fields(call, param)
+        function = read_fields(fields.get("function"), f"{param}.function")
+        name = function.get("name")
+        if not isinstance(name, str):
+            raise InvalidParameter(f"{param}.function.name", "must be a string")
+        self._called[str(fields.get("id"))] = name
+        arguments = self._read_arguments(
+            function.get("arguments"), f"{param}.function.arguments"
+        )
+        return {**fields, "function": {**function, "arguments": arguments}}
+
+    def _read_arguments(self, sent: object, param: str) -> object:
+        """Return arguments, which OpenAI's API carries as JSON in a string.
+
+        Most templates were trained on the object and print that. Others, such as
+        DeepSeek's, add the string to their text.
+        """
+        if sent is None or sent == "":
+            sent = {}
+        is_text = isinstance(sent, str)
+        arguments = _decode(str(sent), param) if is_text else sent
+        check_nesting(param, arguments)
+        if not self._form.takes_arguments_as_text:
+            return arguments
+        # A client's own text stays as it was, so that the prefix cache knows it.
+        return sent if is_text else json.dumps(arguments, ensure_ascii=False)
+
+    def _place(self, content: object, param: str, is_null: bool) -> object:
+        """Return the content beside which the template shows a message's calls."""
+        shown = self._form.shows_calls_beside
+        is_empty = content in ("", [], [text_part("")])
+        if is_empty and "none" in shown and (is_null or "empty" not in shown):
+            return None
+        if ("empty" if is_empty else "text") in shown:
+            return content
+        where = f" in a message {'without' if is_empty else 'with'} content"
+        raise InvalidParameter(
+            param,
+            f"the model's chat template has no place for calls{where if shown else ''}",
+        )
+
+
+def _decode(text: str, param: str) -> object:
+    if len(text) > MAX_ARGUMENTS:
+        raise InvalidParameter(param, f"at most {MAX_ARGUMENTS} characters are taken")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidParameter(param, "is not valid JSON") from None

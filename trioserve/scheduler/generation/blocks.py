@@ -1,0 +1,114 @@
+"""KV blocks: who holds them, what they contain, which is taken next.
+
+A block is in one of three states:
+
+    held        ref_count >= 1   in the block table of that many sequences
+    cached      ref_count == 0   free, but its content can still be found by hash
+    empty       ref_count == 0   free, and its content means nothing
+
+`cached` and `empty` blocks stand in one queue from which allocation takes the first:
+empty ones in front, then cached ones, the least recently used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ...types.ids import BlockId
+
+
+class BlockPool:
+    """Counts references to `num_blocks` blocks and remembers full ones by hash.
+
+    Source: Kwon et al. 2023 (PagedAttention), section 4; the free queue that doubles
+    as the cache's LRU list is vLLM's.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, BlockId] = {}
+        self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(
+            map(BlockId, range(num_blocks))
+        )
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated; cached ones count."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by hash, held or free."""
+        return len(self._by_hash)
+
+    def find(self, block_hash: bytes) -> BlockId | None:
+        """Return the block with this content, held or free."""
+        return self._by_hash.get(block_hash)
+
+    def is_free(self, block_id: BlockId) -> bool:
+        return block_id in self._free
+
+    def acquire(self, block_ids: Iterable[BlockId]) -> None:
+        """Take a reference to blocks that `find` returned."""
+        for block_id in block_ids:
+            self._free.pop(block_id, None)
+            self._ref_counts[block_id] += 1
+
+    def allocate(self, num_blocks: int) -> list[BlockId]:
+        """Take free blocks; what was cached in them is forgotten.
+
+        Raises:
+          ValueError: fewer are free.
+        """
+        if num_blocks > len(self._free):
+            raise ValueError(f"{num_blocks} blocks wanted, {len(self._free)} are free")
+        return [self._allocate_one() for _ in range(num_blocks)]
+
+    def _allocate_one(self) -> BlockId:
+        block_id, _ = self._free.popitem(last=False)
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._by_hash[block_hash]
+            self._hashes[block_id] = None
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def release(self, block_ids: list[BlockId]) -> None:
+        """Give back one reference to each block of a sequence, in table order."""
+        # In reverse, so that of one sequence the tail is evicted before the head:
+        # a chain whose head is gone can never be matched again.
+        for block_id in reversed(block_ids):
+            count = self._ref_counts[block_id]
+            assert count > 0, "a block is released once for each time it was taken"
+            self._ref_counts[block_id] = count - 1
+            if count == 1:
+                self._free[block_id] = None
+                if self._hashes[block_id] is None:
+                    self._free.move_to_end(block_id, last=False)
+
+    def register(self, block_id: BlockId, block_hash: bytes) -> None:
+        """Make a held, full block findable; the first with a content stays the one."""
+        assert self._ref_counts[block_id] > 0, "only held blocks are registered"
+        if block_hash not in self._by_hash:
+            self._by_hash[block_hash] = block_id
+            self._hashes[block_id] = block_hash
+
+    def check(self, held: Iterable[list[BlockId]]) -> None:
+        """Assert that nothing is lost, shared wrongly or freed twice.
+
+        Args:
+          held: the block tables of all sequences that hold blocks.
+        """
+        counts = [0] * self.num_blocks
+        for block_ids in held:
+            assert len(set(block_ids)) == len(block_ids), "a table names a block once"
+            for block_id in block_ids:
+                counts[block_id] += 1
+        assert counts == self._ref_counts, "references equal the tables' entries"
+        free = {BlockId(i) for i, count in enumerate(counts) if count == 0}
+        assert free == set(self._free), "a block is free if and only if nobody holds it"
+        for block_hash, block_id in self._by_hash.items():
+            assert self._hashes[block_id] == block_hash, "hash and block agree"

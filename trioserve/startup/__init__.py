@@ -1,0 +1,14 @@
+"""From a configuration to something that runs.
+
+    open              open_engine and open_pooling_engine: the doors for embedding programs
+    frontend          renderer and engine, loaded while the core loads the weights
+    core              scheduler, executor and model, in this process
+    engine_process    the same in a child process of its own
+    stage_process     one stage of a pipeline, in a process of its own
+    engine_task       keeps an engine running as long as a block
+    server            `trioserve serve`: HTTP inside the engine's block, signals outside
+    plugins           loads logits processors by name
+    shortage          turns a lack of memory into one sentence
+
+This is the only room that knows all others; no other room imports it.
+"""

@@ -1,0 +1,44 @@
+"""The engine process: `python -m trioserve.startup.engine_process DESCRIPTOR PARENT`.
+
+Started by open.py, whose requests it serves: it loads the model and steps the device.
+What it is told and what it tells, engine/process/messages.py says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..engine import LocalCore, host_core, host_pooling_core
+from ..engine.process.messages import Begin, Loaded, ToEngine
+from ..errors import StartupError
+from ..observe.log_lines import set_up_logging
+from ..processes import MessageStream, run_as_child
+from ..processes.interpreter import settle_interpreter
+from ..types.not_loaded import NotLoaded
+from .core import LoadedCore, open_core
+
+
+async def main(stream: MessageStream[Any]) -> None:
+    """Load what the other side asks for, and serve it."""
+    begin = await stream.receive()
+    assert isinstance(begin, Begin), "that comes first"
+    set_up_logging(begin.log_level)
+    try:
+        async with open_core(begin.config, begin.model_kind) as loaded:
+            await _host(loaded, stream)
+    except StartupError as error:
+        stream.send_nowait(NotLoaded.of(error))
+        await stream.receive()
+
+
+async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
+    await settle_interpreter()
+    stream.send_nowait(Loaded(info=loaded.info, pooling=loaded.pooling))
+    if isinstance(loaded.core, LocalCore):
+        await host_core(loaded.core, stream)
+    else:
+        await host_pooling_core(loaded.core, stream)
+
+
+if __name__ == "__main__":
+    run_as_child(main, receives=ToEngine)

@@ -1,0 +1,166 @@
+"""What stands before a core: a renderer, and the engine that drives the core.
+
+All that needs no weights is loaded while the core loads them, or before: a mistake in it is
+told then, and not after gigabytes have been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from ..engine import Engine, PoolingLoop
+from ..errors import InvalidConfig
+from ..frontend import PoolingEngine
+from ..frontend.text import TextEngine
+from ..render import (
+    PoolingParts,
+    TextParts,
+    load_pooling_parts,
+    load_text_parts,
+    make_pooling_renderer,
+    make_renderer,
+)
+from ..threads.fresh_thread import run_in_fresh_thread
+from ..types.logits import LogitsProcessor
+from .core import LoadedCore, ModelKind, Source, count_sequences, find_source
+from .plugins import load_logits_processors
+from .shortage import telling_shortage
+
+Reopen = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFrontend:
+    """What is served, and the engine that has to run for it."""
+
+    served: TextEngine | PoolingEngine
+    engine: Engine | PoolingLoop
+
+
+class Frontend:
+    """What stands before the cores of an engine, of which one comes after another."""
+
+    def __init__(self, config: EngineConfig, model_kind: ModelKind) -> None:
+        self._config = config
+        self._accepts: ModelKind = model_kind
+        self._prepared: _Prepared | None = None
+
+    @property
+    def source(self) -> Source:
+        return self._get_prepared().source
+
+    async def prepare(self) -> None:
+        """Load what needs no weights; only once, which takes seconds.
+
+        Raises:
+          StartupError
+        """
+        if self._prepared is None:
+            work = partial(_prepare, self._config, self._accepts)
+            self._prepared = await run_in_fresh_thread(work)
+
+    async def finish(self, core: LoadedCore, reopen: Reopen) -> LoadedFrontend:
+        """Put it together for a loaded core.
+
+        Args:
+          reopen: ends the core and returns another one.
+        """
+        make = _finish_text if core.pooling is None else _finish_pooling
+        prepared = self._get_prepared()
+        # In a thread, because it goes through the whole vocabulary.
+        return await run_in_fresh_thread(
+            partial(make, self._config, prepared, core, reopen)
+        )
+
+    def _get_prepared(self) -> _Prepared:
+        assert self._prepared is not None, "prepare comes first"
+        return self._prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    source: Source
+    parts: TextParts | PoolingParts
+    processors: tuple[type[LogitsProcessor], ...] = ()
+
+
+@telling_shortage()
+def _prepare(config: EngineConfig, model_kind: ModelKind) -> _Prepared:
+    """Load what needs no weights; blocking."""
+    # First, because it needs no imports.
+    template = _read_template(config.model.chat_template)
+    source = find_source(config, model_kind)
+    if source.task == "generate":
+        return _prepare_text(config, source, template)
+    parts = load_pooling_parts(
+        source.weights.folder,
+        task=source.task,
+        sentence=source.sentence,
+        chat_template=template,
+    )
+    return _Prepared(source=source, parts=parts)
+
+
+def _prepare_text(
+    config: EngineConfig, source: Source, template: str | None
+) -> _Prepared:
+    # First, because a tokenizer takes a second.
+    processors = load_logits_processors(config.model.logits_processor)
+    parts = load_text_parts(
+        source.weights.folder,
+        config.render,
+        media=config.media,
+        takes_images=source.takes_images,
+        chat_template=template,
+    )
+    return _Prepared(source=source, parts=parts, processors=processors)
+
+
+def _finish_text(
+    config: EngineConfig, prepared: _Prepared, core: LoadedCore, reopen: Reopen
+) -> LoadedFrontend:
+    assert isinstance(prepared.parts, TextParts), "the core generates"
+    renderer = make_renderer(prepared.parts, config.render, info=core.info)
+    engine = Engine(
+        core.core,
+        info=core.info,
+        max_num_sequences=count_sequences(config.scheduler),
+        max_num_running=config.scheduler.max_num_seqs,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        reopen=reopen if config.parallel.restart_stages else None,
+    )
+    served = TextEngine(engine, renderer, prepared.processors)
+    return LoadedFrontend(served=served, engine=engine)
+
+
+def _finish_pooling(
+    config: EngineConfig, prepared: _Prepared, core: LoadedCore, reopen: Reopen
+) -> LoadedFrontend:
+    assert isinstance(prepared.parts, PoolingParts), "the core pools"
+    assert core.pooling is not None, "the core pools"
+    renderer = make_pooling_renderer(
+        prepared.parts, config.render, info=core.info, pooling=core.pooling
+    )
+    engine = PoolingLoop(
+        core.core,
+        info=core.info,
+        pooling=core.pooling,
+        max_num_inputs=count_sequences(config.scheduler),
+        scheduling_policy=config.scheduler.scheduling_policy,
+    )
+    served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)
+    return LoadedFrontend(served=served, engine=engine)
+
+
+def _read_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig.of_file("chat_template", "read", path, error) from error

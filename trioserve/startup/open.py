@@ -1,0 +1,215 @@
+"""From a configuration to a running engine: the door for programs that embed us.
+
+No signal handler and nothing global; no child process unless asked for. What `open_engine`
+starts is gone when its block is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
+from dataclasses import replace
+import logging
+from typing import Any
+
+import trio
+
+from ..config import DEFAULT_MODEL, EngineConfig, build_config
+from ..engine import EngineProcessDied, RemoteCore, RemotePoolingCore
+from ..engine.process.messages import Begin, FromEngine, Loaded
+from ..errors import StartupError, find_first
+from ..frontend import PoolingEngine
+from ..frontend.text import TextEngine
+from ..processes import Child, PeerGone, open_child
+from ..render import open_template_processes
+from ..types.not_loaded import NotLoaded
+from .core import LoadedCore, ModelKind, open_core
+from .engine_task import open_engine_task
+from .frontend import Frontend
+from .shortage import telling_shortage
+
+
+@asynccontextmanager
+async def open_engine(
+    model: str | EngineConfig = DEFAULT_MODEL,
+    *,
+    process: bool = False,
+    **options: object,
+) -> AsyncIterator[TextEngine]:
+    """Load a model that writes and serve it to the block's body.
+
+    A load that is cancelled is left within a second. Only an import goes on longer, in a
+    thread that ends after it. The interpreter waits for that thread before it ends.
+
+    Args:
+      model: as on the command line, or a whole EngineConfig.
+      process: run the engine in a process of its own, which shares no GIL with the
+        program; it ends with the block, and with the program.
+      options: fields of EngineConfig's parts, by name, where `model` is a string.
+
+    Raises:
+      StartupError: the model cannot be found, read or run, it does not write, or an
+        option is wrong.
+      errors.EngineDied: the engine failed; __cause__ tells why.
+      ExceptionGroup: the engine failed, and the block raised something else. What the
+        block raises while the engine is well leaves it as it is.
+    """
+    config = _make_config(model, options)
+    async with _open(config, "generate", process) as engine:
+        assert isinstance(engine, TextEngine), "others were refused"
+        yield engine
+
+
+@asynccontextmanager
+async def open_pooling_engine(
+    model: str | EngineConfig, *, process: bool = False, **options: object
+) -> AsyncIterator[PoolingEngine]:
+    """Load a model that embeds, classifies or scores; as open_engine."""
+    config = _make_config(model, options)
+    async with _open(config, "pooling", process) as engine:
+        assert isinstance(engine, PoolingEngine), "others were refused"
+        yield engine
+
+
+def open_served_engine(
+    config: EngineConfig, *, process: bool
+) -> AbstractAsyncContextManager[TextEngine | PoolingEngine]:
+    """Load whatever model it is, and serve it to the block's body."""
+    return _open(config, "all", process)
+
+
+@asynccontextmanager
+async def _open(
+    config: EngineConfig, model_kind: ModelKind, process: bool
+) -> AsyncIterator[TextEngine | PoolingEngine]:
+    async with AsyncExitStack() as stack:
+        frontend = Frontend(config, model_kind)
+        cores = _Cores(config, model_kind, process, stack, frontend)
+        with telling_shortage():
+            loaded = await frontend.finish(await cores.open(), cores.reopen)
+        renderer = loaded.served.renderer
+        async with (
+            open_template_processes(
+                config.render.renderer_processes
+            ) as renderer.processes,
+            open_engine_task(loaded.engine),
+        ):
+            yield loaded.served
+
+
+class _Cores:
+    """The core of an engine, and those that come after it, one at a time.
+
+    Args:
+      stack: of whoever has them; all end with it.
+      front: what stands before them; it is prepared with the first one.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_kind: ModelKind,
+        process: bool,
+        stack: AsyncExitStack,
+        frontend: Frontend,
+    ) -> None:
+        self._config = config
+        self._accepts: ModelKind = model_kind
+        self._process = process
+        self._stack = stack
+        self._front = frontend
+
+    async def open(self) -> LoadedCore:
+        core = await self._stack.enter_async_context(await self._choose())
+        # Later ones must take what has been promised for this one.
+        model = replace(self._config.model, max_model_len=core.info.max_model_len)
+        self._config = replace(self._config, model=model)
+        return core
+
+    async def _choose(self) -> AbstractAsyncContextManager[LoadedCore]:
+        if self._process:
+            return _open_process_core(self._config, self._accepts, self._front)
+        await self._front.prepare()
+        return open_core(self._config, self._accepts, self._front.source)
+
+    async def reopen(self) -> Any:
+        """End the core and return another one."""
+        await self._stack.aclose()
+        try:
+            return (await self.open()).core
+        except StartupError as error:
+            raise RuntimeError(f"the engine cannot start again: {error}") from error
+
+
+@asynccontextmanager
+async def _open_process_core(
+    config: EngineConfig, model_kind: ModelKind, frontend: Frontend
+) -> AsyncIterator[LoadedCore]:
+    async with open_child(
+        "trioserve.startup.engine_process",
+        receives=FromEngine,
+        name="the engine process",
+    ) as child:
+        loaded = await _load_beside(frontend, child, config, model_kind)
+        remote: Any = RemoteCore if loaded.pooling is None else RemotePoolingCore
+        yield LoadedCore(
+            core=remote(child.stream, child.describe_end),
+            info=loaded.info,
+            pooling=loaded.pooling,
+        )
+
+
+async def _load_beside(
+    frontend: Frontend, child: Child, config: EngineConfig, model_kind: ModelKind
+) -> Loaded:
+    """Have a process load a model while this one prepares what stands before it.
+
+    Both look for the model, and import what they need, at once. The first of them that
+    finds something wrong ends the other.
+
+    Raises: what _load_in raises.
+    """
+    failure: Exception | None = None
+    try:
+        async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            nursery.start_soon(frontend.prepare)
+            loaded = await _load_in(child, config, model_kind)
+    except* (StartupError, EngineProcessDied) as errors:
+        failure = find_first(errors)
+    if failure is not None:
+        raise failure
+    return loaded
+
+
+async def _load_in(child: Child, config: EngineConfig, model_kind: ModelKind) -> Loaded:
+    """Have a process load a model.
+
+    Raises:
+      StartupError: as where it is loaded here.
+      EngineProcessDied
+    """
+    level = logging.getLogger("trioserve").getEffectiveLevel()
+    begin = Begin(config=config, model_kind=model_kind, log_level=level)
+    try:
+        await child.stream.send(begin)
+        answer = await child.stream.receive()
+    except PeerGone:
+        raise EngineProcessDied(await child.describe_end()) from None
+    if isinstance(answer, NotLoaded):
+        raise answer.restore()
+    assert isinstance(answer, Loaded), "that is the answer to Begin"
+    return answer
+
+
+def _make_config(
+    model: str | EngineConfig, options: Mapping[str, object]
+) -> EngineConfig:
+    if isinstance(model, str):
+        return build_config(EngineConfig, {"model": model, **options})
+    if options:
+        raise TypeError("options belong into the EngineConfig")
+    return model

@@ -1,0 +1,134 @@
+"""`trioserve serve`: hypercorn inside the engine's nursery, and signals outside both.
+
+    signals          the first drains, the second cancels; SIGUSR1 asks for the stalls
+      engine         open_engine: loads the model, runs the loop
+        http         hypercorn, until drained
+
+Stop is leaving the inner block before the outer one. The worst case is arithmetic:
+drain_timeout, then two seconds for streams to say good-bye, then one step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+
+import hypercorn.trio
+import trio
+
+from ..config import ServeConfig
+from ..errors import EngineDied, StartupError, find_first
+from ..http import (
+    ServerState,
+    create_http_app,
+    install_guard,
+    make_config,
+    raise_descriptor_limit,
+)
+from ..processes.interpreter import prepare_interpreter, settle_interpreter
+from .open import open_served_engine
+
+logger = logging.getLogger("trioserve.startup.server")
+
+
+class Server:
+    """One run of `trioserve serve`.
+
+    Args:
+      sock: bound, not listening.
+    """
+
+    def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
+        self._config = config
+        self._sock = sock
+        self._state = ServerState(config=config.http)
+        self._everything = trio.CancelScope()
+        self._exit_code = 0
+        self._is_ready = False
+        self._began = time.perf_counter()
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit code.
+
+        Raises:
+          StartupError: the model cannot be served.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                self._everything = nursery.cancel_scope
+                await nursery.start(self._watch_signals)
+                logger.info("%s", self._config)
+                await self._serve()
+                nursery.cancel_scope.cancel()
+            self._log_stalls()
+        except* StartupError as errors:
+            raise find_first(errors) from None
+        except* Exception as errors:
+            # The engine has logged the cause; told here once more, last and short.
+            error = find_first(errors)
+            cause = error.__cause__ if isinstance(error, EngineDied) else error
+            logger.critical("the engine failed, so the server ends: %r", cause)
+            self._exit_code = 3
+        return self._exit_code
+
+    async def _serve(self) -> None:
+        state = self._state
+        raise_descriptor_limit()
+        install_guard(enable_h2c=self._config.http.enable_h2c)
+        trio.lowlevel.add_instrument(state.loop_stall)
+        prepare_interpreter()
+        async with open_served_engine(
+            self._config.engine, process=self._config.process.engine_process
+        ) as state.engine:
+            await settle_interpreter()
+            async with trio.open_nursery() as nursery:
+                binds = await nursery.start(self._serve_http)
+                self._is_ready = True
+                seconds = time.perf_counter() - self._began
+                logger.info(
+                    "ready after %.1f s: %s on %s",
+                    seconds,
+                    state.engine.info.name,
+                    ", ".join(binds),
+                )
+
+    async def _serve_http(
+        self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        await hypercorn.trio.serve(
+            create_http_app(self._state),
+            # hypercorn takes the descriptor over and closes it.
+            make_config(bind=[f"fd://{self._sock.detach()}"]),
+            shutdown_trigger=self._state.finish_drain,
+            task_status=task_status,
+        )
+
+    async def _watch_signals(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        # It is a question, but kills where nobody receives it: as the server ends, too.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        with trio.open_signal_receiver(
+            signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+        ) as signals:
+            task_status.started()
+            async for signum in signals:
+                if signum == signal.SIGUSR1:
+                    self._log_stalls()
+                else:
+                    self._stop(signum)
+
+    def _stop(self, signum: int) -> None:
+        if not self._is_ready:
+            logger.info("stopped before it was ready")
+            self._everything.cancel()
+        elif self._state.lifecycle.is_draining:
+            self._exit_code = 128 + signum
+            self._everything.cancel()
+        else:
+            self._state.lifecycle.begin_drain()
+
+    def _log_stalls(self) -> None:
+        logger.info("event loop: %s", self._state.loop_stall.describe())

@@ -1,0 +1,281 @@
+"""A stage's process: `python -m trioserve.startup.stage_process DESCRIPTOR PARENT`.
+
+Started by pipeline/stages.py and driven by pipeline/pipeline.py: it loads some layers of a model and steps
+them. What it is told and what it tells, pipeline/messages.py says. Where torchrun starts
+it, it is `trioserve serve` with a rank other than 0, which goes on in run_joining_stage.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import outcome
+import trio
+
+from .._version import __version__
+from ..config import ModelConfig
+from ..errors import InvalidConfig, StagesNotMet, StartupError
+from ..executor import StepHandle, make_local_executor
+from ..observe.log_lines import set_up_logging
+from ..pipeline.messages import (
+    Allocate,
+    Beat,
+    Begin,
+    Loaded,
+    Ready,
+    Step,
+    Stepped,
+    ToStage,
+)
+from ..pipeline.rendezvous import join_engine
+from ..pipeline.torchrun import LOOPBACK_ENVIRONMENT, Torchrun
+from ..processes import (
+    MessageStream,
+    beat,
+    ignore_stops,
+    run_as_child,
+    run_with_parent,
+    serve_peer,
+)
+from ..processes.interpreter import settle_interpreter
+from ..threads.fresh_thread import run_in_fresh_thread
+from ..types.not_loaded import NotLoaded
+from ..types.output import StepResult
+from ..weights import complete_weights
+from .core import check_room, find_source
+from .plugins import load_logits_processors
+from .shortage import telling_shortage
+
+if TYPE_CHECKING:
+    from ..model import ModelRunner
+    from ..model.stages import LoadedStage
+
+T = TypeVar("T")
+
+
+async def serve_stage(stream: MessageStream[Any]) -> None:
+    """Load what the other side asks for, and run its plans."""
+    begin = await stream.receive()
+    assert isinstance(begin, Begin), "that comes first"
+    # One that torchrun has started has logged before, and knew no level then.
+    set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
+    try:
+        stage = await _work(partial(_load, begin), stream)
+    except StartupError as error:
+        stream.send_nowait(NotLoaded.of(error))
+        await stream.receive()
+        return
+    stream.send_nowait(stage.describe())
+    allocate = await stream.receive()
+    assert isinstance(allocate, Allocate), "that comes next"
+    runner = await _work(partial(stage.connect, allocate), stream)
+    await settle_interpreter()
+    stream.send_nowait(Ready())
+    await _Steps(stage, runner, stream).run()
+
+
+async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
+    """Do what takes long in a thread, and end if the other side ends meanwhile."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.listen)
+        result = await outcome.acapture(run_in_fresh_thread, work)
+        nursery.cancel_scope.cancel()
+    return result.unwrap()
+
+
+def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
+    """Be the stage of this process's rank: join the engine and end with it.
+
+    Exit codes: 0 when the engine has hung up, for whatever reason; 2 when there is none.
+    """
+    set_up_logging(log_level, origin=f"stage {torchrun.rank}")
+    # Until there is an engine nothing has to be ended in order, so a stop is one.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if torchrun.is_on_one_machine:
+        os.environ.update(LOOPBACK_ENVIRONMENT)
+
+    async def join() -> None:
+        try:
+            sock = await join_engine(torchrun)
+        except StagesNotMet as error:
+            sys.stderr.write(f"trioserve: {error}\n")
+            os._exit(2)
+        # torchrun stops all its processes at once, while the server lets streams end.
+        ignore_stops()
+        await serve_peer(
+            serve_stage,
+            sock,
+            receives=ToStage,
+            farewell="the engine has hung up, so this stage ends",
+        )
+
+    run_with_parent(join, parent=os.getppid())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """A loaded stage.
+
+    Args:
+      listener: where the first stage waits for the others; None elsewhere.
+      held: what is never left, because the process ends with it.
+    """
+
+    begin: Begin
+    model: LoadedStage
+    num_blocks: int
+    listener: socket.socket | None
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def is_last(self) -> bool:
+        return self.begin.stage == self.begin.num_stages - 1
+
+    def describe(self) -> Loaded:
+        return Loaded(
+            version=__version__,
+            info=self.model.info,
+            device_type=self.model.device.type,
+            num_blocks=self.num_blocks,
+            port=0 if self.listener is None else self.listener.getsockname()[1],
+        )
+
+    def connect(self, allocate: Allocate) -> ModelRunner:
+        """Meet the other stages and run the first steps with them; blocking."""
+        from ..model import ModelRunner
+        from ..model.stages import open_links
+
+        links = self.held.enter_context(
+            open_links(
+                self.model,
+                host=self.begin.listens_on,
+                port=allocate.port,
+                listen_fd=None if self.listener is None else self.listener.detach(),
+                timeout_seconds=self.begin.config.parallel.step_timeout,
+                exchanges_always=allocate.exchanges_always,
+            )
+        )
+        config = self.begin.config
+        # Only the last stage has logits; the others need not have them installed.
+        names = config.model.logits_processor
+        processors = load_logits_processors(names) if self.is_last else ()
+        runner = ModelRunner(
+            self.model,
+            num_blocks=allocate.num_blocks,
+            block_size=config.cache.block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=allocate.max_model_len,
+            logits_processors=processors,
+            links=links,
+        )
+        runner.warm_up()
+        return runner
+
+
+class _Steps:
+    """Runs the plans that come."""
+
+    def __init__(
+        self, stage: _Stage, runner: ModelRunner, stream: MessageStream[Any]
+    ) -> None:
+        self._stage = stage
+        self._stream = stream
+        self._executor = make_local_executor(
+            runner, stage.model.device.type, depth=stage.begin.num_stages
+        )
+        self._in_flight: deque[StepHandle[StepResult]] = deque()
+        self._has_done = trio.Event()
+
+    async def run(self) -> None:
+        """Raises what a step raises."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._executor.run)
+            nursery.start_soon(beat, self._tell_of_life)
+            nursery.start_soon(self._answer)
+            while True:
+                step = await self._stream.receive()
+                assert isinstance(step, Step), "nothing else comes now"
+                # Read when it is called: the event is another one each time.
+                handle = self._executor.submit(step.plan, lambda: self._has_done.set())
+                self._in_flight.append(handle)
+
+    async def _answer(self) -> None:
+        while True:
+            await self._has_done.wait()
+            self._has_done = trio.Event()
+            while self._in_flight and self._in_flight[0].is_done:
+                result = self._in_flight.popleft().take()
+                if self._stage.is_last:
+                    self._stream.send_nowait(Stepped(result=result))
+
+    def _tell_of_life(self) -> None:
+        self._stream.send_nowait(Beat())
+
+
+@telling_shortage()
+def _load(begin: Begin) -> _Stage:
+    config = begin.config
+    # First: what is wrong is told before torch is imported.
+    source = find_source(config, "generate")
+    from ..model import count_blocks
+    from ..model.stages import load_stage, outline_stage
+
+    folder = source.weights.folder
+    placed = _place(config.model, begin.local_stage, begin.num_local_stages)
+    outline = outline_stage(
+        folder, placed, stage=begin.stage, num_stages=begin.num_stages
+    )
+    check_room(outline, config, num_sharing=begin.num_local_stages)
+    weights = complete_weights(source.weights)
+    model = load_stage(
+        weights.folder,
+        placed,
+        name=config.model.served_model_name or weights.name,
+        stage=begin.stage,
+        num_stages=begin.num_stages,
+    )
+    num_blocks = count_blocks(
+        model,
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.info.max_model_len,
+        num_sharing=begin.num_local_stages,
+    )
+    listener = None
+    if begin.stage == 0:
+        listener = socket.create_server((begin.listens_on, 0))
+    return _Stage(begin=begin, model=model, num_blocks=num_blocks, listener=listener)
+
+
+def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
+    """Give a stage its share of what the stages of a machine have together.
+
+    Raises:
+      InvalidConfig: there is not a GPU for each of them.
+    """
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if config.device == "cuda" or (config.device == "auto" and num_gpus):
+        if num_gpus < num_stages:
+            raise InvalidConfig(
+                "pipeline_parallel_size",
+                f"there are {num_gpus} GPUs for {num_stages} stages",
+            )
+        return replace(config, device=f"cuda:{stage}")
+    num_threads = config.num_threads or max(1, torch.get_num_threads() // num_stages)
+    return replace(config, num_threads=num_threads)
+
+
+if __name__ == "__main__":
+    run_as_child(serve_stage, receives=ToStage)

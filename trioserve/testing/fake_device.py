@@ -1,0 +1,321 @@
+"""The test kit: fakes that behave, for our tests and those of programs that embed us.
+
+FakeExecutor stands for a device whose steps take virtual seconds: under trio's
+autojump clock a story of a hundred seconds takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+import math
+from typing import Generic, Protocol, TypeVar
+
+import outcome
+import trio
+
+from ..executor.handle import Handle
+from ..types.ids import BlockId
+from ..types.model_info import ModelInfo
+from ..types.output import StepResult
+from ..types.plan import StepPlan, StepRow
+from ..types.pooling import (
+    PoolingInfo,
+    PoolingPlan,
+    PoolingResult,
+    PoolingRow,
+    PoolingTask,
+    QueryKey,
+)
+from ..types.tensors import TensorBytes
+
+__all__ = [
+    "FakeDevice",
+    "FakeExecutor",
+    "FakePoolingDevice",
+    "fake_vector",
+    "make_info",
+    "make_pooling_info",
+]
+
+
+def make_info(
+    max_model_len: int = 256,
+    *,
+    vocab_size: int = 512,
+    hidden_size: int = 8,
+    takes_images: bool = False,
+) -> ModelInfo:
+    """Describe a model that does not exist."""
+    return ModelInfo(
+        name="fake",
+        architecture="Fake",
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset(),
+        hidden_size=hidden_size,
+        takes_images=takes_images,
+        fingerprint="fp_fake",
+    )
+
+
+@dataclass(slots=True)
+class _Slot:
+    seed: int
+    num_prompt: int
+    token_ids: list[int]
+    block_ids: list[BlockId]
+
+
+def count_up(seed: int, index: int) -> int:
+    """Output token `index` of a fake sequence: a pattern that shows gaps and mix-ups."""
+    return (seed * 31 + index) % 251
+
+
+class FakeDevice:
+    """Answers plans without a model: output token i is `token(seed, i)`.
+
+    It checks what a real runner relies on: a slot's rows follow each other without a
+    gap, and their blocks cover what they compute.
+
+    Args:
+      token: gives the id of output token i of a sequence from its seed.
+      block_size: tokens in one KV block; None does not check the blocks.
+      reads_blocks: check as well that all that a row reads of its blocks is what its own
+        sequence, or one that begins alike, wrote there. It takes as long as a sequence
+        has tokens, in every step.
+    """
+
+    def __init__(
+        self,
+        token: Callable[[int, int], int] = count_up,
+        *,
+        block_size: int | None = None,
+        reads_blocks: bool = False,
+    ) -> None:
+        self._token = token
+        self._block_size = block_size
+        self._reads_blocks = reads_blocks
+        self._slots: dict[int, _Slot] = {}
+        # (block, offset) -> (position, token id)
+        self._cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
+        self.plans: list[StepPlan] = []
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        for start in plan.starts:
+            self._slots[start.slot] = _Slot(
+                seed=start.seed,
+                num_prompt=len(start.prompt_token_ids),
+                token_ids=[*start.prompt_token_ids, *start.output_token_ids],
+                block_ids=[],
+            )
+        for row in plan.rows:
+            self._check(row)
+        if self._reads_blocks:
+            self._compute(plan)
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=tuple((self._sample(row),) for row in plan.rows if row.sample),
+        )
+
+    def _check(self, row: StepRow) -> None:
+        slot = self._slots[row.slot]
+        slot.block_ids += row.new_block_ids
+        assert row.end <= len(slot.token_ids), "a row's tokens are there"
+        if self._block_size is not None:
+            room = len(slot.block_ids) * self._block_size
+            assert row.end <= room, "a row's tokens have blocks"
+
+    def _compute(self, plan: StepPlan) -> None:
+        """Write all rows, then let each read: as every layer of a model does."""
+        for row in plan.rows:
+            slot = self._slots[row.slot]
+            for position in range(row.start, row.end):
+                cell = self._find_cell(slot, position)
+                self._cache[cell] = position, slot.token_ids[position]
+        for row in plan.rows:
+            slot = self._slots[row.slot]
+            for position in range(row.end):
+                read = self._cache[self._find_cell(slot, position)]
+                written = position, slot.token_ids[position]
+                assert read == written, "a block was overwritten"
+
+    def _find_cell(self, slot: _Slot, position: int) -> tuple[BlockId, int]:
+        assert self._block_size is not None, "blocks have a size"
+        index, offset = divmod(position, self._block_size)
+        return slot.block_ids[index], offset
+
+    def _sample(self, row: StepRow) -> int:
+        slot = self._slots[row.slot]
+        num_tokens = len(slot.token_ids)
+        assert row.end == num_tokens, "a row that samples ends at the last token"
+        token_id = self._token(slot.seed, num_tokens - slot.num_prompt)
+        slot.token_ids.append(token_id)
+        return token_id
+
+
+def make_pooling_info(
+    task: PoolingTask = "embed",
+    *,
+    num_outputs: int = 8,
+    labels: tuple[str, ...] = (),
+    matryoshka: tuple[int, ...] | None = None,
+) -> PoolingInfo:
+    """Describe how a model pools that does not exist."""
+    tasks: tuple[PoolingTask, ...] = (task,)
+    if task == "embed":
+        tasks = ("embed", "token_embed")
+    return PoolingInfo(
+        task=task,
+        tasks=tasks,
+        num_outputs=num_outputs,
+        labels=labels,
+        matryoshka=matryoshka,
+    )
+
+
+def fake_vector(token_ids: Sequence[int], size: int) -> list[float]:
+    """Make a vector of length 1 that depends on every token and on their order."""
+    state = 1
+    for token_id in token_ids:
+        state = (state * 31 + token_id + 7) % 1_000_003
+    numbers = [math.sin(state + i) for i in range(size)]
+    length = math.hypot(*numbers)
+    return [number / length for number in numbers]
+
+
+class FakePoolingDevice:
+    """Answers pooling plans without a model: a text's vector is fake_vector of it.
+
+    A token's vector is fake_vector of the token alone. What is kept must have been kept
+    before it is asked for, as on a real device.
+
+    Attributes:
+      plans: all that came.
+      kept: what it keeps.
+    """
+
+    def __init__(self, num_outputs: int = 8) -> None:
+        self._num_outputs = num_outputs
+        self.plans: list[PoolingPlan] = []
+        self.kept: dict[QueryKey, list[list[float]]] = {}
+
+    def step(self, plan: PoolingPlan) -> PoolingResult:
+        self.plans.append(plan)
+        for key in plan.releases:
+            self.kept.pop(key, None)
+        for row in plan.rows:
+            if row.keep_as is not None:
+                self.kept[row.keep_as] = self._compute(row)
+        return PoolingResult(
+            step_id=plan.step_id,
+            tensors=tuple(self._answer(row) for row in plan.rows),
+            num_kept=len(self.kept),
+        )
+
+    def _compute(self, row: PoolingRow) -> list[list[float]]:
+        size = row.params.dimensions or self._num_outputs
+        ids = row.input.token_ids
+        if not row.params.task.startswith("token_"):
+            return [fake_vector(ids, size)]
+        left_out = set(row.input.left_out)
+        return [
+            fake_vector([token_id], size)
+            for position, token_id in enumerate(ids)
+            if position not in left_out
+        ]
+
+    def _answer(self, row: PoolingRow) -> TensorBytes:
+        if row.keep_as is not None:
+            return _to_tensor([], (0,))
+        vectors = self._compute(row)
+        if row.compare_with is not None:
+            query = self.kept[row.compare_with]
+            # Of two vectors it is their cosine.
+            return _to_tensor([_max_sim(query, vectors)], ())
+        numbers = [number for vector in vectors for number in vector]
+        if row.params.task.startswith("token_"):
+            return _to_tensor(numbers, (len(vectors), len(vectors[0])))
+        return _to_tensor(numbers, (len(numbers),))
+
+
+def _max_sim(query: list[list[float]], document: list[list[float]]) -> float:
+    return sum(
+        max(sum(x * y for x, y in zip(ours, theirs)) for theirs in document)
+        for ours in query
+    )
+
+
+def _to_tensor(numbers: list[float], shape: tuple[int, ...]) -> TensorBytes:
+    return TensorBytes(data=array("f", numbers).tobytes(), dtype="float32", shape=shape)
+
+
+class _Plan(Protocol):
+    @property
+    def step_id(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+PlanT = TypeVar("PlanT", bound=_Plan)
+ResultT = TypeVar("ResultT")
+
+
+class FakeExecutor(Generic[PlanT, ResultT]):
+    """An Executor whose steps take `step_seconds + token_seconds * num_tokens`.
+
+    Args:
+      seconds_of: says how long a plan takes, in place of that.
+      step: such as FakeDevice's or FakePoolingDevice's.
+      fail_at_step: the step with this number raises RuntimeError.
+
+    Attributes:
+      idle_seconds: how long the device has waited for a step since its first one.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[PlanT], ResultT],
+        *,
+        step_seconds: float = 0.01,
+        token_seconds: float = 0.0,
+        seconds_of: Callable[[PlanT], float] | None = None,
+        depth: int = 1,
+        fail_at_step: int | None = None,
+    ) -> None:
+        self.depth = depth
+        self.idle_seconds = 0.0
+        self._step = step
+        self._seconds_of = seconds_of or (
+            lambda plan: step_seconds + token_seconds * plan.num_tokens
+        )
+        self._fail_at_step = fail_at_step
+        self._free_at: float | None = None
+        self._send, self._receive = trio.open_memory_channel[
+            tuple[PlanT, Handle[ResultT], float]
+        ](math.inf)
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        task_status.started()
+        async for plan, handle, ready_at in self._receive:
+            await trio.sleep_until(ready_at)
+            handle.set(outcome.capture(self._compute, plan))
+
+    def submit(self, plan: PlanT, notify: Callable[[], None]) -> Handle[ResultT]:
+        now = trio.current_time()
+        if self._free_at is not None:
+            self.idle_seconds += max(0.0, now - self._free_at)
+        self._free_at = max(self._free_at or now, now) + self._seconds_of(plan)
+        handle = Handle[ResultT](notify)
+        self._send.send_nowait((plan, handle, self._free_at))
+        return handle
+
+    def _compute(self, plan: PlanT) -> ResultT:
+        if plan.step_id == self._fail_at_step:
+            raise RuntimeError("the device is broken")
+        return self._step(plan)

@@ -1,0 +1,106 @@
+"""Cores behind a connection, in the same event loop and so in virtual time, too."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+import socket
+from typing import Any
+
+import trio
+
+from ..engine import RemoteCore, RemotePoolingCore, host_core, host_pooling_core
+from ..engine.process.messages import FromEngine, ToEngine
+from ..processes import MessageStream
+
+_Stream = MessageStream[Any]
+
+
+@contextmanager
+def open_streams(*, ours: Any, theirs: Any) -> Iterator[tuple[_Stream, _Stream]]:
+    """Connect two ends, which somebody has yet to run.
+
+    Args:
+      ours, theirs: types of the messages that come to each.
+    """
+    sockets = socket.socketpair()
+    with sockets[0], sockets[1], ExitStack() as stack:
+        streams = []
+        for sock, receives in zip(sockets, (ours, theirs)):
+            sock.setblocking(False)
+            stream = _Stream(trio.socket.from_stdlib_socket(sock), receives=receives)
+            stack.callback(stream.close)
+            streams.append(stream)
+        yield streams[0], streams[1]
+
+
+async def _describe_end() -> str:
+    await trio.lowlevel.checkpoint()
+    return "the other side has gone"
+
+
+async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
+    """Do what a process does: when it fails, it is gone."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        try:
+            await host()
+        except Exception:
+            stream.close()
+        nursery.cancel_scope.cancel()
+
+
+class _Nowhere:
+    """The stream of an engine that does not run."""
+
+    def send_nowait(self, message: object) -> None:
+        pass
+
+
+class _Hosted:
+    """A remote core with both sides of its connection.
+
+    Args:
+      core: what it serves.
+    """
+
+    _host: Callable[..., Awaitable[None]]
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._is_open = False
+        self._stream: Any = _Nowhere()
+
+    def statistics(self) -> Any:
+        # A fresh one's, for comparison, may be asked for before it runs.
+        remote: Any = super()
+        return (remote if self._is_open else self._core).statistics()
+
+    async def run(
+        self,
+        deliver: Callable[[Any], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        remote: Any = super()
+        with open_streams(ours=FromEngine, theirs=ToEngine) as (ours, theirs):
+            remote.__init__(ours, _describe_end)
+            async with trio.open_nursery() as nursery:
+                host = partial(type(self)._host, self._core, theirs)
+                nursery.start_soon(_serve, theirs, host)
+                await nursery.start(remote.run, deliver)
+                self._is_open = True
+                task_status.started()
+
+
+class HostedCore(_Hosted, RemoteCore):
+    """A GenerationCore in this event loop, behind a connection."""
+
+    _host = staticmethod(host_core)
+
+
+class HostedPoolingCore(_Hosted, RemotePoolingCore):
+    """The same for a core that pools."""
+
+    _host = staticmethod(host_pooling_core)

@@ -1,0 +1,229 @@
+"""A whole server without a model, for tests that speak HTTP.
+
+    async with open_fake_server(tokenizer_folder) as server:
+        ...  # server.url answers; the text is server.answer, over and over
+
+Real sockets, the real renderer, scheduler and engine; only the device is a fake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+import math
+from pathlib import Path
+
+import hypercorn.trio
+from tokenizers import Tokenizer
+import trio
+
+from ..config import HttpConfig, MediaConfig, RenderConfig
+from ..engine import Engine, LocalCore, LocalPoolingCore, PoolingLoop
+from ..frontend import PoolingEngine
+from ..frontend.text import TextEngine
+from ..http import ServerState, create_http_app, install_guard, make_config
+from ..render import load_pooling_renderer, load_renderer
+from ..scheduler import PoolingScheduler, Scheduler
+from ..types.logits import LogitsProcessor
+from ..types.plan import StepPlan
+from ..types.pooling import LongText, PoolingTask
+from ..types.sentence import SentenceFolder
+from .fake_device import (
+    FakeDevice,
+    FakeExecutor,
+    FakePoolingDevice,
+    make_info,
+    make_pooling_info,
+)
+
+ANSWER = "The quick brown fox jumps over the lazy dog. "
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeServer:
+    """A server that runs.
+
+    Attributes:
+      url: where, as http://127.0.0.1:PORT.
+      answer: what every sequence says, over and over, until max_tokens.
+      answer_ids: its tokens.
+      device: what came to it is in its `plans`.
+    """
+
+    url: str
+    port: int
+    state: ServerState
+    engine: Engine
+    answer: str
+    answer_ids: tuple[int, ...]
+    device: FakeDevice
+
+
+@asynccontextmanager
+async def open_fake_server(
+    tokenizer_folder: Path,
+    *,
+    http: HttpConfig | None = None,
+    render: RenderConfig | None = None,
+    media: MediaConfig | None = None,
+    step_seconds: float = 0.001,
+    seconds_of: Callable[[StepPlan], float] | None = None,
+    max_step_seconds: float = math.inf,
+    fail_at_step: int | None = None,
+    max_num_waiting: int = 1000,
+    max_model_len: int = 256,
+    hidden_size: int = 8,
+    takes_images: bool = False,
+    logits_processors: Sequence[type[LogitsProcessor]] = (),
+    answer: str = ANSWER,
+    chat_template: str | None = None,
+) -> AsyncIterator[FakeServer]:
+    """Serve until the block is left; the device asks no plug-in."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    ids = tuple(tokenizer.encode(answer).ids)
+    device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
+    info = replace(
+        make_info(
+            max_model_len,
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=hidden_size,
+            takes_images=takes_images,
+        ),
+        logits_processors=tuple(each.name for each in logits_processors),
+    )
+    core = LocalCore(
+        Scheduler(
+            num_blocks=max(1024, max_model_len // 8),
+            block_size=16,
+            max_num_seqs=32,
+            max_num_batched_tokens=256,
+            max_model_len=max_model_len,
+            max_step_seconds=max_step_seconds,
+        ),
+        FakeExecutor(
+            device.step,
+            step_seconds=step_seconds,
+            seconds_of=seconds_of,
+            fail_at_step=fail_at_step,
+            depth=2,
+        ),
+        info=info,
+    )
+    engine = Engine(
+        core, info=info, max_num_sequences=32 + max_num_waiting, max_num_running=32
+    )
+    renderer = load_renderer(
+        tokenizer_folder,
+        render or RenderConfig(),
+        info=info,
+        media=media or MediaConfig(),
+        chat_template=chat_template,
+    )
+    state = ServerState(config=http or HttpConfig())
+    state.engine = TextEngine(engine, renderer, logits_processors)
+    async with _open_server(state, engine) as port:
+        yield FakeServer(
+            url=f"http://127.0.0.1:{port}",
+            port=port,
+            state=state,
+            engine=engine,
+            answer=answer,
+            answer_ids=ids,
+            device=device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakePoolingServer:
+    """A server that runs.
+
+    Attributes:
+      url: where, as http://127.0.0.1:PORT.
+      device: what a text gives is testing.fake_vector of its tokens.
+    """
+
+    url: str
+    port: int
+    state: ServerState
+    engine: PoolingLoop
+    device: FakePoolingDevice
+
+
+@asynccontextmanager
+async def open_fake_pooling_server(
+    tokenizer_folder: Path,
+    *,
+    task: PoolingTask = "embed",
+    num_outputs: int = 8,
+    labels: tuple[str, ...] = (),
+    matryoshka: tuple[int, ...] | None = None,
+    sentence: SentenceFolder | None = None,
+    http: HttpConfig | None = None,
+    render: RenderConfig | None = None,
+    long_texts: LongText = "refuse",
+    step_seconds: float = 0.001,
+    fail_at_step: int | None = None,
+    max_num_waiting: int = 4096,
+    max_model_len: int = 256,
+) -> AsyncIterator[FakePoolingServer]:
+    """Serve a model that pools until the block is left."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    info = make_info(max_model_len, vocab_size=tokenizer.get_vocab_size())
+    pooling = make_pooling_info(
+        task, num_outputs=num_outputs, labels=labels, matryoshka=matryoshka
+    )
+    device = FakePoolingDevice(num_outputs)
+    core = LocalPoolingCore(
+        PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
+        FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
+    )
+    engine = PoolingLoop(
+        core,
+        info=info,
+        pooling=pooling,
+        max_num_inputs=32 + max_num_waiting,
+    )
+    renderer = load_pooling_renderer(
+        tokenizer_folder,
+        render or RenderConfig(),
+        info=info,
+        pooling=pooling,
+        sentence=sentence,
+    )
+    state = ServerState(config=http or HttpConfig())
+    state.engine = PoolingEngine(engine, renderer, long_texts=long_texts)
+    async with _open_server(state, engine) as port:
+        yield FakePoolingServer(
+            url=f"http://127.0.0.1:{port}",
+            port=port,
+            state=state,
+            engine=engine,
+            device=device,
+        )
+
+
+@asynccontextmanager
+async def _open_server(
+    state: ServerState, engine: Engine | PoolingLoop
+) -> AsyncIterator[int]:
+    """Run an engine and serve it on a free port."""
+    install_guard(enable_h2c=state.config.enable_h2c)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        binds = await nursery.start(_serve, state)
+        yield int(binds[0].rpartition(":")[2])
+        nursery.cancel_scope.cancel()
+
+
+async def _serve(
+    state: ServerState,
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await hypercorn.trio.serve(
+        create_http_app(state),
+        make_config(bind=["127.0.0.1:0"]),
+        shutdown_trigger=state.finish_drain,
+        task_status=task_status,
+    )

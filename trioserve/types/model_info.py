@@ -1,0 +1,39 @@
+"""The facts about a loaded model that other rooms need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the other rooms need to know of a loaded model.
+
+    Args:
+      name: what clients call it.
+      architecture: transformers' class name.
+      vocab_size: rows of the output projection; every token id lies below.
+      max_model_len: tokens of prompt and output together.
+      eos_token_ids: generation ends after any of these.
+      default_sampling: fields of SamplingParams that the model's own
+        generation_config sets.
+      kv_bytes_per_token: bytes of keys and values that all layers keep for a token.
+      hidden_size: width of the vectors that the first layer reads.
+      dtype: torch's name of their type.
+      takes_images: it has an encoder for images.
+      fingerprint: changes whenever the same request could get another answer.
+      logits_processors: names of the plug-ins that requests may name.
+    """
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    default_sampling: tuple[tuple[str, float], ...] = ()
+    kv_bytes_per_token: int = 0
+    hidden_size: int = 0
+    dtype: str = "float32"
+    takes_images: bool = False
+    fingerprint: str = ""
+    logits_processors: tuple[str, ...] = ()

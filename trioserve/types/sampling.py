@@ -1,0 +1,156 @@
+"""Sampling parameters, and the bounds of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import math
+
+from ..errors import InvalidParameter
+
+# Inclusive bounds of every number that a client may send. One table serves the check
+# below and the OpenAPI document. Sources: OpenAI's reference for the penalties and
+# the bias; vLLM 0.33 for top_logprobs (--max-logprobs 20) and seed (int64); the
+# others bound what is allocated for one request.
+SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "seed": (-(2**63), 2**63 - 1),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+    "min_tokens": (0, 2**31 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+MAX_LOGITS_PROCESSORS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningBudget:
+    """How long a model that reasons before it answers may do so.
+
+    Args:
+      num_tokens: tokens of reasoning, its tags not counted; then the end tag is forced,
+        token by token.
+      start_token_ids, end_token_ids: the tags around it; at least one token each.
+      is_open: the prompt ends inside of the reasoning.
+    """
+
+    num_tokens: int
+    start_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...]
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one prompt's tokens are chosen, and when the choosing ends.
+
+    Args:
+      n: sequences generated from the prompt.
+      temperature: 0 is greedy.
+      top_p: in (0, 1]; 1 is off.
+      top_k: 0 or -1 is off.
+      min_p: drop tokens below this share of the most likely one's probability.
+      seed: None draws a fresh one; sequence k of n samples with seed + k.
+      presence_penalty, frequency_penalty: subtracted from output tokens' logits.
+      repetition_penalty: divides (or multiplies) logits of prompt and output tokens.
+      logit_bias: (token id, added to its logit in [-100, 100]) pairs.
+      bad_words: sequences of token ids of which none is completed.
+      min_tokens: no stop token may be sampled before.
+      max_tokens: None is as many as the model's length leaves.
+      ignore_eos: go on past the model's end-of-sequence tokens.
+      stop_token_ids: end after one of these, besides the model's own.
+      logprobs: alternatives reported with each token; None reports nothing.
+      prompt_logprobs: the same for the prompt's tokens.
+      thinking: bounds the reasoning of models that reason; None does not. TextEngine
+        makes it of a number and the model's tags.
+      logits_processors: (name, arguments) of each plug-in that takes part, each once;
+        the arguments are JSON objects.
+
+    Raises:
+      InvalidParameter: a number lies outside SAMPLING_BOUNDS; `param` names it.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    thinking: ReasoningBudget | None = None
+    logits_processors: tuple[tuple[str, Mapping[str, object]], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in SAMPLING_BOUNDS.items():
+            _check_bounds(name, getattr(self, name), low, high)
+        if self.top_p == 0.0:
+            raise InvalidParameter("top_p", "must be greater than 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter("min_tokens", "must not exceed max_tokens")
+        _check_logit_bias(self.logit_bias)
+        _check_bad_words(self.bad_words)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParameter(
+                "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are taken"
+            )
+        _check_processors([name for name, _ in self.logits_processors])
+
+
+def _check_bounds(
+    name: str, value: int | float | None, low: float, high: float
+) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value) or not low <= value <= high:
+        raise InvalidParameter(name, f"must be between {low} and {high}, got {value}")
+
+
+def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
+    if len(pairs) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidParameter(
+            "logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are taken"
+        )
+    for token_id, bias in pairs:
+        _check_bounds("logit_bias", bias, -100.0, 100.0)
+        if token_id < 0:
+            raise InvalidParameter("logit_bias", f"{token_id} is not a token id")
+
+
+def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} are taken")
+    if not all(0 < len(word) <= MAX_BAD_WORD_TOKENS for word in words):
+        raise InvalidParameter(
+            "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
+        )
+
+
+def _check_processors(names: list[str]) -> None:
+    if len(names) > MAX_LOGITS_PROCESSORS:
+        raise InvalidParameter(
+            "logits_processors", f"at most {MAX_LOGITS_PROCESSORS} are taken"
+        )
+    if len(names) > len(set(names)):
+        raise InvalidParameter("logits_processors", "each may be named once")
