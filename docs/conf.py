@@ -11,6 +11,8 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = "trioserve"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 # Readers find the text itself in the repository.
 html_copy_source = False
 

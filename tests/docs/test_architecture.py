@@ -1,0 +1,112 @@
+"""docs/architecture.rst names only files and functions that exist, and all rooms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+import re
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "trioserve"
+PAGE = (ROOT / "docs" / "architecture.rst").read_text()
+
+NAMES = sorted({*re.findall(r"``([\w./-]+\.(?:py|rst)(?::[\w.]+)?)``", PAGE)})
+FOLDERS = sorted({*re.findall(r"``([\w./-]+/)``", PAGE)})
+
+
+def find(path: str) -> Path:
+    """Return the file or folder, in the package unless the path begins elsewhere."""
+    is_outside = path.split("/")[0] in ("docs", "tests", "bench", "trioserve")
+    return (ROOT if is_outside else PACKAGE) / path
+
+
+@cache
+def list_definitions(path: Path) -> frozenset[str]:
+    """Return the names of a module's functions, classes and methods."""
+    return frozenset(_walk(ast.parse(path.read_text()), ""))
+
+
+def _walk(node: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
+    for child in node.body:
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield prefix + child.name
+        if isinstance(child, ast.ClassDef):
+            yield from _walk(child, f"{prefix}{child.name}.")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_and_a_function_exist(name: str) -> None:
+    path, _, definition = name.partition(":")
+    assert find(path).is_file()
+    if definition:
+        assert definition in list_definitions(find(path))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_exists(folder: str) -> None:
+    siblings = [*PACKAGE.rglob(folder)]
+    assert find(folder).is_dir() or siblings
+
+
+def read_section(title: str) -> str:
+    found = re.search(
+        rf"\n{re.escape(title)}\n-+\n(.+?)(?=\n\n\n.+\n-+\n|\Z)", PAGE, re.S
+    )
+    assert found is not None
+    return found[1]
+
+
+def list_rooms() -> set[str]:
+    files = {path.stem for path in PACKAGE.glob("*.py")}
+    return files | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_each_room_is_drawn_and_described() -> None:
+    section = read_section("The rooms")
+    drawn = {word for line in re.findall(r"\|(.+)\|", section) for word in line.split()}
+    described = set(re.findall(r"   \* - ``(\w+)``\n", section))
+    assert described == list_rooms()
+    assert described <= drawn
+
+
+def test_the_chat_takes_20_steps_at_most() -> None:
+    steps = re.findall(r"   \* - (\d+)\n", read_section("One streamed chat"))
+    assert [int(step) for step in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) <= 20
+
+
+def test_there_are_25_questions() -> None:
+    assert len(re.findall(r"   \* - Where .+\?\n", read_section("Where is ...?"))) == 25
+
+
+def list_floors() -> list[set[str]]:
+    """Return the rooms between the drawing's lines, from the top."""
+    drawing = re.search(r"::\n\n((?:    .+\n)+)", read_section("The rooms"))
+    assert drawing is not None
+    floors = re.split(r"    \+.+\n", drawing[1])
+    return [
+        {*re.findall(r"\w+", re.sub(r"\|[^|\n]+\n", "\n", each))} for each in floors
+    ]
+
+
+def list_imported_rooms(path: Path) -> Iterator[str]:
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module] if node.module else [each.name for each in node.names]
+            yield from (name.split(".")[0] for name in names)
+
+
+def test_no_import_points_upwards_in_the_drawing() -> None:
+    floors = {
+        room: number for number, each in enumerate(list_floors()) for room in each
+    }
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for imported in list_imported_rooms(path):
+            if imported in floors:
+                assert floors[imported] >= floors[room], f"{room} imports {imported}"
