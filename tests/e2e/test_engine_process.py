@@ -29,7 +29,7 @@ SECOND = 1.0
 
 # Of a process that is killed the system has gigabytes of mapped libraries to give back;
 # and machines that run tests have other things to do.
-LATE = 2.0
+LATE = 20.0
 
 
 def list_engines(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -144,7 +144,7 @@ async def test_an_embedder_hears_of_the_death_of_its_idle_engine(
             async with engine.open_completion("Once", max_tokens=20) as one:
                 [text] = await one.collect()
             assert len(text.token_ids) == 20
-            with trio.fail_after(10):
+            with trio.fail_after(180):
                 while engine.engine.statistics() != fresh:
                     await trio.sleep(0.01)
             child.kill()

@@ -95,7 +95,7 @@ async def test_streams_are_what_generate_says_while_others_come_and_leave(
                     return
         written[number] = tokens
 
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         async with open_engine(folder) as engine:
             fresh = engine.statistics()
             async with trio.open_nursery() as readers:

@@ -63,7 +63,7 @@ async def test_clients_with_and_without_it_are_served_side_by_side(
         )
         answers[size] = list(answer.choices[0].token_ids)
 
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         async with openai.AsyncOpenAI(
             base_url=f"{server.url}/v1", api_key="none"
         ) as client:
@@ -89,7 +89,7 @@ async def test_an_embedded_engine_is_told_by_an_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(plugin_folder)
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         async with trioserve.open_engine(
             str(model_folder),
             kv_cache_memory="64MiB",

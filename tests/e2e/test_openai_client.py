@@ -112,7 +112,7 @@ async def test_16_chats_stream_at_once_and_each_is_what_generate_says(
                 texts[number] += chunk.choices[0].delta.content or ""
         assert texts[number] == expect.chat(messages, 20 + number)
 
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         async with (
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
             trio.open_nursery() as nursery,

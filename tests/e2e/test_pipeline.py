@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 # Of a process that is killed the system has gigabytes of mapped libraries to give back;
 # and machines that run tests have other things to do.
-LATE = 5.0
+LATE = 20.0
 
 # A stage that says nothing for so long is given up, at the next look.
 SILENCE = 7.0
@@ -104,10 +104,10 @@ class Host:
             await trio.sleep_forever()
 
     def run(self, story: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Have a coroutine run to its end, which is to come within a minute."""
+        """Have a coroutine run to its end, which is to come within minutes."""
 
         async def bounded() -> T:
-            with trio.fail_after(60):
+            with trio.fail_after(180):
                 return await story(*args)
 
         return trio.from_thread.run(bounded, trio_token=self._token)
@@ -410,7 +410,7 @@ async def test_a_stage_that_is_killed_at_load_is_told(
     async def kill() -> None:
         (await wait_stages(list_children))[1].kill()
 
-    with trio.fail_after(30):
+    with trio.fail_after(180):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
             with pytest.raises(StageDied, match="stage 1 was ended by SIGKILL"):
@@ -425,7 +425,7 @@ async def test_who_gives_up_loading_leaves_no_stage(
         await wait_stages(list_children)
         scope.cancel()
 
-    with trio.fail_after(30):
+    with trio.fail_after(180):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up, nursery.cancel_scope)
             async with open_pipeline(folder):

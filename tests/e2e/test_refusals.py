@@ -152,12 +152,12 @@ async def test_an_engine_process_that_loads_for_long_is_not_waited_for(
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     (folder / "tokenizer.json").unlink()
-    with trio.fail_after(60), pytest.raises(WeightsBroken, match="its tokenizer"):
+    with trio.fail_after(180), pytest.raises(WeightsBroken, match="its tokenizer"):
         await open_engine(folder, process=True, logits_processor=("slow_plugin:Slow",))
 
 
 @pytest.mark.slow
 async def test_stages_tell_before_they_read(folder: Path) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(180):
         with pytest.raises(InvalidConfig, match="--kv-cache-memory: .* 128 must fit"):
             await open_engine(folder, pipeline_parallel_size=2, kv_cache_memory="10KiB")

@@ -33,7 +33,7 @@ Open = Callable[[str], Any]
 SHORT = {"prompt": "Once upon a time " * 20, "max_tokens": 40, "temperature": 0.0}
 
 # For torchrun, which looks at its processes ten times a second, and for a busy machine.
-END_SECONDS = 20
+END_SECONDS = 60
 
 
 @dataclass(kw_only=True)
