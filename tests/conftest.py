@@ -5,15 +5,43 @@ from __future__ import annotations
 from collections.abc import Generator
 import gc
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # No test promises a time, and the machine may be busy.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# These tests start many processes and take half of the suite's time. One of pytest's two
+# processes runs them all: two such tests at once would slow each other down.
+E2E = "tests/e2e/"
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run the whole suite in two processes, and a part of it in one.
+
+    Each process imports torch first, which takes longer than the tests of most files. On
+    a machine with a GPU there is one, because tests measure the GPU's free memory.
+    """
+    folder = Path(__file__).parent
+    is_whole = folder in (config.invocation_params.dir / arg for arg in config.args)
+    return 2 if is_whole and not Path("/dev/nvidiactl").exists() else 0
+
+
+class _Scheduling(LoadFileScheduling):
+    """Gives a process whole files, whose tests share models, and all of E2E."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return E2E if nodeid.startswith(E2E) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return _Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

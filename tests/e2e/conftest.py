@@ -22,9 +22,8 @@ import pytest
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
 
-# No test promises how soon a server starts or ends, and a machine that runs tests may have
-# other things to do: these end a test that would hang. With ten busy processes on two cores
-# a start has taken over a minute.
+# They end a test that hangs. With ten busy processes on two cores, a start took more than
+# a minute.
 START_SECONDS = 180
 END_SECONDS = 60
 
