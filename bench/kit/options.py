@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import math
 from pathlib import Path
 
@@ -46,12 +46,23 @@ def read_choice(text: str, known: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def check_folders(paths: Iterable[Path | None]) -> None:
-    """Refuse to start a run whose results could not be saved.
+def read_output(text: str) -> Path:
+    """Read a path to write to at the end; better refused now than after the run.
 
     Raises:
-      ValueError: a file's folder does not exist.
+      argparse.ArgumentTypeError: its folder does not exist.
     """
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{path.parent} is not a folder")
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent} is not a folder")
+    return path
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add --json and --plot."""
+    parser.add_argument(
+        "--json", type=read_output, metavar="FILE", help="save the result"
+    )
+    parser.add_argument(
+        "--plot", type=read_output, metavar="FILE.png", help="draw the result"
+    )

@@ -15,6 +15,8 @@ from kit.process import (
     open_child,
     raise_at_sigterm,
 )
+from kit.server import open_server, write_serve_command
+from kit.usage import list_processes, read_cpu_seconds, read_memory
 import pytest
 import trio
 import trio.testing
@@ -66,3 +68,40 @@ def test_errors_are_found_in_groups_of_groups() -> None:
     one, other = ValueError(), OSError()
     group = BaseExceptionGroup("", [BaseExceptionGroup("", [one]), other])
     assert list(list_errors(group)) == [one, other]
+
+
+# Servers.
+
+SERVER = """
+import signal, sys
+print("loading", file=sys.stderr)
+print("x: ready after 1.0 s: tiny on http://127.0.0.1:81", file=sys.stderr)
+sys.stderr.write("a lot\\n" * 100_000)
+signal.pause()
+"""
+
+
+async def test_a_servers_address_is_in_its_log_which_is_read_on() -> None:
+    with trio.fail_after(30):
+        async with open_server([*PYTHON, SERVER]) as server:
+            assert server.url == "http://127.0.0.1:81"
+            assert server.port == 81
+
+
+async def test_a_server_that_does_not_start_is_told_with_its_log() -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(ProcessEnded, match="no such model"), flatten_subgroups=True
+    ):
+        async with open_server([*PYTHON, "raise SystemExit('no such model')"]):
+            raise AssertionError("it has no address")
+
+
+def test_options_of_a_server_are_written_as_flags() -> None:
+    command = write_serve_command("m", num_threads=2, engine_process=True)
+    assert command[-4:] == ["0", "--num-threads", "2", "--engine-process"]
+
+
+def test_a_process_has_used_time_and_memory_and_lists_itself() -> None:
+    assert list_processes(os.getpid())[0] == os.getpid()
+    assert read_cpu_seconds(os.getpid()) > 0
+    assert read_memory(os.getpid()) > 1

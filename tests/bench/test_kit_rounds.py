@@ -53,6 +53,9 @@ def test_names_are_read_with_commas_in_the_order_given() -> None:
     assert options.read_choice("b,a", ("a", "b", "c")) == ("b", "a")
 
 
-def test_a_run_that_could_not_be_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="gone is not a folder"):
-        options.check_folders([None, tmp_path / "fine.json", tmp_path / "gone" / "x"])
+def test_a_file_in_a_folder_that_is_not_there_is_refused_before_the_run(
+    tmp_path: Path,
+) -> None:
+    assert options.read_output(str(tmp_path / "fine.json")) == tmp_path / "fine.json"
+    with pytest.raises(argparse.ArgumentTypeError, match="gone is not a folder"):
+        options.read_output(str(tmp_path / "gone" / "x"))

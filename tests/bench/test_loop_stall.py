@@ -1,8 +1,7 @@
-"""bench/loop_stall.py counts what it should, and takes away what it says it does."""
+"""bench/loop_stall.py sends the bursts that it describes, and divides what it measured."""
 
 from __future__ import annotations
 
-import argparse
 from base64 import b64decode
 from dataclasses import replace
 import io
@@ -12,15 +11,17 @@ import threading
 from typing import Any
 
 from PIL import Image
+from kit.prober import Bystanders, has_text
+from kit.rendering import bursts
+from kit.rendering.server import render_inline
+from kit.statistics import Spread
 import loop_stall
 import pytest
 import torch
-import trio
-import trio.testing
 
 from trioserve.render import RendererWorkers
 
-SPREAD = loop_stall.Spread(p50=0.002, p95=0.02, p99=0.04, longest=0.05, count=100)
+SPREAD = Spread(median=0.002, p90=0.01, p95=0.02, p99=0.04, maximum=0.05, count=100)
 
 FIGURES = loop_stall.Figures(
     requests_per_second=10.0,
@@ -42,7 +43,7 @@ def make_results(**by_mode: Any) -> Any:
         created="2026-01-01",
         machine="a machine",
         num_rounds=1,
-        size=loop_stall.SMALL,
+        size=bursts.SMALL,
         results=tuple(
             loop_stall.Result(
                 scenario=scenario, mode=mode, median=figures, rounds=(figures,)
@@ -53,11 +54,11 @@ def make_results(**by_mode: Any) -> Any:
     )
 
 
-# What is asked.
+# The requests.
 
 
 def test_a_load_has_every_image_and_chat_once_but_tensors_again() -> None:
-    size = loop_stall.Size(
+    size = bursts.Size(
         num_images=1,
         num_embeds=2,
         embeds_rows=2,
@@ -68,25 +69,25 @@ def test_a_load_has_every_image_and_chat_once_but_tensors_again() -> None:
         chat_turns=2,
     )
 
-    load = loop_stall.build_load(size)
+    load = bursts.build_bursts(size)
 
-    bursts = {
+    requests = {
         name: [request for turns in clients for request in turns]
-        for name, clients in load.bursts.items()
+        for name, clients in load.clients.items()
     }
-    assert {name: len(requests) for name, requests in bursts.items()} == {
+    assert {name: len(each) for name, each in requests.items()} == {
         "images": 1,
         "embeds": 6,
         "templates": 2,
         "mixed": 9,
     }
-    everything = [*load.warm_up, *sum(bursts.values(), [])]
+    everything = [*load.warm_up, *sum(requests.values(), [])]
     # Three images, five chats and two tensors.
     assert len({request.body for request in everything}) == 10
 
 
 def test_an_image_is_a_jpeg_of_a_megapixel() -> None:
-    (message,) = json.loads(loop_stall.write_image_chat(0).body)["messages"]
+    (message,) = json.loads(bursts.write_image_chat(0).body)["messages"]
     url = message["content"][0]["image_url"]["url"]
     data = b64decode(url.removeprefix("data:image/jpeg;base64,"))
 
@@ -95,16 +96,14 @@ def test_an_image_is_a_jpeg_of_a_megapixel() -> None:
 
 
 def test_embeds_are_what_torch_saved() -> None:
-    body = json.loads(loop_stall.write_embeds(2).body)
+    body = json.loads(bursts.write_embeds(2).body)
     tensor = torch.load(io.BytesIO(b64decode(body["prompt_embeds"])))
 
     assert (tensor.shape, tensor.dtype) == ((2, 4096), torch.bfloat16)
 
 
 def test_long_chats_differ_in_their_last_message_alone() -> None:
-    one, other = (
-        json.loads(loop_stall.write_long_chat(100, seed).body) for seed in (1, 2)
-    )
+    one, other = (json.loads(bursts.write_long_chat(100, seed).body) for seed in (1, 2))
 
     assert one["messages"][:-1] == other["messages"][:-1]
     assert one["messages"][-1] != other["messages"][-1]
@@ -112,7 +111,7 @@ def test_long_chats_differ_in_their_last_message_alone() -> None:
     assert sum(len(message["content"]) for message in one["messages"]) == 19_840
 
 
-# The server.
+# The server and the prober.
 
 
 async def test_inline_calls_are_made_in_the_loops_thread(
@@ -125,36 +124,10 @@ async def test_inline_calls_are_made_in_the_loops_thread(
     here = threading.current_thread()
     assert await workers.run(threading.current_thread) is not here
 
-    loop_stall.render_inline()
+    render_inline()
 
     assert await workers.run(threading.current_thread) is here
     assert await workers.run_limited(threading.current_thread, 1.0) is here
-
-
-async def test_lines_are_whole_however_they_come() -> None:
-    sender, receiver = trio.testing.memory_stream_one_way_pair()
-    lines = loop_stall.LineReader(receiver)
-    for data in (b"re", b"set\nrep", b"ort\n\nrest"):
-        await sender.send_all(data)
-    await sender.aclose()
-
-    read = [await lines.read() for _ in range(4)]
-
-    assert read == [b"reset", b"report", b"", None]
-
-
-# The prober.
-
-
-def test_probes_that_fell_due_while_one_was_late_count_from_then() -> None:
-    # Due every 10 ms from 1.000, the first sent 2 ms late.
-    waits = loop_stall.list_waits(1.0, 1.002, 1.035)
-
-    assert waits == pytest.approx([0.033, 0.025, 0.015, 0.005])
-
-
-def test_a_quick_answer_is_one_probe() -> None:
-    assert loop_stall.list_waits(1.0, 1.001, 1.004) == pytest.approx([0.003])
 
 
 @pytest.mark.parametrize(
@@ -168,24 +141,22 @@ def test_a_quick_answer_is_one_probe() -> None:
     ],
 )
 def test_only_events_with_text_count(line: bytes, expected: bool) -> None:
-    assert loop_stall.has_text(line) == expected
+    assert has_text(line) == expected
 
 
-def test_an_answer_is_whole_when_its_length_is_there() -> None:
-    head = b"HTTP/1.1 200\r\nContent-Length: 2\r\n"
-
-    assert not loop_stall.is_whole(head)
-    assert not loop_stall.is_whole(head + b"\r\n{")
-    assert loop_stall.is_whole(head + b"\r\n{}")
+async def test_gaps_count_from_the_beginning_of_the_measurement(
+    autojump_clock: Any,
+) -> None:
+    bystanders = Bystanders(1, 1)
+    bystanders.note_text(0, 0.0, 1.0)
+    bystanders.begin()
+    now = loop_stall.trio.current_time()
+    bystanders.note_text(0, now - 5.0, now + 2.0)
+    bystanders.note_text(0, now + 2.0, now + 5.0)
+    assert bystanders.gaps == [2.0, 3.0]
 
 
 # Figures.
-
-
-def test_a_spread_reads_percentiles_between_samples() -> None:
-    assert loop_stall.spread(range(101, 0, -1)) == loop_stall.Spread(
-        p50=51.0, p95=96.0, p99=100.0, longest=101, count=101
-    )
 
 
 def test_medians_are_of_each_figure_and_failures_add_up() -> None:
@@ -215,25 +186,13 @@ def test_medians_are_of_each_figure_and_failures_add_up() -> None:
 def test_ratios_are_to_threads() -> None:
     slow = replace(FIGURES, loop_gap_seconds=0.6, requests_per_second=5.0)
 
-    headings, *rows = loop_stall.build_ratios(
-        make_results(inline=slow, threads=FIGURES)
-    )
+    _, *rows = loop_stall.build_ratios(make_results(inline=slow, threads=FIGURES))
 
-    assert [row[:2] for row in rows] == [
-        ["inline / threads", "images"],
-        ["inline / threads", "mixed"],
+    ratios = ["0.50", "1.00", "1.00", "1.00", "20", "1.00", "-"]
+    assert rows == [
+        ["inline / threads", "images", *ratios],
+        ["inline / threads", "mixed", *ratios],
     ]
-    assert dict(zip(headings, rows[0])) == {
-        "ratio of medians": "inline / threads",
-        "scenario": "images",
-        "req/s": "0.50",
-        "p50": "1.00",
-        "p95": "1.00",
-        "p99": "1.00",
-        "loop gap": "20",
-        "longest step": "1.00",
-        "ITL p99": "-",
-    }
 
 
 def test_the_table_has_a_row_for_each_mode_and_names_failures() -> None:
@@ -256,23 +215,7 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(2454.1, "2500"), (13.7, "14"), (1.58, "1.6")]
-)
-def test_bars_are_labelled_with_two_digits(value: float, expected: str) -> None:
-    assert loop_stall.write_label(value) == expected
-
-
 # The command line.
-
-
-def test_names_are_read_with_commas() -> None:
-    assert loop_stall.read_choice("mixed,images", loop_stall.SCENARIOS) == (
-        "mixed",
-        "images",
-    )
-    with pytest.raises(argparse.ArgumentTypeError, match="text"):
-        loop_stall.read_choice("text", loop_stall.SCENARIOS)
 
 
 def test_a_small_run_has_one_round_unless_more_are_asked_for() -> None:
@@ -281,12 +224,3 @@ def test_a_small_run_has_one_round_unless_more_are_asked_for() -> None:
     assert parse([]).rounds == 3
     assert parse(["--small"]).rounds == 1
     assert parse(["--small", "--rounds", "2"]).rounds == 2
-
-
-def test_results_that_could_not_be_saved_end_the_run_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        loop_stall.parse_arguments(["--json", str(tmp_path / "none" / "x.json")])
-
-    assert "is not a folder" in capsys.readouterr().err

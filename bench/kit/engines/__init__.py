@@ -1,0 +1,1 @@
+"""Servers with their engine inside their process or outside, and devices that sleep."""

@@ -1,0 +1,103 @@
+"""A device that sleeps for each step, as a thread does that waits for a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trioserve.engine import LocalCore
+    from trioserve.types.output import StepResult
+    from trioserve.types.plan import StepPlan
+
+NUM_SEQUENCES = 128
+MAX_MODEL_LEN = 2**15
+BLOCK_SIZE = 16
+
+_TOKEN = (65,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A real model, or a device that sleeps.
+
+    Attributes:
+      step_seconds: None for a real model.
+      num_waits: the number of parts in which a step is waited for.
+      max_tokens: of a stream, more than it will ever write.
+    """
+
+    name: str
+    step_seconds: float | None = None
+    num_waits: int = 1
+    max_tokens: int = 30_000
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(name="model", max_tokens=1900),
+        Device(name="2 ms", step_seconds=0.002),
+        Device(name="5 ms", step_seconds=0.005),
+        Device(name="2 ms / 20", step_seconds=0.002, num_waits=20),
+    )
+}
+
+
+class FixedToken:
+    """Gives every row the same token, at no cost."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        from trioserve.types.output import StepResult
+
+        self.num_steps += 1
+        sampled = tuple(_TOKEN for row in plan.rows if row.sample)
+        return StepResult(step_id=plan.step_id, sampled=sampled)
+
+
+class Sleeper(FixedToken):
+    """Gives every row the same token, after a while."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        assert device.step_seconds is not None, "a model computes elsewhere"
+        self._num_waits = device.num_waits
+        self._seconds = device.step_seconds / device.num_waits
+
+    def step(self, plan: StepPlan) -> StepResult:
+        # A wait that begins late ends late, as a kernel does that is launched late.
+        for _ in range(self._num_waits):
+            time.sleep(self._seconds)
+        return super().step(plan)
+
+
+def sleep_sharply() -> None:
+    """Have this thread, and those that it will start, wake up in time.
+
+    By default Linux lets them sleep 50 us longer, which twenty sleeps of 100 us show.
+    """
+    pr_set_timerslack = 29
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1)
+
+
+def make_core(device: Device) -> LocalCore:
+    """Make the core of an engine whose device sleeps."""
+    from trioserve.engine import LocalCore
+    from trioserve.executor import LocalExecutor
+    from trioserve.scheduler import Scheduler
+    from trioserve.testing.fake_device import make_info
+
+    scheduler = Scheduler(
+        num_blocks=NUM_SEQUENCES * MAX_MODEL_LEN // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=NUM_SEQUENCES,
+        max_num_batched_tokens=2048,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    executor = LocalExecutor(Sleeper(device).step, depth=2)
+    return LocalCore(scheduler, executor, info=make_info(MAX_MODEL_LEN))

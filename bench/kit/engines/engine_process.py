@@ -1,0 +1,58 @@
+"""The engine process of a server whose device sleeps.
+
+`python -m kit.engines.engine_process DESCRIPTOR PARENT`, which open_core runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import os
+from typing import TYPE_CHECKING, Any
+
+from kit.engines.device import DEVICES, Device, make_core, sleep_sharply
+
+if TYPE_CHECKING:
+    from trioserve.processes import MessageStream
+
+# Tells an engine process its device.
+DEVICE_VARIABLE = "TRIOSERVE_BENCH_DEVICE"
+
+
+@asynccontextmanager
+async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
+    """Make a core in this process, or in another one as the server does."""
+    from trioserve.engine import RemoteCore
+    from trioserve.engine.process.messages import FromEngine
+    from trioserve.processes import open_child
+
+    if mode == "inside":
+        yield make_core(device)
+        return
+    async with open_child(
+        "kit.engines.engine_process",
+        receives=FromEngine,
+        name="the engine process",
+        environment={DEVICE_VARIABLE: device.name},
+    ) as child:
+        yield RemoteCore(child.stream, child.describe_end)
+
+
+def main() -> None:
+    """Be the engine process."""
+    from trioserve.engine import host_core
+    from trioserve.engine.process.messages import ToEngine
+    from trioserve.processes import run_as_child
+    from trioserve.processes.interpreter import settle_interpreter
+
+    async def host(stream: MessageStream[Any]) -> None:
+        core = make_core(DEVICES[os.environ[DEVICE_VARIABLE]])
+        await settle_interpreter()
+        await host_core(core, stream)
+
+    sleep_sharply()
+    run_as_child(host, receives=ToEngine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A server of a model or of a device that sleeps, its engine inside or outside.
+
+`python -m kit.engines.server DEVICE MODE FOLDER` serves a device that sleeps, with the
+tokenizer in a folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+from kit.engines.device import (
+    DEVICES,
+    MAX_MODEL_LEN,
+    NUM_SEQUENCES,
+    Device,
+    sleep_sharply,
+)
+from kit.engines.engine_process import open_core
+from kit.process import tell
+from kit.server import write_serve_command
+import trio
+
+# Where the engine lives.
+MODES = ("inside", "outside")
+
+
+def write_command(device: Device, mode: str, model: str, folder: Path) -> list[str]:
+    """Write the command that starts a server."""
+    if device.step_seconds is not None:
+        command = [sys.executable, "-m", "kit.engines.server"]
+        return [*command, device.name, mode, str(folder)]
+    place = "engine_process" if mode == "outside" else "no_engine_process"
+    return write_serve_command(
+        model,
+        num_threads=1,
+        max_num_seqs=NUM_SEQUENCES,
+        kv_cache_memory="1GiB",
+        max_model_len=2048,
+        **{place: True},
+    )
+
+
+async def serve(device: Device, mode: str, folder: Path) -> None:
+    """Serve a device that sleeps until the process ends; log the address."""
+    import hypercorn.trio
+
+    from trioserve.config import HttpConfig, MediaConfig, RenderConfig
+    from trioserve.engine import Engine
+    from trioserve.frontend.text import TextEngine
+    from trioserve.http import ServerState, create_http_app, install_guard, make_config
+    from trioserve.processes.interpreter import settle_interpreter
+    from trioserve.render import load_renderer
+    from trioserve.testing.fake_device import make_info
+
+    info = make_info(MAX_MODEL_LEN)
+    renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())
+    state = ServerState(config=HttpConfig())
+    trio.lowlevel.add_instrument(state.loop_stall)
+    install_guard()
+    async with open_core(device, mode) as core, trio.open_nursery() as nursery:
+        engine = Engine(core, info=info, max_num_sequences=2 * NUM_SEQUENCES)
+        state.engine = TextEngine(engine, renderer)
+        await nursery.start(engine.run)
+        await settle_interpreter()
+        binds = await nursery.start(
+            hypercorn.trio.serve,
+            create_http_app(state),
+            make_config(bind=["127.0.0.1:0"]),
+        )
+        tell(f"ready after a moment: {device.name} on {binds[0]}")
+
+
+def main() -> None:
+    from trioserve.processes.interpreter import prepare_interpreter
+
+    name, mode, folder = sys.argv[1:]
+    sleep_sharply()
+    prepare_interpreter()
+    trio.run(serve, DEVICES[name], mode, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

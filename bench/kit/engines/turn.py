@@ -1,0 +1,190 @@
+"""One turn of a server with many streams: its steps, tokens, /health, loop and CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+import statistics
+import time
+
+from kit.metrics import (
+    LOOP_TURNS,
+    STEPS,
+    STREAMS,
+    TOKENS,
+    Metrics,
+    fetch_metrics,
+    find_gains,
+    find_quantile,
+)
+from kit.prober import Probes, open_prober
+from kit.raw import Request, check_status, open_request, write_request
+from kit.server import RunningServer
+from kit.texts import write_text
+from kit.usage import list_processes, read_cpu_seconds
+import trio
+
+# 128 prompts on one core, and whatever else is slow; a server that hangs ends the run.
+LEVEL_TIMEOUT_SECONDS = 300.0
+
+POLL_SECONDS = 0.1
+
+# About 30 tokens of a real tokenizer.
+PROMPT_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One turn of one server, or the medians of several; seconds unless named."""
+
+    step: float
+    tokens_per_second: float
+    first_token: float
+    health_p50: float
+    health_p99: float
+    turn_p99: float
+    server_cpu: float
+    engine_cpu: float
+    reader_cpu: float
+    prober_lag_p99: float
+
+
+class StreamEnded(Exception):
+    """Raised when a server refuses a stream or ends it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Readers:
+    """Read streams, and look at nothing but when they begin.
+
+    On two cores the reader must be cheap: to decode an event costs as much as it costs
+    the server to write it. The server counts.
+    """
+
+    num_streams: int
+    firsts: list[float] = field(default_factory=list)
+    all_began: trio.Event = field(default_factory=trio.Event)
+
+    async def read(self, port: int, request: Request) -> None:
+        """Read one stream until cancelled.
+
+        Raises:
+          StreamEnded, RequestFailed
+        """
+        began = trio.current_time()
+        async with open_request(port, request) as stream:
+            await self._read_first(stream)
+            self._note_first(trio.current_time() - began)
+            while await stream.receive_some(65536):
+                pass
+        raise StreamEnded("the server ended a stream")
+
+    async def _read_first(self, stream: trio.SocketStream) -> None:
+        data = b""
+        # A text completion's first event has its first token.
+        while b"data: {" not in data:
+            received = bytes(await stream.receive_some(65536))
+            data += received
+            check_status(data)
+            if not received:
+                raise StreamEnded("the server ended a stream before its first token")
+
+    def _note_first(self, seconds: float) -> None:
+        self.firsts.append(seconds)
+        if len(self.firsts) == self.num_streams:
+            self.all_began.set()
+
+
+def write_stream(max_tokens: int, *seeds: object) -> Request:
+    """Write a request whose prompt no other one has."""
+    return write_request(
+        "/v1/completions",
+        prompt=write_text(PROMPT_CHARACTERS, *seeds),
+        max_tokens=max_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        stream=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What each process had done at one moment."""
+
+    at: float
+    metrics: Metrics
+    server_cpu: float
+    engine_cpu: float
+    reader_cpu: float
+
+
+async def look_at(server: RunningServer) -> Look:
+    _, *children = list_processes(server.pid)
+    return Look(
+        metrics=await fetch_metrics(server.url),
+        at=trio.current_time(),
+        server_cpu=read_cpu_seconds(server.pid),
+        engine_cpu=sum(map(read_cpu_seconds, children)),
+        reader_cpu=time.process_time(),
+    )
+
+
+async def measure_turn(
+    server: RunningServer,
+    max_tokens: int,
+    num_streams: int,
+    seconds: float,
+    *seeds: object,
+) -> Figures:
+    """Let so many streams flow for a while, from idle to idle."""
+    readers = Readers(num_streams=num_streams)
+    with trio.fail_after(LEVEL_TIMEOUT_SECONDS + seconds):
+        async with open_prober(server.port) as prober, trio.open_nursery() as nursery:
+            for number in range(num_streams):
+                request = write_stream(max_tokens, *seeds, number)
+                nursery.start_soon(readers.read, server.port, request)
+            await readers.all_began.wait()
+            await prober.start()
+            before = await look_at(server)
+            await trio.sleep(seconds)
+            after = await look_at(server)
+            probes = await prober.stop()
+            nursery.cancel_scope.cancel()
+        await wait_idle(server)
+    return sum_up(before, after, readers.firsts, probes)
+
+
+async def wait_idle(server: RunningServer) -> None:
+    """Wait until the streams of the last turn are gone."""
+    metrics = await fetch_metrics(server.url)
+    while metrics.read_count(STREAMS):
+        await trio.sleep(POLL_SECONDS)
+        metrics = await fetch_metrics(server.url)
+
+
+def sum_up(before: Look, after: Look, firsts: Iterable[float], seen: Probes) -> Figures:
+    """Divide what was counted between two looks by the time between them.
+
+    Raises:
+      StreamEnded: no step was done.
+    """
+    seconds = after.at - before.at
+    num_steps, num_tokens = (
+        after.metrics.read_count(name) - before.metrics.read_count(name)
+        for name in (STEPS, TOKENS)
+    )
+    if not num_steps:
+        raise StreamEnded("no step was done; give it more --seconds")
+    turns = [each.metrics.read_histogram(LOOP_TURNS) for each in (before, after)]
+    return Figures(
+        step=seconds / num_steps,
+        tokens_per_second=num_tokens / seconds,
+        first_token=statistics.median(firsts),
+        health_p50=seen.health.median,
+        health_p99=seen.health.p99,
+        turn_p99=find_quantile(find_gains(*turns), 0.99),
+        server_cpu=(after.server_cpu - before.server_cpu) / seconds,
+        engine_cpu=(after.engine_cpu - before.engine_cpu) / seconds,
+        reader_cpu=(after.reader_cpu - before.reader_cpu) / seconds,
+        prober_lag_p99=seen.lag.p99,
+    )

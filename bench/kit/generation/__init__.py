@@ -1,0 +1,1 @@
+"""Loads of streamed text, for any server of the OpenAI API."""

@@ -1,0 +1,131 @@
+"""A streamed answer: server-sent events, and when their texts came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.client import Connection, RequestFailed
+import msgspec
+import trio
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+    # Servers do not agree on the name of a reasoning model's thoughts.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    def has_text(self) -> bool:
+        """Return whether a user would see something; a role alone shows nothing."""
+        if self.delta is None:
+            return bool(self.text)
+        return bool(
+            self.delta.content or self.delta.reasoning_content or self.delta.reasoning
+        )
+
+
+class Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class Event(msgspec.Struct):
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+class EventReader:
+    """Cuts a stream of bytes into the events that it carries."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._decoder = msgspec.json.Decoder(Event)
+        self.is_done = False
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Take bytes, however they were cut, and give the events that they complete.
+
+        Every event of this API is one `data:` line, so blank lines, comments and other
+        fields are passed over (WHATWG HTML, section 9.2.6).
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            value = line[5:].strip()
+            if value == b"[DONE]":
+                self.is_done = True
+            else:
+                yield self._decoder.decode(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """When the text of one request came; times on trio's clock, in seconds."""
+
+    sent: float
+    texts: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    usage_tokens: int | None = None
+    is_finished: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens as the server counts them; else one for each event with text."""
+        return len(self.texts) if self.usage_tokens is None else self.usage_tokens
+
+    def take(self, event: Event, now: float) -> None:
+        """Note what one event, read at `now`, says.
+
+        Raises:
+          RequestFailed: it says that the server failed.
+        """
+        if event.error is not None:
+            raise RequestFailed(f"error event: {event.error}")
+        if event.usage is not None:
+            self.usage_tokens = event.usage.completion_tokens
+        for choice in event.choices:
+            if choice.has_text():
+                self.texts.append(now)
+            if choice.finish_reason is not None:
+                self.is_finished = True
+
+    def list_gaps(self) -> list[float]:
+        """List the times between events with text."""
+        return [after - before for before, after in zip(self.texts, self.texts[1:])]
+
+    def list_paces(self) -> list[float]:
+        """List the time per output token, if there are two tokens to measure between."""
+        if len(self.texts) < 2 or self.num_tokens < 2:
+            return []
+        return [(self.texts[-1] - self.texts[0]) / (self.num_tokens - 1)]
+
+
+async def stream_answer(endpoint: str, connection: Connection, body: bytes) -> Answer:
+    """Send one streaming request and read it to its end.
+
+    Raises:
+      RequestFailed: the server refused it, failed, or stopped early.
+    """
+    path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
+    answer = Answer(sent=trio.current_time())
+    await connection.send("POST", path, body)
+    events = EventReader()
+    while data := await connection.read():
+        now = trio.current_time()
+        for event in events.feed(data):
+            answer.take(event, now)
+    answer.ended = trio.current_time()
+    if not (events.is_done or answer.is_finished):
+        raise RequestFailed("the stream ended early")
+    if answer.num_tokens == 0:
+        raise RequestFailed("the stream ended without a token")
+    return answer

@@ -1,0 +1,142 @@
+"""The figures of servers under levels of load, as they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+import statistics
+from typing import Literal
+
+from kit.clients import ClientReport, Round, report_clients
+from kit.generation.answers import Answer
+from kit.generation.load import Load
+from kit.report import join_distinct, number_labels
+from kit.statistics import Spread, spread
+
+Counting = Literal["usage", "events", "usage and events"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelReport:
+    """One server at one level; the samples of all rounds are pooled."""
+
+    concurrency: int
+    clients: ClientReport
+    output_tokens: int
+    tokens_per_request: float
+    tokens_per_event: float
+    tokens_per_second: float
+    tokens_per_second_by_round: tuple[float, ...]
+    counted_by: Counting
+    ttft: Spread | None
+    itl: Spread | None
+    tpot: Spread | None
+    latency: Spread | None
+
+    @property
+    def health(self) -> Spread | None:
+        return self.clients.health
+
+    def list_doubts(self) -> Iterator[str]:
+        """Write a line for everything that a reader should know before the figures."""
+        if self.counted_by != "usage":
+            yield f"tokens counted by {self.counted_by}"
+        if self.clients.num_requests and abs(self.tokens_per_event - 1) > 0.05:
+            yield (
+                f"{self.tokens_per_event:.2f} tokens in an event: "
+                "compare TPOT, not ITL"
+            )
+        yield from self.clients.list_doubts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """One server at all levels."""
+
+    label: str
+    url: str
+    model: str
+    has_ignore_eos: bool
+    levels: tuple[LevelReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A run, or several side by side; --json writes it and --compare reads it."""
+
+    created: str
+    machine: str
+    load: Load
+    is_cut: bool
+    servers: tuple[ServerReport, ...]
+
+    def list_levels(self) -> list[int]:
+        """List the levels at which at least one server was measured."""
+        return sorted({lv.concurrency for each in self.servers for lv in each.levels})
+
+    def by_level(self) -> Iterator[tuple[ServerReport, LevelReport]]:
+        """Give every server's result at the first level, then at the next, and so on."""
+        for concurrency in self.list_levels():
+            for server in self.servers:
+                for level in server.levels:
+                    if level.concurrency == concurrency:
+                        yield server, level
+
+    def list_failed(self) -> list[str]:
+        """List the servers that answered no measured request."""
+        return [
+            server.label
+            for server in self.servers
+            if not any(level.clients.num_requests for level in server.levels)
+        ]
+
+
+def report_level(concurrency: int, rounds: Sequence[Round[Answer]]) -> LevelReport:
+    """Summarise one server's rounds at one level."""
+    answers = [answer for seen in rounds for answer in seen.answers]
+    speeds = tuple(find_speed(seen) for seen in rounds)
+    output_tokens = sum(answer.num_tokens for answer in answers)
+    num_events = sum(len(answer.texts) for answer in answers)
+    return LevelReport(
+        concurrency=concurrency,
+        clients=report_clients(rounds),
+        output_tokens=output_tokens,
+        tokens_per_request=output_tokens / max(1, len(answers)),
+        tokens_per_event=output_tokens / max(1, num_events),
+        tokens_per_second=statistics.median(speeds),
+        tokens_per_second_by_round=speeds,
+        counted_by=find_counting(answers),
+        ttft=spread(each.texts[0] - each.sent for each in answers if each.texts),
+        itl=spread(gap for each in answers for gap in each.list_gaps()),
+        tpot=spread(pace for each in answers for pace in each.list_paces()),
+        latency=spread(each.ended - each.sent for each in answers),
+    )
+
+
+def find_speed(seen: Round[Answer]) -> float:
+    """Divide the output tokens of all clients by the time that they took."""
+    return sum(answer.num_tokens for answer in seen.answers) / seen.wall_seconds
+
+
+def find_counting(answers: Sequence[Answer]) -> Counting:
+    """Find out what the tokens were counted by."""
+    from_usage = [answer.usage_tokens is not None for answer in answers]
+    if all(from_usage):
+        return "usage"
+    return "usage and events" if any(from_usage) else "events"
+
+
+def merge_reports(reports: Sequence[Report]) -> Report:
+    """Put the servers of several reports side by side, each under a label of its own."""
+    names = number_labels([[each.label for each in one.servers] for one in reports])
+    return replace(
+        reports[0],
+        created=join_distinct(report.created for report in reports),
+        machine=join_distinct(report.machine for report in reports),
+        is_cut=any(report.is_cut for report in reports),
+        servers=tuple(
+            replace(server, label=labels[server.label])
+            for report, labels in zip(reports, names)
+            for server in report.servers
+        ),
+    )

@@ -1,0 +1,150 @@
+"""Plots: one style for all benches, bars in groups, whiskers, logarithmic axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kit.statistics import Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which the colour-blind can tell apart.
+BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
+COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
+
+INK = "#333333"
+GREY = "#777777"
+
+STYLE: Any = {
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@contextmanager
+def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Draw into a figure of so many inches, which becomes a PNG file."""
+    # Half a second of import, and not needed by those who read the table.
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        # A Figure of its own draws with Agg and leaves nothing in pyplot's list.
+        figure = Figure(figsize=size, dpi=150)
+        figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08, wspace=0.03)
+        yield figure
+        figure.savefig(path, format="png")
+
+
+def write_title(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+
+
+def add_legend(figure: Figure) -> None:
+    """Name everything that the first panel shows, below all panels, each name once."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    by_label = dict(zip(labels, handles))
+    if by_label:
+        figure.legend(
+            list(by_label.values()),
+            list(by_label),
+            loc="outside lower center",
+            ncols=6,
+            frameon=False,
+        )
+
+
+def dress(axes: Axes, title: str, *, along: Literal["x", "y"] = "y") -> None:
+    """Give a panel its title, and a grid along the axis of its figures."""
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=along, color="#E4E4E4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def label_log_axis(axis: Axis, low: float, high: float) -> None:
+    """Give a logarithmic axis from `low` to `high` plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    subs = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def draw_bars(
+    axes: Axes,
+    labels: Sequence[str],
+    bars: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+) -> None:
+    """Draw groups of bars on a logarithmic axis, a bar of each kind in each group."""
+    width = 0.8 / len(bars)
+    for index, (name, values) in enumerate(bars.items()):
+        shift = (index - (len(bars) - 1) / 2) * width
+        drawn = axes.bar(
+            [number + shift for number in range(len(labels))],
+            values,
+            width=0.92 * width,
+            color=colors[name],
+            label=name,
+        )
+        axes.bar_label(drawn, fmt=write_label, fontsize=7, padding=1)
+    axes.set_yscale("log")
+    # The bars have their numbers.
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xticks(range(len(labels)), labels)
+    axes.tick_params(axis="x", length=0)
+    axes.margins(y=0.2)
+
+
+def write_label(value: float) -> str:
+    """Write two digits that mean something, and 2500 as such."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def list_whiskers(durations: Sequence[Spread]) -> tuple[list[float], list[list[float]]]:
+    """List medians in milliseconds, and the whiskers from there up to p99."""
+    above = [1000 * (each.p99 - each.median) for each in durations]
+    return [1000 * each.median for each in durations], [[0.0] * len(above), above]
+
+
+def save_bars(
+    path: Path,
+    title: str,
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    labels: Sequence[str],
+    colors: Mapping[str, str],
+    *,
+    size: tuple[float, float],
+    num_columns: int,
+) -> None:
+    """Draw panels of grouped bars into a PNG file.
+
+    Args:
+      panels: title of a panel -> kind of a bar -> its value in each group.
+      labels: of the groups.
+      colors: kind of a bar -> its color.
+      size: width and height in inches.
+    """
+    with open_figure(path, size) as figure:
+        num_rows = -(-len(panels) // num_columns)
+        drawn = figure.subplots(
+            num_rows, num_columns, squeeze=False, sharex="col", sharey="row"
+        )
+        for axes, (name, bars) in zip(drawn.flat, panels.items()):
+            dress(axes, name)
+            draw_bars(axes, labels, bars, colors)
+        write_title(figure, title)
+        add_legend(figure)

@@ -1,0 +1,148 @@
+"""A server whose rendering may be moved onto the event loop, and which watches its loop.
+
+`python -m kit.rendering.server MODE FOLDER` serves the model in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin
+import msgspec
+import trio
+
+if TYPE_CHECKING:
+    from trioserve.http import ServingApp
+
+T = TypeVar("T")
+
+# Where rendering is done: on the loop, in threads, templates in a process as well.
+MODES = ("inline", "threads", "processes")
+
+# More than the 8192 vectors and one token; the long chats have 6300 tokens.
+MAX_MODEL_LEN = 9216
+
+
+class LoopReport(msgspec.Struct, kw_only=True):
+    """What a server saw of its event loop since it was last told to forget."""
+
+    loop_gap_seconds: float
+    longest_step_seconds: float
+    longest_step_task: str
+    num_streams: int
+    offenders: list[str]
+
+
+class RenderingServer:
+    """The parent's side of a server process."""
+
+    def __init__(self, child: Child, port: int) -> None:
+        self._child = child
+        self.port = port
+
+    async def reset(self) -> None:
+        """Let the server forget what it saw of its loop."""
+        await self._child.ask("reset")
+
+    async def report(self) -> LoopReport:
+        return msgspec.json.decode(await self._child.ask("report"), type=LoopReport)
+
+
+@asynccontextmanager
+async def open_rendering_server(
+    mode: str, folder: Path
+) -> AsyncIterator[RenderingServer]:
+    """Run a server of one of the modes until the block is left."""
+    command = [sys.executable, "-m", "kit.rendering.server", mode, str(folder)]
+    environment = find_on_path(BENCH_FOLDER)
+    async with open_child(command, name="the server", environment=environment) as child:
+        yield RenderingServer(child, int(await child.read()))
+
+
+async def serve(mode: str, folder: Path) -> None:
+    """Be the server process: print the port, and obey lines until their end."""
+    import hypercorn.trio
+
+    from trioserve.asgi import create_app
+    from trioserve.http import install_guard, make_config
+
+    if mode == "inline":
+        render_inline()
+    app = create_app(
+        str(folder),
+        dtype="bfloat16",
+        max_model_len=MAX_MODEL_LEN,
+        kv_cache_memory="64MiB",
+        enable_prompt_embeds=True,
+        max_body_size="256MiB",
+        renderer_num_workers=1,
+        renderer_processes=1 if mode == "processes" else 0,
+    )
+    install_guard()
+    config = make_config(bind=["127.0.0.1:0"])
+    async with trio.open_nursery() as nursery:
+        binds = await nursery.start(hypercorn.trio.serve, app, config)
+        print(binds[0].rpartition(":")[2], flush=True)
+        await _obey(app)
+        nursery.cancel_scope.cancel()
+
+
+def render_inline() -> None:
+    """Make the renderer workers' calls where they are awaited, on the loop.
+
+    The server has no such option; the method is replaced for this process alone.
+    """
+    from trioserve.render import RendererWorkers
+
+    async def run(
+        self: RendererWorkers, work: Callable[[], T], *, expected_seconds: float = 0.0
+    ) -> T:
+        await trio.lowlevel.checkpoint()
+        return work()
+
+    async def run_limited(
+        self: RendererWorkers,
+        work: Callable[[], T],
+        seconds: float,
+        *,
+        expected_seconds: float = 0.0,
+    ) -> T:
+        return await run(self, work)
+
+    setattr(RendererWorkers, "run", run)
+    setattr(RendererWorkers, "run_limited", run_limited)
+
+
+async def _obey(app: ServingApp) -> None:
+    """Answer "reset" and "report", a line each, until there are no more lines."""
+    lines = open_stdin()
+    while (line := await lines.read()) is not None:
+        if line == b"reset":
+            app.state.loop_stall.reset()
+            print("done", flush=True)
+        else:
+            print(msgspec.json.encode(_report_loop(app)).decode(), flush=True)
+
+
+def _report_loop(app: ServingApp) -> LoopReport:
+    seen = app.state.loop_stall.statistics()
+    assert app.state.engine is not None, "hypercorn serves once it is loaded"
+    return LoopReport(
+        loop_gap_seconds=seen.turns.longest_seconds,
+        longest_step_seconds=seen.steps.longest_seconds,
+        longest_step_task=seen.offenders[0].name if seen.offenders else "-",
+        num_streams=app.state.engine.engine.statistics().num_streams,
+        offenders=[
+            f"{each.name}: {each.num_steps} steps, longest "
+            f"{1000 * each.longest_seconds:.1f} ms"
+            for each in seen.offenders
+        ],
+    )
+
+
+if __name__ == "__main__":
+    trio.run(serve, sys.argv[1], Path(sys.argv[2]))

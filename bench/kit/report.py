@@ -1,0 +1,95 @@
+"""Results of a run: who measured when, saved files, several of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+import os
+from pathlib import Path
+import platform
+import sys
+from typing import Any, TypeVar
+
+from kit.process import list_errors
+import msgspec
+
+T = TypeVar("T")
+
+
+def describe_machine() -> str:
+    """Name the machine, and say how busy it is right now: call it before the run."""
+    busy = os.getloadavg()[0]
+    cores = f"{os.cpu_count()} cores, load average before {busy:.1f}"
+    return f"{platform.platform()}, {cores}"
+
+
+def write_now() -> str:
+    """Write the time as ISO 8601 has it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def save(path: Path | None, results: Any) -> None:
+    """Save results as JSON, if they are wanted."""
+    if path is not None:
+        path.write_bytes(msgspec.json.encode(results))
+
+
+def load_reports(paths: Iterable[Path], kind: type[T]) -> list[T]:
+    """Read saved results.
+
+    Raises:
+      ValueError: a file is not one of this bench's.
+    """
+    reports = []
+    for path in paths:
+        try:
+            reports.append(msgspec.json.decode(path.read_bytes(), type=kind))
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is not a saved result: {error}") from error
+    return reports
+
+
+def check_same(loads: Iterable[str]) -> None:
+    """Refuse to compare results of different loads, each given in words.
+
+    Raises:
+      ValueError: two are different.
+    """
+    kinds = list(dict.fromkeys(loads))
+    if len(kinds) > 1:
+        raise ValueError(f"results of different loads: {'; '.join(kinds)}")
+
+
+def number_labels(labels: Sequence[Iterable[str]]) -> list[dict[str, str]]:
+    """Give each report's labels a number where an earlier report has the same ones."""
+    taken: set[str] = set()
+    renamed = []
+    for number, each in enumerate(labels, start=1):
+        renamed.append(
+            {
+                label: f"{label} ({number})" if label in taken else label
+                for label in each
+            }
+        )
+        taken.update(renamed[-1].values())
+    return renamed
+
+
+def join_distinct(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
+
+
+def run_or_explain(
+    run: Callable[[], T], expected: tuple[type[Exception], ...]
+) -> T | None:
+    """Run a bench; where it fails with an expected error, say so in a line.
+
+    Returns None then, and the caller exits with status 2.
+    """
+    failed: BaseException | None = None
+    try:
+        return run()
+    except* expected as errors:
+        failed = next(list_errors(errors))
+    print(f"{Path(sys.argv[0]).name}: {failed}", file=sys.stderr)
+    return None

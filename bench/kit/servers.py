@@ -1,0 +1,90 @@
+"""Servers that are measured: where they are, and which model they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+import re
+from urllib.parse import urlsplit
+
+from kit.client import Connection, RequestFailed, RequestRefused
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where one server is, and its label in the results.
+
+    `turn` counts the earlier servers of this run with the same URL: prompts depend on
+    it, so that a server that is measured against itself does not meet a prompt twice.
+    """
+
+    label: str
+    url: str
+    model: str | None = None
+    turn: int = 0
+
+
+class ServerUnusable(Exception):
+    """Raised before any load when a server cannot be measured at all."""
+
+    def __init__(self, server: Server, reason: object) -> None:
+        super().__init__(f"{server.label} ({server.url}): {reason}")
+
+
+def read_servers(
+    texts: Sequence[str], label: str | None = None, model: str | None = None
+) -> list[Server]:
+    """Read [LABEL=]URL; a URL without a label is called after its host and port.
+
+    Raises:
+      ValueError: a URL is not one, or two servers would have one label.
+    """
+    servers: list[Server] = []
+    for text in texts:
+        match = re.fullmatch(r"(?:([^=:/]+)=)?(https?://[^/]+.*)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not [LABEL=]http://HOST:PORT")
+        url = match[2]
+        servers.append(
+            Server(
+                label=match[1] or label or urlsplit(url).netloc,
+                url=url,
+                model=model,
+                turn=sum(url == earlier.url for earlier in servers),
+            )
+        )
+    labels = [server.label for server in servers]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"labels must differ: {', '.join(labels)}")
+    return servers
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+async def fetch_model(connection: Connection) -> str:
+    """Ask a server for the first model that it serves.
+
+    Raises:
+      RequestFailed: it serves none.
+    """
+    data = await connection.fetch("GET", "/v1/models")
+    listed = msgspec.json.decode(data, type=ModelList)
+    if not listed.data:
+        raise RequestFailed("/v1/models is empty; say --model")
+    return listed.data[0].id
+
+
+async def has_path(connection: Connection, path: str) -> bool:
+    """Return whether a GET of this path is answered with 200."""
+    try:
+        await connection.fetch("GET", path)
+    except RequestRefused:
+        return False
+    return True

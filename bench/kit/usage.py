@@ -1,0 +1,35 @@
+"""CPU time and memory of processes, as Linux counts them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import re
+
+
+def list_processes(pid: int) -> list[int]:
+    """List a process, all that it started, and all that those started."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children += map(int, (task / "children").read_text().split())
+    return [pid, *(each for child in children for each in list_processes(child))]
+
+
+def read_cpu_seconds(pid: int) -> float:
+    """Read how much CPU time a process has used (proc(5): utime and stime)."""
+    # The name before the last bracket may have spaces.
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_memory(pid: int) -> float:
+    """Read the memory of a process and its children, in MB.
+
+    Each page is divided by the number of processes that share it (PSS).
+    """
+    kilobytes = 0
+    for each in list_processes(pid):
+        rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+        found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+        kilobytes += int(found[1]) if found else 0
+    return kilobytes * 1024 / 1e6

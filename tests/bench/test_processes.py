@@ -1,0 +1,227 @@
+"""bench/processes.py and bench/start.py divide what they counted, and show all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+import math
+from pathlib import Path
+from typing import Any
+
+from kit.engines.device import DEVICES, MAX_MODEL_LEN
+from kit.engines.engine_process import open_core
+from kit.engines.server import MODES, write_command
+from kit.engines.turn import Look, StreamEnded, sum_up
+from kit.metrics import (
+    LOOP_TURNS,
+    SLOW_STEPS,
+    STEPS,
+    STREAMS,
+    TASK_STEPS,
+    TOKENS,
+    Bucket,
+    Metrics,
+    find_gains,
+    find_longest,
+    find_new,
+    find_quantile,
+)
+from kit.prober import Probes
+from kit.statistics import Spread, find_medians
+import processes
+import pytest
+import start
+import trio
+
+from trioserve.engine import Engine
+from trioserve.http.metrics import METRICS
+from trioserve.testing.fake_device import make_info
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
+
+SPREAD = Spread(median=0.001, p90=0.001, p95=0.002, p99=0.004, maximum=0.01, count=10)
+PROBES = Probes(health=SPREAD, lag=SPREAD, inter_token=None, num_failures=0)
+
+
+def render_metrics(num_steps: int) -> str:
+    """Write the metrics of a server that has 3 streams."""
+    return f"""\
+{STREAMS} 3.0
+{STEPS} {num_steps}
+{TOKENS} {4 * num_steps}
+{LOOP_TURNS}_bucket{{le="0.001"}} 0
+{LOOP_TURNS}_bucket{{le="+Inf"}} 0
+"""
+
+
+def make_look(at: float, num_steps: int) -> Any:
+    return Look(
+        at=at,
+        metrics=Metrics(render_metrics(num_steps)),
+        server_cpu=at,
+        engine_cpu=at / 2,
+        reader_cpu=at / 4,
+    )
+
+
+BEFORE, AFTER = make_look(10.0, 100), make_look(12.0, 1100)
+FIGURES = sum_up(BEFORE, AFTER, [0.5, 0.1, 0.2], PROBES)
+
+
+def make_results() -> Any:
+    results = [
+        processes.Result(
+            device=device,
+            num_streams=num_streams,
+            mode=mode,
+            median=replace(
+                FIGURES, tokens_per_second=1000.0 * (1 + (mode == "outside"))
+            ),
+            rounds=(FIGURES,),
+        )
+        for device in ("model", "2 ms")
+        for num_streams in (1, 128)
+        for mode in MODES
+    ]
+    return processes.Results(
+        created="today",
+        machine="this",
+        load=processes.Load(),
+        results=tuple(results),
+    )
+
+
+# Metrics.
+
+
+def test_counts_are_read_from_what_a_server_says() -> None:
+    metrics = Metrics(render_metrics(10**6))
+    assert metrics.read_count(STREAMS) == 3
+    assert metrics.read_count(STEPS) == 10**6
+    turns = metrics.read_histogram(LOOP_TURNS)
+    assert math.inf in turns and set(turns.values()) == {0}
+    with pytest.raises(KeyError):
+        metrics.read_count("trioserve_nothing")
+
+
+def test_a_server_has_every_metric_that_the_benches_read() -> None:
+    read = {STREAMS, STEPS, TOKENS, LOOP_TURNS, TASK_STEPS, SLOW_STEPS}
+    assert read <= {each.name for each in METRICS}
+
+
+def test_counts_are_read_by_a_label() -> None:
+    text = '# TYPE x counter\nx_total{task="a"} 2\nx_total{task="b"} 5\n'
+    counts = Metrics(text).read_by_label("x_total", "task")
+    assert find_new({"a": 2, "b": 1}, counts) == {"b": 4}
+
+
+def test_a_quantile_lies_where_prometheus_would_see_it() -> None:
+    before = {0.001: 10, 0.002: 10, 0.005: 10, math.inf: 10}
+    after = {0.001: 60, 0.002: 100, 0.005: 110, math.inf: 110}
+    gains = find_gains(before, after)
+    assert find_quantile(gains, 0.5) == pytest.approx(0.001)
+    assert find_quantile(gains, 0.7) == pytest.approx(0.0015)
+    assert find_quantile(gains, 0.99) == pytest.approx(0.0047)
+    # Beyond the last bound nobody knows.
+    beyond = find_gains(before, {**before, math.inf: 20})
+    assert find_quantile(beyond, 0.5) == 0.005
+
+
+@pytest.mark.parametrize(
+    ("after", "expected", "text"),
+    [
+        ({0.1: 9, 1.0: 9, math.inf: 9}, Bucket(above=0.0, up_to=0.1), "0-100"),
+        ({0.1: 7, 1.0: 9, math.inf: 9}, Bucket(above=0.1, up_to=1.0), "100-1000"),
+        ({0.1: 7, 1.0: 8, math.inf: 9}, Bucket(above=1.0, up_to=None), "> 1000"),
+    ],
+)
+def test_the_longest_is_in_the_highest_bucket_that_gained(
+    after: dict[float, int], expected: Bucket, text: str
+) -> None:
+    bucket = find_longest(find_gains({0.1: 5, 1.0: 5, math.inf: 5}, after))
+    assert (bucket, bucket.write()) == (expected, text)
+
+
+# Figures.
+
+
+def test_a_turn_is_what_was_counted_in_it() -> None:
+    assert FIGURES.step == pytest.approx(0.002)
+    assert FIGURES.tokens_per_second == pytest.approx(2000.0)
+    assert FIGURES.first_token == 0.2
+    assert FIGURES.health_p99 == 0.004
+    assert (FIGURES.server_cpu, FIGURES.engine_cpu) == (1.0, 0.5)
+
+
+def test_no_step_at_all_is_no_figure() -> None:
+    with pytest.raises(StreamEnded):
+        sum_up(BEFORE, BEFORE, [0.1], PROBES)
+
+
+def test_medians_are_of_each_figure_alone() -> None:
+    rounds = [replace(FIGURES, step=step) for step in (0.1, 0.4, 0.2)]
+    assert find_medians(rounds) == replace(FIGURES, step=0.2)
+
+
+def test_the_table_has_a_row_for_each_and_one_ratio_for_two() -> None:
+    table, notes = processes.render_results(make_results()).split("\n\n")
+    rows = table.splitlines()
+    assert len(rows) == 2 + 8
+    assert rows[2].startswith("| model | 1 | inside | 2.00 | 1000 |  | 200 |")
+    assert rows[5].startswith("| model | 128 | outside | 2.00 | 2000 | 2.00 | 200 |")
+    assert "medians of 5 rounds" in notes
+
+
+def test_the_costs_of_a_start_are_medians_of_the_rounds() -> None:
+    costs = {("2 ms", "inside"): [(1.0, 300.0), (9.0, 310.0), (2.5, 320.0)]}
+    _, row = start.build_table(costs)
+    assert row == ["2 ms", "inside", "2.50", "310"]
+
+
+@pytest.mark.slow
+def test_it_draws(tmp_path: Path) -> None:
+    processes.save_plot(make_results(), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+# Servers.
+
+
+def test_the_commands_differ_in_the_place_of_the_engine_alone() -> None:
+    for device in DEVICES.values():
+        inside, outside = (
+            write_command(device, mode, "m", Path("f")) for mode in MODES
+        )
+        assert len(inside) == len(outside)
+        assert sum(a != b for a, b in zip(inside, outside)) == 1
+
+
+@pytest.mark.slow
+async def test_an_engine_process_without_a_model_answers() -> None:
+    info = make_info(MAX_MODEL_LEN)
+    sampling = SamplingParams(max_tokens=5)
+    with trio.fail_after(30):
+        async with (
+            open_core(DEVICES["2 ms"], "outside") as core,
+            trio.open_nursery() as nursery,
+        ):
+            engine = Engine(core, info=info, max_num_sequences=1)
+            await nursery.start(engine.run)
+            prompt = Prompt(token_ids=(1, 2, 3))
+            async with engine.open_stream([prompt], sampling) as deltas:
+                token_ids = [t async for delta in deltas for t in delta.token_ids]
+            nursery.cancel_scope.cancel()
+    assert len(token_ids) == 5
+
+
+# The command line.
+
+
+def test_quick_is_quick() -> None:
+    load = processes.read_load(processes.parse_arguments(["--quick"]))
+    assert (load.rounds, load.devices) == (1, tuple(DEVICES))
+
+
+@pytest.mark.parametrize("streams", ["0", "129"])
+def test_streams_that_would_wait_for_each_other_are_refused(streams: str) -> None:
+    with pytest.raises(SystemExit):
+        processes.parse_arguments(["--streams", streams])

@@ -1,0 +1,412 @@
+"""bench/serving.py counts and divides what a server with a known output sends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+import json
+from pathlib import Path
+import sys
+from typing import Any
+
+from kit.clients import Round
+from kit.generation.answers import Answer, EventReader
+from kit.generation.figures import Report, merge_reports, report_level
+from kit.generation.load import Load
+from kit.generation.table import render_report
+from kit.report import load_reports, save
+from kit.servers import Server, ServerUnusable
+import pytest
+import serving
+import trio
+
+LOAD = Load(concurrency=(1, 3), requests=6, warmup=2, output_tokens=5, timeout=30.0)
+
+RunAgainst = Callable[..., Awaitable[Report]]
+
+
+@dataclass
+class FakeServer:
+    """A server of exactly `max_tokens` tokens an answer, which remembers its requests.
+
+    `refused` names fields that it answers 400 to; `broken` makes it fail after the
+    first request, which is the one that asks what it understands. Later requests wait
+    until `num_probes_awaited` probes of /health have come.
+    """
+
+    refused: frozenset[str] = frozenset()
+    gives_usage: bool = True
+    broken: str | None = None
+    tokens_in_event: int = 1
+    closes: bool = False
+    has_health: bool = True
+    num_probes_awaited: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    num_probes: int = 0
+    num_connections: int = 0
+    probed: trio.Event = field(default_factory=trio.Event)
+
+    async def answer(self, line: str, body: bytes) -> bytes:
+        if body and self.bodies and self.num_probes < self.num_probes_awaited:
+            await self.probed.wait()
+        if line == "GET /health":
+            self.num_probes += 1
+            if self.num_probes >= self.num_probes_awaited:
+                self.probed.set()
+            status = "200 OK" if self.has_health else "404 Not Found"
+            return self.write_head(status, length=0)
+        if line == "GET /v1/models":
+            listed = b'{"data": [{"id": "tiny"}, {"id": "other"}]}'
+            return self.write_head("200 OK", length=len(listed)) + listed
+        asked = json.loads(body)
+        self.bodies.append(asked)
+        if self.refused & asked.keys() or (self.broken == "refuse" and self.is_late):
+            return self.write_head("400 Bad Request", length=4) + b"what"
+        return self.write_head("200 OK") + b"".join(
+            b"%x\r\n%s\r\n" % (len(piece), piece)
+            for piece in (*self.write_stream(asked), b"")
+        )
+
+    @property
+    def is_late(self) -> bool:
+        return len(self.bodies) > 1
+
+    def write_head(self, status: str, length: int | None = None) -> bytes:
+        framing = (
+            "Transfer-Encoding: chunked"
+            if length is None
+            else f"Content-Length: {length}"
+        )
+        closing = "Connection: close\r\n" if self.closes else ""
+        return f"HTTP/1.1 {status}\r\n{framing}\r\n{closing}\r\n".encode()
+
+    def write_stream(self, asked: dict[str, Any]) -> list[bytes]:
+        text = [{"delta": {"content": "la"}}]
+        num_events = asked["max_tokens"] // self.tokens_in_event
+        events: list[dict[str, Any]] = [
+            {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+            *[{"choices": text}] * num_events,
+        ]
+        if self.broken == "error event" and self.is_late:
+            return [write_event({"error": {"message": "the engine died"}})]
+        if self.broken == "cut" and self.is_late:
+            return [write_event(event) for event in events]
+        events.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
+        if self.gives_usage and "stream_options" in asked:
+            usage = {"completion_tokens": asked["max_tokens"]}
+            events.append({"choices": [], "usage": usage})
+        return [*map(write_event, events), b"data: [DONE]\n\n"]
+
+
+def write_event(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+@pytest.fixture
+def run_against(listen: Any) -> RunAgainst:
+    """Measure one fake server on a real socket."""
+
+    async def run(fake: FakeServer, load: Load = LOAD, num_labels: int = 1) -> Report:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                http = await listen(nursery, fake.answer)
+                servers = [
+                    Server(label="fake" * number, url=http.url, turn=number)
+                    for number in range(1, num_labels + 1)
+                ]
+                report = await serving.measure(load, servers)
+                fake.num_connections = http.num_connections
+                nursery.cancel_scope.cancel()
+        return report
+
+    return run
+
+
+async def test_every_request_and_token_is_counted(run_against: RunAgainst) -> None:
+    fake = FakeServer()
+    report = await run_against(fake)
+    (server,) = report.servers
+    assert server.model == "tiny"
+    assert [level.concurrency for level in server.levels] == [1, 3]
+    for level in server.levels:
+        assert (level.clients.num_requests, level.clients.num_errors) == (6, 0)
+        assert (level.output_tokens, level.tokens_per_request) == (30, 5.0)
+        assert level.counted_by == "usage"
+        assert level.ttft.count == level.latency.count == 6
+        # Five tokens have four gaps; the event that names the role is not a token.
+        assert level.itl.count == 6 * 4
+    # The dialect, two to warm up, and two levels.
+    assert len(fake.bodies) == 1 + 2 + 2 * 6
+
+
+async def test_health_is_probed_while_requests_run(run_against: RunAgainst) -> None:
+    load = replace(LOAD, concurrency=(2,), warmup=0)
+    report = await run_against(FakeServer(num_probes_awaited=4), load)
+    level = report.servers[0].levels[0]
+    # The first of the four asked whether there is such a path; the last one's answer
+    # may come after those that it set free.
+    assert level.health.count >= 2
+    assert level.clients.num_health_failures == 0
+
+
+async def test_a_server_without_health_is_measured_without_it(
+    run_against: RunAgainst,
+) -> None:
+    fake = FakeServer(has_health=False)
+    report = await run_against(fake)
+    assert fake.num_probes == 1
+    assert [level.health for level in report.servers[0].levels] == [None, None]
+
+
+async def test_a_client_keeps_its_connection(run_against: RunAgainst) -> None:
+    fake = FakeServer()
+    await run_against(fake, replace(LOAD, concurrency=(1,), warmup=0))
+    # One to learn the dialect, one of the client, one of the probes.
+    assert fake.num_connections == 3
+
+
+async def test_a_server_that_closes_every_connection_is_measured_too(
+    run_against: RunAgainst,
+) -> None:
+    report = await run_against(FakeServer(closes=True))
+    assert [level.clients.num_errors for level in report.servers[0].levels] == [0, 0]
+
+
+async def test_no_prompt_is_sent_twice(run_against: RunAgainst) -> None:
+    fake = FakeServer()
+    await run_against(fake, replace(LOAD, rounds=2))
+    prompts = [body["messages"][0]["content"] for body in fake.bodies]
+    assert len(set(prompts)) == len(prompts)
+    assert {len(prompt.split()) for prompt in prompts} == {LOAD.input_words}
+
+
+async def test_a_shared_prefix_is_the_only_thing_shared(
+    run_against: RunAgainst,
+) -> None:
+    fake = FakeServer()
+    await run_against(fake, replace(LOAD, shared_prefix_words=7, input_words=20))
+    prompts = [body["messages"][0]["content"].split() for body in fake.bodies]
+    assert len({tuple(prompt[:7]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[7:]) for prompt in prompts}) == len(prompts)
+    assert {len(prompt) for prompt in prompts} == {27}
+
+
+async def test_a_server_measured_against_itself_meets_no_prompt_twice(
+    run_against: RunAgainst,
+) -> None:
+    fake = FakeServer()
+    await run_against(fake, num_labels=2)
+    prompts = [body["messages"][0]["content"] for body in fake.bodies]
+    assert len(set(prompts)) == len(prompts) == 2 * 15
+
+
+async def test_the_completions_endpoint_sends_a_prompt(run_against: RunAgainst) -> None:
+    fake = FakeServer()
+    await run_against(fake, replace(LOAD, endpoint="completions"))
+    assert all("prompt" in body and "messages" not in body for body in fake.bodies)
+
+
+@pytest.mark.parametrize(
+    ("refused", "counted_by"),
+    [({"ignore_eos"}, "usage"), ({"ignore_eos", "stream_options"}, "events")],
+)
+async def test_what_a_server_refuses_is_left_out(
+    run_against: RunAgainst, refused: set[str], counted_by: str
+) -> None:
+    report = await run_against(FakeServer(refused=frozenset(refused)))
+    assert not report.servers[0].has_ignore_eos
+    for level in report.servers[0].levels:
+        assert (level.clients.num_errors, level.output_tokens) == (0, 30)
+        assert level.counted_by == counted_by
+
+
+async def test_tokens_are_counted_from_events_where_no_usage_comes(
+    run_against: RunAgainst,
+) -> None:
+    report = await run_against(FakeServer(gives_usage=False))
+    level = report.servers[0].levels[0]
+    assert (level.counted_by, level.output_tokens) == ("events", 30)
+    assert "tokens counted by events" in render_report(report)
+
+
+async def test_several_tokens_in_an_event_are_told(run_against: RunAgainst) -> None:
+    load = replace(LOAD, output_tokens=6)
+    report = await run_against(FakeServer(tokens_in_event=2), load)
+    level = report.servers[0].levels[0]
+    assert (level.output_tokens, level.tokens_per_event) == (36, 2.0)
+    assert level.itl.count == 6 * 2
+    assert "compare TPOT, not ITL" in render_report(report)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("refuse", "HTTP 400: what"),
+        ("error event", "the engine died"),
+        ("cut", "the stream ended early"),
+    ],
+)
+async def test_failed_requests_are_counted_and_told(
+    run_against: RunAgainst, broken: str, message: str
+) -> None:
+    load = replace(LOAD, concurrency=(3,), requests=3, warmup=0)
+    report = await run_against(FakeServer(broken=broken), load)
+    level = report.servers[0].levels[0]
+    assert (level.clients.num_requests, level.clients.num_errors) == (0, 3)
+    assert report.list_failed() == ["fake"]
+    assert message in render_report(report)
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    servers = [Server(label="gone", url="http://127.0.0.1:1")]
+    with pytest.raises(ServerUnusable, match="gone"):
+        await serving.measure(LOAD, servers)
+
+
+async def test_a_server_that_never_answers_ends_with_the_time_limit() -> None:
+    async def ignore(stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, ignore, listeners)
+            port = listeners[0].socket.getsockname()[1]
+            servers = [Server(label="mute", url=f"http://127.0.0.1:{port}")]
+            report = await serving.measure(replace(LOAD, timeout=0.05), servers)
+            nursery.cancel_scope.cancel()
+    assert report.is_cut
+    assert report.servers == ()
+    assert "cut by --timeout" in render_report(report)
+
+
+async def test_a_duration_bounds_a_level_instead_of_a_count(
+    run_against: RunAgainst,
+) -> None:
+    load = replace(LOAD, requests=None, duration=0.05, concurrency=(2,))
+    level = (await run_against(FakeServer(), load)).servers[0].levels[0]
+    assert level.clients.num_requests >= 2
+    assert level.output_tokens == 5 * level.clients.num_requests
+
+
+def test_servers_take_turns_and_the_order_turns_round() -> None:
+    a, b = (Server(label=name, url=f"http://{name}") for name in "ab")
+    order = serving.take_turns(replace(LOAD, rounds=2), [a, b])
+    assert [(turn, server.label, level) for turn, server, level in order] == [
+        (0, "a", 1),
+        (0, "b", 1),
+        (0, "a", 3),
+        (0, "b", 3),
+        (1, "b", 1),
+        (1, "a", 1),
+        (1, "b", 3),
+        (1, "a", 3),
+    ]
+
+
+def test_figures_come_from_the_times_of_the_texts() -> None:
+    answers = [
+        Answer(sent=1.0, texts=[1.5, 1.6, 1.8], ended=2.0, usage_tokens=4),
+        Answer(sent=2.0, texts=[2.5], ended=2.5, usage_tokens=1),
+    ]
+    seen = Round(answers=answers, wall_seconds=2.0, cpu_seconds=0.5)
+    level = report_level(2, [seen])
+    assert level.tokens_per_second == pytest.approx(5 / 2)
+    assert level.ttft.median == pytest.approx(0.5)
+    assert level.itl.maximum == pytest.approx(0.2)
+    assert level.tpot.median == pytest.approx(0.3 / 3)
+    assert level.latency.maximum == pytest.approx(1.0)
+    assert level.clients.cpu == pytest.approx(0.25)
+
+
+def test_throughput_is_the_median_of_the_rounds() -> None:
+    rounds = [
+        Round(
+            answers=[Answer(sent=0.0, usage_tokens=tokens)],
+            wall_seconds=1.0,
+        )
+        for tokens in (10, 90, 20)
+    ]
+    level = report_level(1, rounds)
+    assert level.tokens_per_second == pytest.approx(20.0)
+    assert level.tokens_per_second_by_round == (10.0, 90.0, 20.0)
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_are_read_however_they_are_cut(step: int, newline: bytes) -> None:
+    stream = (
+        b": a comment\n\nevent: x\n"
+        b'data: {"choices": [{"text": "a"}]}\n\n'
+        b'data:{"choices": [{"delta": {"reasoning_content": "b"}}], "usage": null}\n\n'
+        b"data: [DONE]\n\n"
+    ).replace(b"\n", newline)
+    reader = EventReader()
+    events = [
+        event
+        for start in range(0, len(stream), step)
+        for event in reader.feed(stream[start : start + step])
+    ]
+    assert [event.choices[0].has_text() for event in events] == [True, True]
+    assert reader.is_done
+
+
+@pytest.fixture
+def save_two(run_against: RunAgainst, tmp_path: Path) -> Callable[..., Any]:
+    """Save two results, under one label."""
+
+    async def save_them(*loads: Load) -> list[Path]:
+        paths = [tmp_path / "monday.json", tmp_path / "tuesday.json"]
+        for path, load in zip(paths, loads):
+            save(path, await run_against(FakeServer(), load))
+        return paths
+
+    return save_them
+
+
+async def test_saved_results_are_read_back_and_compared(save_two: Any) -> None:
+    merged = merge_reports(load_reports(await save_two(LOAD, LOAD), Report))
+    assert [server.label for server in merged.servers] == ["fake", "fake (2)"]
+    text = render_report(merged)
+    assert "ratio of medians" in text
+    assert text.count("fake (2) / fake ") == len(LOAD.concurrency)
+
+
+async def test_results_of_different_loads_are_not_compared(
+    save_two: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = await save_two(LOAD, replace(LOAD, output_tokens=6))
+    assert serving.main(["--compare", *map(str, paths)]) == 2
+    assert "different loads" in capsys.readouterr().err
+
+
+async def test_a_result_without_an_answer_fails_and_is_drawn(
+    run_against: RunAgainst, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = replace(LOAD, concurrency=(1,), requests=1, warmup=0)
+    save(tmp_path / "x.json", await run_against(FakeServer(broken="refuse"), load))
+    drawn = tmp_path / "x.png"
+    command = ["--compare", str(tmp_path / "x.json"), "--plot", str(drawn)]
+    assert serving.main(command) == 1
+    assert "no request succeeded: fake" in capsys.readouterr().err
+    assert drawn.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.slow
+async def test_the_command_prints_saves_and_draws(listen: Any, tmp_path: Path) -> None:
+    saved, drawn = tmp_path / "result.json", tmp_path / "result.png"
+    command = [sys.executable, serving.__file__, "--json", saved, "--plot", drawn]
+    command += ["--concurrency", "1,2", "--requests", "4", "--output-tokens", "3"]
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            http = await listen(nursery, FakeServer().answer)
+            run = partial(trio.run_process, capture_stdout=True, capture_stderr=True)
+            done = await run([*command, "--url", http.url])
+            nursery.cancel_scope.cancel()
+    assert done.stderr == b""
+    above, below = done.stdout.decode().splitlines()[:2]
+    assert "TTFT ms" in above and "tok/s" in below
+    (server,) = json.loads(saved.read_text())["servers"]
+    assert [level["output_tokens"] for level in server["levels"]] == [12, 12]
+    assert drawn.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
