@@ -24,23 +24,9 @@ from ..errors import (
     UnsupportedMediaType,
 )
 from .connection.scope import ScopedConnection, ScopedRequest
-from .endpoints.admin import (
-    answer_health,
-    answer_metrics,
-    answer_model,
-    answer_models,
-    answer_openapi,
-    answer_progress,
-    answer_version,
-)
-from .endpoints.chat import answer_chat
-from .endpoints.classify import answer_classify
-from .endpoints.cohere import answer_embed, answer_embed_v1
-from .endpoints.completions import answer_completion
-from .endpoints.embeddings import answer_embeddings, answer_pooling
-from .endpoints.score import answer_rerank, answer_score
-from .endpoints.tokenize import answer_detokenize, answer_tokenize
 from .respond import respond_error, respond_json
+from .route import Handler
+from .routes import ROUTES
 from .state import ServerState
 from .wire.responses import ErrorBody, ErrorDetail
 
@@ -48,32 +34,6 @@ logger = logging.getLogger(__name__)
 
 # Types of errors of ours that Werkzeug finds as well, by status.
 _TYPES = {400: RequestError.code, 404: ModelNotFound.code}
-
-Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
-
-_ROUTES: dict[tuple[str, str], Handler] = {
-    ("POST", "/v1/chat/completions"): answer_chat,
-    ("POST", "/v1/completions"): answer_completion,
-    ("POST", "/v1/embeddings"): answer_embeddings,
-    ("POST", "/pooling"): answer_pooling,
-    ("POST", "/classify"): answer_classify,
-    ("POST", "/score"): answer_score,
-    ("POST", "/v1/score"): answer_score,
-    ("POST", "/rerank"): answer_rerank,
-    ("POST", "/v1/rerank"): answer_rerank,
-    ("POST", "/v2/rerank"): answer_rerank,
-    ("POST", "/v2/embed"): answer_embed,
-    ("POST", "/v1/embed"): answer_embed_v1,
-    ("POST", "/tokenize"): answer_tokenize,
-    ("POST", "/detokenize"): answer_detokenize,
-    ("GET", "/v1/models"): answer_models,
-    ("GET", "/v1/models/<name:model>"): answer_model,
-    ("GET", "/health"): answer_health,
-    ("GET", "/progressz"): answer_progress,
-    ("GET", "/version"): answer_version,
-    ("GET", "/metrics"): answer_metrics,
-    ("GET", "/openapi.json"): answer_openapi,
-}
 
 
 class ServingApp(QuartTrio):
@@ -94,10 +54,11 @@ def create_http_app(state: ServerState) -> ServingApp:
     )
     # Quart would cut a stream after a minute, without a word.
     app.config["RESPONSE_TIMEOUT"] = None
-    # One view for all the paths of a handler: quart knows views by name.
-    views = {handler: _bind(handler, state) for handler in _ROUTES.values()}
-    for (method, path), handler in _ROUTES.items():
-        app.add_url_rule(path, handler.__name__, views[handler], methods=[method])
+    for route in ROUTES:
+        # One view for all paths of a handler, because quart finds views by name.
+        name, view = route.handler.__name__, _bind(route.handler, state)
+        for path in route.paths:
+            app.add_url_rule(path, name, view, methods=[route.method])
     app.register_error_handler(TrioserveError, _respond_error)
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)

@@ -1,14 +1,12 @@
-"""What operators and client libraries ask: health, version, metrics, models, OpenAPI.
+"""Endpoints for operators and client libraries: health, version, metrics, models.
 
-None of it waits for a renderer worker or for the device.
+None of them waits for a renderer worker or for the device.
 """
 
 from __future__ import annotations
 
-from functools import cache
 import time
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
@@ -16,7 +14,6 @@ from ..._version import __version__
 from ...errors import EngineStalled
 from ..connection.scope import ScopedRequest
 from ..metrics import render_metrics
-from ..openapi import openapi_document
 from ..respond import respond_error, respond_json
 from ..state import ServerState
 from ..wire.responses import Version, describe_model, list_models
@@ -64,13 +61,3 @@ async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
     name = request.view_args["model"]
     info = state.require_engine(name.removesuffix("/") or name).info
     return respond_json(describe_model(info, created=_STARTED_AT))
-
-
-async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
-    """This API, described."""
-    return Response(_render_openapi(), content_type="application/json")
-
-
-@cache
-def _render_openapi() -> bytes:
-    return msgspec.json.encode(openapi_document(__version__))

@@ -1,0 +1,52 @@
+"""One endpoint of the API: how it is served and how it is described."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+import re
+from typing import Literal
+
+import msgspec
+from quart import Response
+
+from .connection.scope import ScopedRequest
+from .state import ServerState
+
+Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
+
+# A part of a path that the client chooses, such as <name:model>.
+_PARAMETER = re.compile(r"<\w+:(\w+)>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One row of the table in routes.py.
+
+    Attributes:
+      paths: as Werkzeug writes them. All of them lead to the same handler.
+      summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
+      request: the struct of the body; None where there is no body.
+      answers: the struct or type of a successful answer, by content type. None means
+        bytes, or JSON without a fixed shape. For event streams, it is the data of one
+        event.
+      errors: what an error means, by status, besides the errors of all bodies.
+    """
+
+    method: Literal["GET", "POST"]
+    paths: tuple[str, ...]
+    handler: Handler
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    answers: Mapping[str, type | None] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def documented_paths(self) -> tuple[str, ...]:
+        """The paths as OpenAPI writes them: /v1/models/{model}."""
+        return tuple(_PARAMETER.sub(r"{\1}", path) for path in self.paths)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parts of the path that the client chooses."""
+        return tuple(_PARAMETER.findall(self.paths[0]))

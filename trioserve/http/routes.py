@@ -1,0 +1,204 @@
+"""The table of all endpoints.
+
+It feeds the app (app.py) and the OpenAPI document (openapi.py), and a test keeps the
+table of docs/api.rst equal to it. A new endpoint is a handler, the structs of its request
+and its answer, and one row here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import msgspec
+from quart import Response
+
+from .._version import __version__
+from .connection.scope import ScopedRequest
+from .decode import pooling_requests, requests
+from .endpoints.admin import (
+    answer_health,
+    answer_metrics,
+    answer_model,
+    answer_models,
+    answer_progress,
+    answer_version,
+)
+from .endpoints.chat import answer_chat
+from .endpoints.classify import answer_classify
+from .endpoints.cohere import answer_embed, answer_embed_v1
+from .endpoints.completions import answer_completion
+from .endpoints.embeddings import answer_embeddings, answer_pooling
+from .endpoints.score import answer_rerank, answer_score
+from .endpoints.tokenize import answer_detokenize, answer_tokenize
+from .openapi import openapi_document
+from .route import Route
+from .state import ServerState
+from .wire import pooling_responses, responses
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+BYTES: Final = "application/octet-stream"
+
+
+async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
+    """Describe this API."""
+    return Response(_render_openapi(), content_type=JSON)
+
+
+@cache
+def _render_openapi() -> bytes:
+    return msgspec.json.encode(openapi_document(__version__, ROUTES))
+
+
+_GENERATION: Final = (
+    Route(
+        method="POST",
+        paths=("/v1/chat/completions",),
+        handler=answer_chat,
+        summary="Answer a conversation, at once or as server-sent events.",
+        request=requests.ChatRequest,
+        answers={JSON: responses.ChatCompletion, EVENTS: responses.ChatChunk},
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/completions",),
+        handler=answer_completion,
+        summary="Continue one or several prompts, each a string or token ids.",
+        request=requests.CompletionRequest,
+        answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
+    ),
+)
+
+_POOLING: Final = (
+    Route(
+        method="POST",
+        paths=("/v1/embeddings",),
+        handler=answer_embeddings,
+        summary="Embed a string, token ids, chats, or lists of them.",
+        request=pooling_requests.EmbeddingRequest,
+        answers={JSON: pooling_responses.EmbeddingList, BYTES: None},
+    ),
+    Route(
+        method="POST",
+        paths=("/pooling",),
+        handler=answer_pooling,
+        summary="Give vectors or labels of texts, or of each of their tokens.",
+        request=pooling_requests.PoolingRequest,
+        answers={JSON: pooling_responses.PooledList, BYTES: None},
+    ),
+    Route(
+        method="POST",
+        paths=("/classify",),
+        handler=answer_classify,
+        summary="Label texts.",
+        request=pooling_requests.ClassificationRequest,
+        answers={JSON: pooling_responses.ClassificationList},
+    ),
+    Route(
+        method="POST",
+        paths=("/score", "/v1/score"),
+        handler=answer_score,
+        summary="Compare a query with each document, or compare pairs.",
+        request=pooling_requests.ScoreRequest,
+        answers={JSON: pooling_responses.ScoreList},
+    ),
+    Route(
+        method="POST",
+        paths=("/rerank", "/v1/rerank", "/v2/rerank"),
+        handler=answer_rerank,
+        summary="Sort documents by how well they answer a query.",
+        request=pooling_requests.RerankRequest,
+        answers={JSON: pooling_responses.RankedList},
+    ),
+    Route(
+        method="POST",
+        paths=("/v2/embed",),
+        handler=answer_embed,
+        summary="Embed texts, in the form of Cohere's second API.",
+        request=pooling_requests.CohereEmbedRequest,
+        answers={JSON: pooling_responses.CohereEmbeddings},
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/embed",),
+        handler=answer_embed_v1,
+        summary="Embed texts, in the form of Cohere's first API.",
+        request=pooling_requests.CohereEmbedRequest,
+        answers={JSON: pooling_responses.CohereFloats},
+    ),
+)
+
+_TOKENS: Final = (
+    Route(
+        method="POST",
+        paths=("/tokenize",),
+        handler=answer_tokenize,
+        summary="Convert text or messages to token ids.",
+        request=requests.TokenizeRequest,
+        answers={JSON: responses.Tokenized},
+    ),
+    Route(
+        method="POST",
+        paths=("/detokenize",),
+        handler=answer_detokenize,
+        summary="Convert token ids to text.",
+        request=requests.DetokenizeRequest,
+        answers={JSON: responses.Detokenized},
+    ),
+)
+
+_ADMIN: Final = (
+    Route(
+        method="GET",
+        paths=("/v1/models",),
+        handler=answer_models,
+        summary="List the models that are served: one.",
+        answers={JSON: responses.ModelList},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/models/<name:model>",),
+        handler=answer_model,
+        summary="Describe a model.",
+        answers={JSON: responses.ModelCard},
+        errors={"404": "The model is not served here."},
+    ),
+    Route(
+        method="GET",
+        paths=("/health",),
+        handler=answer_health,
+        summary="Answer 200 while the server takes requests, and 503 otherwise.",
+        errors={"503": "The engine failed, or the server is stopping."},
+    ),
+    Route(
+        method="GET",
+        paths=("/progressz",),
+        handler=answer_progress,
+        summary="Answer 200 while the engine makes progress, and 503 otherwise.",
+        errors={"503": "A step has not ended for too long, or the engine failed."},
+    ),
+    Route(
+        method="GET",
+        paths=("/metrics",),
+        handler=answer_metrics,
+        summary="Report metrics for Prometheus.",
+        answers={"text/plain": str},
+    ),
+    Route(
+        method="GET",
+        paths=("/version",),
+        handler=answer_version,
+        summary="Report the server's version.",
+        answers={JSON: responses.Version},
+    ),
+    Route(
+        method="GET",
+        paths=("/openapi.json",),
+        handler=answer_openapi,
+        summary="Describe this API.",
+        answers={JSON: None},
+    ),
+)
+
+ROUTES: Final[tuple[Route, ...]] = (*_GENERATION, *_POOLING, *_TOKENS, *_ADMIN)
