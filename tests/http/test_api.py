@@ -16,7 +16,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import EngineDied
-from trioserve.render.workers.workers import RendererWorkers
+from trioserve.render.workers.threads import RendererWorkers
 from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from trioserve.config import RenderConfig
-from trioserve.render.workers import workers
+from trioserve.render.workers.threads import RendererWorkers
 from trioserve.testing.server import FakeServer, open_fake_server
 
 HIDDEN_SIZE = 8
@@ -138,10 +138,10 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
     client: httpx.AsyncClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Callable[[], object]] = []
-    run = workers.RendererWorkers.run
+    run = RendererWorkers.run
 
     async def count(
-        self: workers.RendererWorkers, work: Callable[[], object], **options: float
+        self: RendererWorkers, work: Callable[[], object], **options: float
     ) -> object:
         def counted() -> object:
             begun.append(work)
@@ -149,7 +149,7 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
 
         return await run(self, counted, **options)
 
-    monkeypatch.setattr(workers.RendererWorkers, "run", count)
+    monkeypatch.setattr(RendererWorkers, "run", count)
     body = {"prompt_embeds": ["?", *[make(200)] * 100], "max_tokens": 1}
     answer = await client.post(PATH, json=body)
     assert answer.status_code == 400

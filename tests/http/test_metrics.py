@@ -91,7 +91,7 @@ async def scrape_generating(folder: Path) -> list[Family]:
         assert engine is not None
         async with trio_parallel.open_worker_context() as context:
             # No template needs a process here, so none is started.
-            engine.renderer.processes = TemplateProcesses(context, 1)
+            engine.renderer.chats.processes = TemplateProcesses(context, 1)
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                 body = {"prompt": "Hello", "max_tokens": 3, "n": 2, "stream": True}
                 await client.post("/v1/completions", json=body)

@@ -27,13 +27,13 @@ from trioserve.errors import (
     UnsupportedModel,
     WeightsBroken,
 )
-from trioserve.render.images.images import (
+from trioserve.render.images.media import EncodedImage, MediaLoader
+from trioserve.render.images.renderer import (
     ImageProcessor,
     ImageRenderer,
     ProcessedImage,
     load_image_processor,
 )
-from trioserve.render.images.media import EncodedImage, MediaLoader
 from trioserve.testing.processors import (
     ProcessorKind,
     save_tiny_processor,

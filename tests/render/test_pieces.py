@@ -63,7 +63,7 @@ def test_a_text_that_is_too_long_is_refused_after_its_first_piece(
     """Cut to as many tokens as are too many, it is too long as well."""
     options = TokenizeOptions(truncate_to=truncate_to)
     with pytest.raises(ContextLengthExceeded, match="at least") as caught:
-        tokenizer.tokenize("7" * longest, options, param="prompt")
+        tokenizer.make_prompt("7" * longest, options, param="prompt")
     assert caught.value.param == "prompt"
     assert caught.value.num_tokens >= LIMIT
     assert backend.num_characters < 3 * LIMIT < longest
@@ -83,8 +83,8 @@ def test_of_a_text_that_is_cut_no_more_is_read_than_may_count(
     tokenizer: TextTokenizer, backend: CountingTokenizer, side: Literal["left", "right"]
 ) -> None:
     options = TokenizeOptions(truncate_to=5, truncation_side=side)
-    ids, text = tokenizer.tokenize("7" * 10**6, options, param="prompt")
-    assert (len(ids), text) == (5, "77777")
+    prompt = tokenizer.make_prompt("7" * 10**6, options, param="prompt")
+    assert (len(prompt.token_ids), prompt.text) == (5, "77777")
     assert backend.num_characters < 1000
 
 

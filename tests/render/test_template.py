@@ -291,11 +291,11 @@ async def test_a_process_renders_as_a_thread_does(load: Load) -> None:
     renderer = load(TOOLS)
     threads = await render(renderer, USER, tools=[TOOL])
     with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.processes:
+        async with open_template_processes(1) as renderer.chats.processes:
             assert await render(renderer, USER, tools=[TOOL]) == threads
             with pytest.raises(InvalidParameter, match="refuses them: no"):
                 bad = load("{{ raise_exception(messages[0].content) }}")
-                bad.processes = renderer.processes
+                bad.chats.processes = renderer.chats.processes
                 await render(bad, {"role": "user", "content": "no"})
 
 
@@ -305,8 +305,8 @@ async def test_a_template_in_a_process_is_bounded_in_time_and_memory(
 ) -> None:
     renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.5)
     with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.processes:
-            processes = renderer.processes
+        async with open_template_processes(1) as renderer.chats.processes:
+            processes = renderer.chats.processes
             assert processes is not None
             with pytest.raises(InvalidParameter, match="longer than 0.5 s"):
                 await render(renderer, USER, chat_template=ENDLESS)
@@ -325,9 +325,9 @@ async def test_a_template_that_cannot_be_interrupted_is_killed(load: Load) -> No
     # One call into C that takes minutes and little memory.
     stubborn = "{{ (7 ** 9000000) | string | length }}"
     with trio.fail_after(60):
-        async with open_template_processes(1) as renderer.processes:
-            assert renderer.processes is not None
+        async with open_template_processes(1) as renderer.chats.processes:
+            assert renderer.chats.processes is not None
             with pytest.raises(InvalidParameter, match="longer than 0.2 s"):
                 await render(renderer, USER, chat_template=stubborn)
-            assert renderer.processes.num_killed == 1
-            assert renderer.processes.limiter.borrowed_tokens == 0
+            assert renderer.chats.processes.num_killed == 1
+            assert renderer.chats.processes.limiter.borrowed_tokens == 0

@@ -13,7 +13,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from trioserve.errors import RendererStuck
-from trioserve.render.workers.workers import RendererWorkers, TookTooLong
+from trioserve.render.workers.threads import RendererWorkers, TookTooLong
 
 
 @dataclass

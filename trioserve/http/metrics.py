@@ -33,7 +33,7 @@ from ..observe import (
     render_families,
 )
 from ..render import PoolingRenderer, Renderer
-from ..render.images.images import ImageRenderer
+from ..render.images.renderer import ImageRenderer
 from ..render.workers.processes import TemplateProcesses
 from .request_counts import RequestCounts
 from .state import ServerState
@@ -476,7 +476,7 @@ def _collect_engine(
 
 def _collect_renderer(renderer: Renderer | PoolingRenderer) -> Iterator[Family]:
     yield from collect_rows(RENDERER, renderer)
-    if renderer.processes is not None:
-        yield from collect_rows(TEMPLATES, renderer.processes)
+    if renderer.chats.processes is not None:
+        yield from collect_rows(TEMPLATES, renderer.chats.processes)
     if renderer.images is not None:
         yield from collect_rows(IMAGES, renderer.images)

@@ -29,8 +29,8 @@ from .text.stop import check_stop_strings
 from .text.template import ChatOptions
 from .text.tokenizer import TokenizeOptions
 from .workers.processes import open_template_processes
+from .workers.threads import RendererStatistics, RendererWorkers
 from .workers.together import run_together
-from .workers.workers import RendererStatistics, RendererWorkers
 
 __all__ = [
     "TURN_CHARACTERS",

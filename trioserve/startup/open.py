@@ -95,7 +95,7 @@ async def _open(
         async with (
             open_template_processes(
                 config.render.renderer_processes
-            ) as renderer.processes,
+            ) as renderer.chats.processes,
             open_engine_task(loaded.engine),
         ):
             yield loaded.served

@@ -407,7 +407,7 @@ async def test_conversations_are_what_their_template_makes_of_them(
     assert isinstance(text, str)
     expected = encode(subject, text)
     async with open_template_processes(num_processes) as processes:
-        subject.renderer.processes = processes
+        subject.renderer.chats.processes = processes
         found = await subject.renderer.render_texts([chat], TextOptions(), name_input)
     assert found[0][0].token_ids.tolist() == expected
 

@@ -1,5 +1,6 @@
 """The renderer of models that generate text.
 
-renderer    prompts and chats in, engine inputs out
-loading     tokenizer, template and image processor of a model's folder
+renderer    Renderer: prompts and chats in, engine inputs out
+chat        a conversation's images and tensors, and the prompt with all of it
+loading     a model's folder -> Renderer
 """

@@ -8,24 +8,17 @@ before it takes a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ...config import RenderConfig
-from ...errors import InvalidParameter, NotSupported
+from ...errors import InvalidParameter
 from ...types.model_info import ModelInfo
 from ...types.prompt import Prompt
-from ..images.mixed import embed_whole, mix
-from ..tensors.embeds import DecodedEmbeds, decode_embeds
-from ..text.chat import (
-    ChatMessage,
-    Conversation,
-    Payload,
-    count_characters,
-    read_messages,
-)
+from ..chat_renderer import ChatRenderer, Messages
+from ..images.mixed import embed_whole
+from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
 from ..text.reasoning import ReasoningTags
 from ..text.reasoning_detokenizer import ReasoningDetokenizer
@@ -33,31 +26,14 @@ from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TextTokenizer, TokenizeOptions, cut
 from ..text.vocabulary import Vocabulary
 from ..workers.jobs import cut_jobs
-from ..workers.processes import TemplateProcesses
-from ..workers.together import run_together
+from ..workers.threads import RendererWorkers, expect_seconds
 from ..workers.waiting_room import open_waiting_room
-from ..workers.workers import RendererWorkers, expect_seconds, explain_slow_template
+from .chat import MediaLoader, PromptSteps
 
 if TYPE_CHECKING:
-    from ..images.images import ImageRenderer, ProcessedImage
-
-T = TypeVar("T")
-
-# Base64 that becomes a tensor in a second: 31 MB take 0.04 s on one of two cores.
-_EMBEDS_BYTES_PER_SECOND = 8e8
+    from ..images.renderer import ImageRenderer
 
 _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Media:
-    """What a conversation's parts became."""
-
-    images: list[ProcessedImage]
-    embeds: dict[str, DecodedEmbeds]
-
-
-_NO_MEDIA = _Media(images=[], embeds={})
 
 
 class Renderer:
@@ -72,7 +48,7 @@ class Renderer:
     Attributes:
       room: where requests are while they are rendered; callers enter them.
       workers: where the calls run.
-      processes: where templates run instead, while they are open.
+      chats: renders conversations by the chat template.
       vocabulary: the bytes of each token.
     """
 
@@ -88,14 +64,12 @@ class Renderer:
     ) -> None:
         self.room = open_waiting_room(config)
         self.workers = RendererWorkers(config.renderer_num_workers)
-        self.processes: TemplateProcesses | None = None
+        self.chats = ChatRenderer(template, self.workers, config)
         self.images = images
         self.reasoning = reasoning
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
-        self._template = template
-        self._config = config
-        self._info = info
+        self._media = MediaLoader(images, self.workers, config, info)
 
     @property
     def is_stuck(self) -> bool:
@@ -200,7 +174,7 @@ class Renderer:
           ContextLengthExceeded: the model could not add a single token to them.
           InvalidParameter: they are no such tensor.
         """
-        decoded = await self._decode_embeds(payload, param)
+        decoded = await self._media.decode_embeds(payload, param)
         mixed = embed_whole(decoded)
         return Prompt(
             token_ids=mixed.token_ids, embedded=mixed.embedded, cache_salt=cache_salt
@@ -208,7 +182,7 @@ class Renderer:
 
     async def render_chat(
         self,
-        messages: Sequence[ChatMessage | Mapping[str, object]],
+        messages: Messages,
         chat: ChatOptions = ChatOptions(),
         options: TokenizeOptions = _CHAT_TOKENS,
     ) -> Prompt:
@@ -224,30 +198,8 @@ class Renderer:
           NotSupported: messages hold what this model or server does not take.
           RendererStuck: too many templates did so, and their threads still run.
         """
-        seconds = expect_seconds(count_characters(messages))
-        if self.processes is None:
-            begun = await self._run_template(
-                partial(self._begin_chat, messages, chat, options), seconds
-            )
-            if isinstance(begun, Prompt):
-                return begun
-            media = await self._render_media(begun)
-            return await self._run_template(
-                partial(self._finish_chat, begun, media, chat, options), seconds
-            )
-        conversation = await self.workers.run(
-            partial(self._read, messages, chat, options), expected_seconds=seconds
-        )
-        media = await self._render_media(conversation)
-        call = self._template.prepare(conversation.messages, chat)
-        with explain_slow_template(self._config.template_timeout):
-            text = await self.processes.render(
-                call, self._config.template_timeout, expected_seconds=seconds
-            )
-        return await self.workers.run(
-            partial(self._assemble, text, media, options),
-            expected_seconds=expect_seconds(len(text)),
-        )
+        steps = PromptSteps(self._tokenizer, self._media, options)
+        return await self.chats.render(messages, chat, steps)
 
     async def render_bad_words(
         self, words: Sequence[str], *, param: str = "bad_words"
@@ -326,68 +278,14 @@ class Renderer:
         """The token's bytes as text, with U+FFFD where it holds half a character."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
-    async def _run_template(self, work: Callable[[], T], expected_seconds: float) -> T:
-        limit = self._config.template_timeout
-        with explain_slow_template(limit):
-            return await self.workers.run_limited(
-                work, limit, expected_seconds=expected_seconds
-            )
-
-    async def _render_media(self, conversation: Conversation) -> _Media:
-        """Prepare a conversation's tensors, then its images, each kind side by side."""
-        self._check_num_images(conversation)
-        embeds = await run_together(
-            [
-                partial(self._decode_embeds, part.payload, part.param)
-                for part in conversation.embeds
-            ]
-        )
-        markers = (part.marker for part in conversation.embeds)
-        images = []
-        # Only a model that sees has image parts.
-        if self.images is not None:
-            images = await run_together(
-                [
-                    partial(self.images.render, part.url, param=part.param)
-                    for part in conversation.images
-                ]
-            )
-        return _Media(images=images, embeds=dict(zip(markers, embeds)))
-
-    def _check_num_images(self, conversation: Conversation) -> None:
-        limit = 0 if self.images is None else self.images.max_images
-        if len(conversation.images) > limit:
-            raise InvalidParameter(
-                conversation.images[limit].param,
-                f"at most {limit} images are taken in a request",
-            )
-
-    async def _decode_embeds(self, payload: Payload, param: str) -> DecodedEmbeds:
-        if not self._config.enable_prompt_embeds:
-            raise NotSupported(param, "start it with --enable-prompt-embeds")
-        encoded = payload.encode() if isinstance(payload, str) else payload
-        return await self.workers.run(
-            partial(
-                decode_embeds,
-                encoded,
-                hidden_size=self._info.hidden_size,
-                dtype=self._info.dtype,
-                max_tokens=self._info.max_model_len,
-                param=param,
-            ),
-            expected_seconds=len(encoded) / _EMBEDS_BYTES_PER_SECOND,
-        )
-
     # The rest runs in worker threads.
 
     def _tokenize_all(
         self, texts: Sequence[str], options: TokenizeOptions, param: str
     ) -> list[Prompt]:
-        return [self._tokenize(text, options, param) for text in texts]
-
-    def _tokenize(self, text: str, options: TokenizeOptions, param: str) -> Prompt:
-        token_ids, text = self._tokenizer.tokenize(text, options, param=param)
-        return Prompt(token_ids=token_ids, text=text, cache_salt=options.cache_salt)
+        return [
+            self._tokenizer.make_prompt(text, options, param=param) for text in texts
+        ]
 
     def _tokenize_words(
         self, words: Sequence[str], param: str
@@ -403,65 +301,6 @@ class Renderer:
             if spaced[-len(alone) :] != alone:
                 found[spaced] = None
         return tuple(found)
-
-    def _begin_chat(
-        self,
-        messages: Sequence[ChatMessage | Mapping[str, object]],
-        chat: ChatOptions,
-        options: TokenizeOptions,
-    ) -> Prompt | Conversation:
-        """Render a chat of text alone; give others back to wait for their media."""
-        conversation = self._read(messages, chat, options)
-        if conversation.has_media:
-            return conversation
-        return self._finish_chat(conversation, _NO_MEDIA, chat, options)
-
-    def _read(
-        self,
-        messages: Sequence[ChatMessage | Mapping[str, object]],
-        chat: ChatOptions,
-        options: TokenizeOptions,
-    ) -> Conversation:
-        conversation = read_messages(messages, self._template.find_form(chat))
-        self._tokenizer.check_size(conversation.num_characters, options, "messages")
-        return conversation
-
-    def _finish_chat(
-        self,
-        conversation: Conversation,
-        media: _Media,
-        chat: ChatOptions,
-        options: TokenizeOptions,
-    ) -> Prompt:
-        call = self._template.prepare(conversation.messages, chat)
-        return self._assemble(call.render(), media, options)
-
-    def _assemble(self, text: str, media: _Media, options: TokenizeOptions) -> Prompt:
-        if not (media.images or media.embeds):
-            return self._tokenize(text, options, "messages")
-        mixed = mix(
-            text,
-            partial(
-                self._tokenizer.encode_parts,
-                add_special_tokens=options.add_special_tokens,
-                param="messages",
-            ),
-            images=media.images,
-            image_token=None if self.images is None else self.images.token,
-            embeds=media.embeds,
-        )
-        num_tokens = len(mixed.token_ids)
-        if options.truncate_to is not None and num_tokens > options.truncate_to:
-            raise InvalidParameter(
-                "truncate_prompt_tokens", "images and embeddings cannot be cut"
-            )
-        self._tokenizer.check_num_tokens(num_tokens, "messages")
-        return Prompt(
-            token_ids=mixed.token_ids,
-            text=text,
-            cache_salt=options.cache_salt,
-            embedded=mixed.embedded,
-        )
 
     def _decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool, param: str

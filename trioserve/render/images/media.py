@@ -29,7 +29,7 @@ import trio
 from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidConfig, InvalidParameter
 from ...types.prompt import KEY_BYTES
-from ..workers.workers import (
+from ..workers.threads import (
     RendererStatistics,
     RendererWorkers,
     TookTooLong,

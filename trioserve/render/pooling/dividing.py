@@ -5,7 +5,7 @@ whole. Most tokenizers take words for themselves: a text is read piece by piece,
 end that counts, until there are tokens enough. Each piece begins where in any text a new
 word begins, and what such places are is tried out once for each tokenizer. One that does
 not take words so (it puts something before the first one, say) has its texts in one
-piece, and tokens.py finds another way.
+piece, and tokenizer.py finds another way.
 """
 
 from __future__ import annotations

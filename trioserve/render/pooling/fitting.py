@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import ContextLengthExceeded, InvalidParameter
 from .layout import LaidOut
 from .recipes import Recipe
-from .tokens import TakenTokens, cut
+from .tokenizer import TakenTokens, cut
 
 
 def fit(taken: TakenTokens, recipe: Recipe, param: str) -> LaidOut:

@@ -12,7 +12,7 @@ from ...config import RenderConfig
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingTask
 from ...types.sentence import SentenceFolder
-from ..generation.loading import load_tokenizer, set_chat_template
+from ..text.loading import load_tokenizer, set_chat_template
 from ..text.template import ChatTemplate
 from .late_interaction import LateInteraction
 from .layout import Layout, find_layout
@@ -20,7 +20,7 @@ from .prompts import Prompts
 from .recipes import RecipeBook
 from .renderer import PoolingRenderer
 from .rendering import PoolingTexts
-from .tokens import PoolingTokenizer
+from .tokenizer import PoolingTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,7 @@ from ...types.pooling import PoolingInput
 from .fitting import check_not_empty, too_long
 from .recipes import Recipe
 from .texts import TextOptions
-from .tokens import Demand, PoolingTokenizer, TakenTokens, cut
+from .tokenizer import Demand, PoolingTokenizer, TakenTokens, cut
 
 
 def render_pairs(

@@ -6,23 +6,26 @@ in a renderer worker, a chat template under a clock, in a worker or in a process
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 import math
+from typing import TypeVar
 
 from ...config import RenderConfig
 from ...errors import NotSupported
 from ...types.pooling import PoolingInput
 from ...types.prompt import Prompt
-from ..text.chat import ChatMessage, Conversation, count_characters, read_messages
+from ..chat_renderer import ChatRenderer, ChatSteps, Messages
+from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions
 from ..workers.jobs import UNKNOWN_SIZE, cut_jobs
-from ..workers.processes import TemplateProcesses
+from ..workers.threads import RendererWorkers, expect_seconds
 from ..workers.waiting_room import open_waiting_room
-from ..workers.workers import RendererWorkers, expect_seconds, explain_slow_template
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
+
+T = TypeVar("T")
 
 # Tokenized on the loop: 50 us, and to wake a thread up and be woken by it takes longer.
 _FEW_CHARACTERS = 512
@@ -36,7 +39,7 @@ class PoolingRenderer:
     Attributes:
       room: where requests are while they are rendered; callers enter them.
       workers: where the calls run.
-      processes: where templates run instead, while they are open.
+      chats: renders conversations by the chat template.
       images: None, because no such model sees any.
     """
 
@@ -45,11 +48,9 @@ class PoolingRenderer:
     ) -> None:
         self.room = open_waiting_room(config)
         self.workers = RendererWorkers(config.renderer_num_workers)
-        self.processes: TemplateProcesses | None = None
+        self.chats = ChatRenderer(template, self.workers, config)
         self.images = None
         self._texts = texts
-        self._template = template
-        self._config = config
 
     @property
     def is_stuck(self) -> bool:
@@ -124,7 +125,7 @@ class PoolingRenderer:
 
     async def render_chat(
         self,
-        messages: Sequence[ChatMessage | Mapping[str, object]],
+        messages: Messages,
         chat: ChatOptions = ChatOptions(),
         options: TokenizeOptions = _CHAT_TOKENS,
     ) -> Prompt:
@@ -134,8 +135,8 @@ class PoolingRenderer:
           ContextLengthExceeded, InvalidParameter, NotSupported, RendererStuck: as
             render_texts.
         """
-        text = await self._render_chat(ChatInput(messages=messages, chat=chat))
-        return await self.render_text(text, options, param="messages")
+        finish = partial(self._tokenize, options=options, param="messages")
+        return await self.chats.render(messages, chat, _TextSteps(finish))
 
     async def detokenize(
         self,
@@ -162,32 +163,14 @@ class PoolingRenderer:
         ready: list[ReadyText] = []
         for text in texts:
             if isinstance(text, ChatInput):
-                ready.append(RenderedChat(text=await self._render_chat(text)))
+                steps = _TextSteps(lambda rendered: RenderedChat(text=rendered))
+                rendered = await self.chats.render(text.messages, text.chat, steps)
+                ready.append(rendered)
             else:
                 ready.append(text)
         return ready
 
-    async def _render_chat(self, chat: ChatInput) -> str:
-        seconds = self._config.template_timeout
-        expected = expect_seconds(count_characters(chat.messages))
-        with explain_slow_template(seconds):
-            if self.processes is None:
-                return await self.workers.run_limited(
-                    partial(self._run_template, chat),
-                    seconds,
-                    expected_seconds=expected,
-                )
-            conversation = await self.workers.run(
-                partial(_read, chat, self._template), expected_seconds=expected
-            )
-            call = self._template.prepare(conversation.messages, chat.chat)
-            return await self.processes.render(call, seconds, expected_seconds=expected)
-
     # The rest runs in worker threads.
-
-    def _run_template(self, chat: ChatInput) -> str:
-        conversation = _read(chat, self._template)
-        return self._template.prepare(conversation.messages, chat.chat).render()
 
     def _tokenize(self, text: str, options: TokenizeOptions, param: str) -> Prompt:
         token_ids, is_whole = self._texts.tokenize(
@@ -212,12 +195,23 @@ class PoolingRenderer:
         return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
-def _read(chat: ChatInput, template: ChatTemplate) -> Conversation:
-    conversation = read_messages(chat.messages, template.find_form(chat.chat))
-    # Images the template's form refused already.
-    for part in conversation.embeds:
-        raise NotSupported(part.param, "only texts are pooled")
-    return conversation
+class _TextSteps(ChatSteps[T]):
+    """The steps of a conversation that consists of texts alone.
+
+    Args:
+      finish: makes the result of the rendered text.
+    """
+
+    def __init__(self, finish: Callable[[str], T]) -> None:
+        self._finish = finish
+
+    def check(self, conversation: Conversation) -> None:
+        # The template's form refused images already.
+        for part in conversation.embeds:
+            raise NotSupported(part.param, "only texts are pooled")
+
+    def finish(self, text: str) -> T:
+        return self._finish(text)
 
 
 def _is_little(texts: Sequence[TextInput]) -> bool:

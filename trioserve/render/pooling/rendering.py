@@ -17,7 +17,7 @@ from .layout import LaidOut
 from .pairs import render_pairs
 from .recipes import MAX_CHUNKS, Recipe, RecipeBook
 from .texts import Kind, Side, TextOptions
-from .tokens import Demand, PoolingTokenizer, TakenTokens
+from .tokenizer import Demand, PoolingTokenizer, TakenTokens
 
 # The request's field of a text, from its index.
 NameParam = Callable[[int], str]

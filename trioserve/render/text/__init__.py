@@ -1,9 +1,10 @@
 """Text: templates, tokenizing, detokenizing, stop strings and reasoning tags.
 
-chat, tool_history                  messages, checked for the template
-template, template_form, probing    chat templates, and what can be said of one
-nesting, fields                     bounds on what a template is given
+loading                             a model's folder -> tokenizer and chat template
+chat, tool_history                  checks messages, and converts them for the template
+template, template_form, probing    runs chat templates, and finds out what each supports
+nesting, fields                     limits on the values that a template receives
 tokenizer, pieces, vocabulary       text -> token ids
-detokenizer, stop                   token ids -> text, cut at stop strings
-reasoning, reasoning_detokenizer    the thoughts of an answer, apart from it
+detokenizer, stop                   token ids -> text, which ends at a stop string
+reasoning, reasoning_detokenizer    separates the reasoning of an answer from its text
 """

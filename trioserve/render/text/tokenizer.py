@@ -16,6 +16,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from ...errors import ContextLengthExceeded, InvalidParameter
+from ...types.prompt import Prompt
 from .pieces import DOUBTED_TOKENS, count_at_least
 from .vocabulary import Vocabulary
 
@@ -33,7 +34,7 @@ class TokenizeOptions:
       truncate_to: tokens that are kept at most; None keeps all and refuses what is
         longer than the model.
       truncation_side: where tokens are dropped.
-      cache_salt: see steps.Prompt.
+      cache_salt: see types.prompt.Prompt.
     """
 
     add_special_tokens: bool = True
@@ -58,10 +59,8 @@ class TextTokenizer:
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
-    def tokenize(
-        self, text: str, options: TokenizeOptions, *, param: str
-    ) -> tuple[tuple[int, ...], str]:
-        """Return a text's token ids and the text that they are.
+    def make_prompt(self, text: str, options: TokenizeOptions, *, param: str) -> Prompt:
+        """Tokenize a text.
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
@@ -76,7 +75,7 @@ class TextTokenizer:
         if len(kept) < len(ids):
             text = self.decode(kept, skip_special_tokens=False)
         self.check_num_tokens(len(kept), param)
-        return kept, text
+        return Prompt(token_ids=kept, text=text, cache_salt=options.cache_salt)
 
     def encode(
         self, text: str, add_special_tokens: bool, *, param: str

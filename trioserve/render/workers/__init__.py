@@ -1,9 +1,9 @@
-"""The renderer workers: threads and processes under limiters.
+"""The renderer workers: threads and processes that do the work of rendering.
 
-workers         runs work in threads, short work first
-turns           the order in which work gets a thread
-waiting_room    bounds what may wait, in requests and characters
-jobs            one request's work, from waiting to done
-processes       chat templates in processes that can be killed
-together        several pieces of work at once
+threads         RendererWorkers: runs blocking calls in threads
+processes       TemplateProcesses: runs chat templates in processes that can be killed
+turns           the order of the calls that wait: short ones first, and none for ever
+waiting_room    the limit of requests and characters that may wait
+jobs            divides the texts of one request into jobs
+together        runs several awaitables at once
 """

@@ -22,8 +22,8 @@ import trio_parallel
 
 from ...errors import InvalidParameter
 from ..text.template import TemplateCall
+from .threads import TookTooLong
 from .turns import Turns
-from .workers import TookTooLong
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidParameter, MemoryFull
 from ...observe import Pace
 from ...observe.log_lines import escape
-from ..workers.workers import RendererStatistics, RendererWorkers
+from ..workers.threads import RendererStatistics, RendererWorkers
 from .media import EncodedImage, MediaLoader, Url
 from .mixed import ImageToken
 from .preprocess import ImageProcessor, ProcessedImage
