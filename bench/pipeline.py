@@ -49,7 +49,8 @@ import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
 from trioserve.engine import Engine, LocalCore
-from trioserve.pipeline.pipeline import open_pipeline
+from trioserve.pipeline.pipeline import load_stages
+from trioserve.pipeline.stages import STAGE_PROCESS, open_local_stages
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
 from trioserve.scheduler import Scheduler
 from trioserve.startup.core import open_core
@@ -147,8 +148,9 @@ async def open_configuration(
             assert isinstance(loaded.core, LocalCore), "the model generates"
             core, info = loaded.core, loaded.info
         else:
+            module = "every_step_stage" if name == "forced" else STAGE_PROCESS
             core, info = await stack.enter_async_context(
-                open_pipeline_core(config, exchanges_always=name == "forced")
+                open_pipeline_core(config, module)
             )
         engine = Engine(core, info=info, max_num_sequences=1024)
         children = psutil.Process().children()
@@ -163,17 +165,18 @@ async def open_configuration(
 
 @asynccontextmanager
 async def open_pipeline_core(
-    config: EngineConfig, *, exchanges_always: bool
+    config: EngineConfig, module: str
 ) -> AsyncIterator[tuple[LocalCore, ModelInfo]]:
-    """As cores.open_core, which has no door for what nobody but a bench wants."""
-    async with open_pipeline(config) as pipeline:
+    """Open a core as open_core does, whose stages are processes that run `module`."""
+    async with open_local_stages(
+        config.parallel.pipeline_parallel_size, module
+    ) as stages:
+        pipeline = await load_stages(config, stages)
         room = pipeline.num_blocks * config.cache.block_size
         info = replace(
             pipeline.info, max_model_len=min(pipeline.info.max_model_len, room)
         )
-        executor = await pipeline.connect(
-            config, info.max_model_len, exchanges_always=exchanges_always
-        )
+        executor = await pipeline.connect(config, info.max_model_len)
         scheduler = Scheduler(
             num_blocks=pipeline.num_blocks,
             block_size=config.cache.block_size,

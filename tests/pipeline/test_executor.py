@@ -333,13 +333,9 @@ async def test_stages_are_connected_all_at_once_and_then_driven(
     """One step for each of them, and one more where steps are planned ahead."""
     config = build_config(EngineConfig, {"async_scheduling": runs_ahead})
     async with open_stages(3, is_ready=False) as stages:
-        executor = await make_pipeline(stages).connect(
-            config, 77, exchanges_always=True
-        )
+        executor = await make_pipeline(stages).connect(config, 77)
         assert executor.depth == 3 + runs_ahead
-        expected = Allocate(
-            num_blocks=5, max_model_len=77, port=1234, exchanges_always=True
-        )
+        expected = Allocate(num_blocks=5, max_model_len=77, port=1234)
         assert [fake.allocated for fake in stages.fakes] == [expected] * 3
         async with trio.open_nursery() as nursery:
             await nursery.start(executor.run)

@@ -17,11 +17,11 @@ import trio.testing
 from trioserve.engine import Engine
 from trioserve.simulation import (
     Bar,
-    ExchangesNotMatched,
     PipelineSimulator,
     PipelineTimes,
     SimulateConfig,
     SimulatedRequest,
+    TransfersNotMatched,
     open_simulated_engine,
     play,
     simulate,
@@ -109,7 +109,7 @@ async def test_a_first_stage_that_waits_for_every_answer_has_no_company(
 
 
 def count_sampled(transfers: Iterable[Transfer]) -> int:
-    return sum(exchange.what == "sampled" for exchange in transfers)
+    return sum(transfer.what == "sampled" for transfer in transfers)
 
 
 @pytest.mark.parametrize(("always", "num_answers"), [(False, 5), (True, 14)])
@@ -184,22 +184,22 @@ async def test_whatever_happens_all_stages_agree_on_what_they_send(
             assert engine.counters().num_preemptions > 0
     for number, token_ids in written.items():
         assert token_ids == [count_up(number, i) for i in range(len(token_ids))]
-    check_exchanges(pipeline, device.plans, num_stages, always)
+    check_transfers(pipeline, device.plans, num_stages, always)
 
 
-def check_exchanges(
+def check_transfers(
     pipeline: PipelineSimulator, plans: list[StepPlan], num_stages: int, always: bool
 ) -> None:
     expected = [e for plan in plans for e in list_transfers(plan, num_stages)]
     sent = pipeline.record.sent
     if always:
-        expected = [exchange for exchange in expected if exchange.what == "hidden"]
+        expected = [transfer for transfer in expected if transfer.what == "hidden"]
         assert count_sampled(sent) == pipeline.record.num_steps
-        sent = [exchange for exchange in sent if exchange.what == "hidden"]
-    taken = [message.exchange for message in pipeline.record.messages]
+        sent = [transfer for transfer in sent if transfer.what == "hidden"]
+    taken = [message.transfer for message in pipeline.record.messages]
     for stage in range(num_stages):
-        ours = [exchange for exchange in expected if exchange.sender == stage]
-        assert [exchange for exchange in sent if exchange.sender == stage] == ours
+        ours = [transfer for transfer in expected if transfer.sender == stage]
+        assert [transfer for transfer in sent if transfer.sender == stage] == ours
         read = [e for e in taken if e.sender == stage and e in set(ours)]
         # The last tokens of all are nobody's: the first stage never takes them in.
         assert read == ours[: len(read)]
@@ -217,7 +217,7 @@ async def test_a_message_that_nobody_expects_ends_the_simulation(
     plan = StepPlan(step_id=1, starts=(), rows=(row,))
     other = list_transfers(StepPlan(step_id=2, starts=(), rows=(row,)), 2)[0]
     pipeline._links[0, 1].send(other)  # noqa: SLF001
-    with pytest.RaisesGroup(ExchangesNotMatched, flatten_subgroups=True):
+    with pytest.RaisesGroup(TransfersNotMatched, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(pipeline.run)
             # The reader of plans knows the slot by its start.

@@ -63,13 +63,11 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Args:
       port: where the first stage listens.
-      exchanges_always: see model.stages.StageLinks.
     """
 
     num_blocks: int
     max_model_len: int
     port: int
-    exchanges_always: bool
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

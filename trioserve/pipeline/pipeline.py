@@ -35,11 +35,7 @@ class Pipeline:
     port: int
 
     async def connect(
-        self,
-        config: EngineConfig,
-        max_model_len: int,
-        *,
-        exchanges_always: bool = False,
+        self, config: EngineConfig, max_model_len: int
     ) -> PipelineExecutor:
         """Let them meet and run a first step together.
 
@@ -50,7 +46,6 @@ class Pipeline:
             num_blocks=self.num_blocks,
             max_model_len=max_model_len,
             port=self.port,
-            exchanges_always=exchanges_always,
         )
 
         async def ask(stage: StagePeer) -> None:

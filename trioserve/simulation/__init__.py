@@ -9,14 +9,14 @@ bring requests themselves, and PipelineSimulator for those that have an engine.
 
 from .config import SimulateConfig
 from .load import SimulatedRequest, list_requests, read_trace
-from .pipeline import ExchangesNotMatched, PipelineSimulator, PipelineTimes
+from .pipeline import PipelineSimulator, PipelineTimes, TransfersNotMatched
 from .record import Bar, Message, StepKind
 from .report import Report, RequestRecord
 from .simulate import open_simulated_engine, play, report_simulation, simulate
 
 __all__ = [
     "Bar",
-    "ExchangesNotMatched",
+    "TransfersNotMatched",
     "Message",
     "PipelineSimulator",
     "PipelineTimes",

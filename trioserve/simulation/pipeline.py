@@ -1,4 +1,4 @@
-"""An executor whose stages take virtual seconds and really exchange messages.
+"""An executor whose stages take virtual seconds and really transfer messages.
 
     submit --> inbox of every stage
                  stage 0 -- link --> stage 1 -- link --> ... stage N - 1 --> result
@@ -27,7 +27,7 @@ from ..types.transfers import AwaitedTokens, Transfer, list_transfers
 from .record import Bar, Message, PlanReader, Record, StepKind
 
 
-class ExchangesNotMatched(Exception):
+class TransfersNotMatched(Exception):
     """Raised when a stage receives something else than it expects."""
 
     def __init__(self, expected: Transfer, received: Transfer) -> None:
@@ -63,8 +63,8 @@ class PipelineTimes:
         return self.step_seconds + self.token_seconds * plan.num_tokens
 
 
-class _Exchanges(Protocol):
-    """Who sends what, as every stage reads it from the plans."""
+class PlannedTransfers(Protocol):
+    """The messages between stages, as every stage reads them from the plans."""
 
     def list(self, plan: StepPlan) -> tuple[Transfer, ...]: ...
 
@@ -72,7 +72,7 @@ class _Exchanges(Protocol):
         """Yield the tokens that the first stage takes in before it runs the plan."""
 
 
-class _NeededExchanges:
+class _NeededTransfers:
     """Tokens go back for steps that sample; the first stage waits where it reads them."""
 
     def __init__(self, num_stages: int, depth: int) -> None:
@@ -89,8 +89,11 @@ class _NeededExchanges:
                 yield _answer(arrival.step_id, self._num_stages, num_rows)
 
 
-class _ConstantExchanges:
-    """Every step is answered, and the first stage waits for the answer to the last."""
+class EveryStepTransfers:
+    """Tokens go back after every step, and the first stage waits for those of the last.
+
+    Pipelines do this if they do not look into the plan.
+    """
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
@@ -131,17 +134,17 @@ class _Link:
             math.inf
         )
 
-    def send(self, exchange: Transfer) -> None:
-        self._record.sent.append(exchange)
-        self._send.send_nowait((exchange, trio.current_time()))
+    def send(self, transfer: Transfer) -> None:
+        self._record.sent.append(transfer)
+        self._send.send_nowait((transfer, trio.current_time()))
 
     async def receive(self, expected: Transfer) -> None:
-        exchange, sent_at = await self._receive.receive()
-        if exchange != expected:
-            raise ExchangesNotMatched(expected, exchange)
+        transfer, sent_at = await self._receive.receive()
+        if transfer != expected:
+            raise TransfersNotMatched(expected, transfer)
         await trio.sleep_until(sent_at + self._seconds)
         self._record.messages.append(
-            Message(exchange=exchange, sent_at=sent_at, taken_at=trio.current_time())
+            Message(transfer=transfer, sent_at=sent_at, taken_at=trio.current_time())
         )
 
 
@@ -162,8 +165,8 @@ class PipelineSimulator:
     Args:
       step: gives a plan's result, such as FakeDevice's.
       depth: steps in flight at most; N + 1 unless told otherwise.
-      exchanges_always: the last stage answers every step and the first one waits for it,
-        as pipelines do that do not look into the plan.
+      transfers: the messages between stages; those that a real pipeline sends unless
+        told otherwise.
 
     Attributes:
       record: what happened.
@@ -176,7 +179,7 @@ class PipelineSimulator:
         num_stages: int,
         times: PipelineTimes,
         depth: int | None = None,
-        exchanges_always: bool = False,
+        transfers: PlannedTransfers | None = None,
     ) -> None:
         self.depth = num_stages + 1 if depth is None else depth
         self.record = Record()
@@ -184,11 +187,7 @@ class PipelineSimulator:
         self._num_stages = num_stages
         self._times = times
         self._shares = times.list_shares(num_stages)
-        self._transfers: _Exchanges = (
-            _ConstantExchanges(num_stages)
-            if exchanges_always
-            else _NeededExchanges(num_stages, self.depth)
-        )
+        self._transfers = transfers or _NeededTransfers(num_stages, self.depth)
         self._links = {
             (stage, stage + 1): _Link(times.link_seconds, self.record)
             for stage in range(num_stages - 1)
@@ -229,13 +228,13 @@ class PipelineSimulator:
             plan = submitted.plan
             await trio.sleep_until(submitted.ready_at)
             transfers = self._transfers.list(plan)
-            for exchange in self._list_expected(stage, plan, transfers):
-                await self._links[exchange.sender, stage].receive(exchange)
+            for transfer in self._list_expected(stage, plan, transfers):
+                await self._links[transfer.sender, stage].receive(transfer)
             if plan.rows:
                 await self._compute(stage, submitted)
-            for exchange in transfers:
-                if exchange.sender == stage:
-                    self._links[stage, exchange.receiver].send(exchange)
+            for transfer in transfers:
+                if transfer.sender == stage:
+                    self._links[stage, transfer.receiver].send(transfer)
             if stage == self._num_stages - 1:
                 submitted.handle.set(outcome.capture(self._step, plan))
 
@@ -244,7 +243,7 @@ class PipelineSimulator:
     ) -> Iterator[Transfer]:
         if stage == 0:
             return self._transfers.take(plan)
-        return (exchange for exchange in transfers if exchange.receiver == stage)
+        return (transfer for transfer in transfers if transfer.receiver == stage)
 
     async def _compute(self, stage: int, submitted: _Submitted) -> None:
         begin = trio.current_time()

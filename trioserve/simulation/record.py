@@ -32,13 +32,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """An exchange that its receiver has taken in.
+    """A transfer that its receiver has taken in.
 
     Args:
       sent_at, taken_at: seconds of the simulation.
     """
 
-    exchange: Transfer
+    transfer: Transfer
     sent_at: float
     taken_at: float
 
@@ -48,7 +48,7 @@ class Record:
     """All that happened, each list in the order in which it did.
 
     Args:
-      sent: every exchange that was sent, whether it has been taken in or not.
+      sent: every transfer that was sent, whether it has been taken in or not.
       num_steps: steps that computed anything.
     """
 

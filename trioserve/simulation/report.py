@@ -135,7 +135,7 @@ def make_report(
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     num_output_tokens = sum(len(request.token_ids) for request in requests)
     num_stages = config.pipeline_parallel_size
-    num_exchanges = sum(exchange.what == "sampled" for exchange in record.sent)
+    num_exchanges = sum(transfer.what == "sampled" for transfer in record.sent)
     return Report(
         num_requests=len(requests),
         first_arrival=begin,

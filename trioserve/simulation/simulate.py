@@ -22,7 +22,7 @@ from ..types.prompt import Prompt
 from ..types.sampling import SamplingParams
 from .config import SimulateConfig
 from .load import SimulatedRequest, list_requests
-from .pipeline import PipelineSimulator, PipelineTimes
+from .pipeline import EveryStepTransfers, PipelineSimulator, PipelineTimes
 from .report import Report, RequestRecord, make_report
 from .timeline import check_matplotlib, draw_timeline
 
@@ -106,7 +106,11 @@ async def open_simulated_engine(
         num_stages=config.pipeline_parallel_size,
         times=_read_times(config),
         depth=config.depth,
-        exchanges_always=config.exchange_always,
+        transfers=(
+            EveryStepTransfers(config.pipeline_parallel_size)
+            if config.exchange_always
+            else None
+        ),
     )
     info = _describe_model(config)
     core = LocalCore(_make_scheduler(config, prefix_caching), pipeline, info=info)

@@ -93,7 +93,7 @@ def _draw_answers(axes: Axes, record: Record, num_stages: int, scale: Scale) -> 
     lines = [
         message
         for message in record.messages
-        if message.exchange.what == "sampled"
+        if message.transfer.what == "sampled"
         and message.sent_at < scale.end
         and message.taken_at > scale.begin
     ]

@@ -57,19 +57,25 @@ from .shortage import telling_shortage
 
 if TYPE_CHECKING:
     from ..model import ModelRunner
-    from ..model.stages import LoadedStage
+    from ..model.stages import LoadedStage, StageLinks
 
 T = TypeVar("T")
 
 
-async def serve_stage(stream: MessageStream[Any]) -> None:
-    """Load what the other side asks for, and run its plans."""
+async def serve_stage(
+    stream: MessageStream[Any], *, links_type: type[StageLinks] | None = None
+) -> None:
+    """Load what the other side asks for, and run its plans.
+
+    Args:
+      links_type: a subclass of StageLinks, if this stage exchanges other messages.
+    """
     begin = await stream.receive()
     assert isinstance(begin, Begin), "that comes first"
     # One that torchrun has started has logged before, and knew no level then.
     set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
-        stage = await _work(partial(_load, begin), stream)
+        stage = await _work(partial(_load, begin, links_type), stream)
     except StartupError as error:
         stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
@@ -128,6 +134,7 @@ class _Stage:
 
     Args:
       listener: where the first stage waits for the others; None elsewhere.
+      links_type: as in serve_stage.
       held: what is never left, because the process ends with it.
     """
 
@@ -135,6 +142,7 @@ class _Stage:
     model: LoadedStage
     num_blocks: int
     listener: socket.socket | None
+    links_type: type[StageLinks] | None
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -153,7 +161,7 @@ class _Stage:
     def connect(self, allocate: Allocate) -> ModelRunner:
         """Meet the other stages and run the first steps with them; blocking."""
         from ..model import ModelRunner
-        from ..model.stages import open_links
+        from ..model.stages import StageLinks, open_links
 
         links = self.held.enter_context(
             open_links(
@@ -162,7 +170,7 @@ class _Stage:
                 port=allocate.port,
                 listen_fd=None if self.listener is None else self.listener.detach(),
                 timeout_seconds=self.begin.config.parallel.step_timeout,
-                exchanges_always=allocate.exchanges_always,
+                links_type=self.links_type or StageLinks,
             )
         )
         config = self.begin.config
@@ -223,7 +231,7 @@ class _Steps:
 
 
 @telling_shortage()
-def _load(begin: Begin) -> _Stage:
+def _load(begin: Begin, links_type: type[StageLinks] | None) -> _Stage:
     config = begin.config
     # First: what is wrong is told before torch is imported.
     source = find_source(config, "generate")
@@ -254,7 +262,13 @@ def _load(begin: Begin) -> _Stage:
     listener = None
     if begin.stage == 0:
         listener = socket.create_server((begin.listens_on, 0))
-    return _Stage(begin=begin, model=model, num_blocks=num_blocks, listener=listener)
+    return _Stage(
+        begin=begin,
+        model=model,
+        num_blocks=num_blocks,
+        listener=listener,
+        links_type=links_type,
+    )
 
 
 def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 import functools
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 import threading
 from typing import Any
 
 import outcome
 import pytest
+import torch
+from torch import Tensor
 
 from trioserve.config import ModelConfig
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.model.stages import (
+    Channels,
     LoadedStage,
     StageLinks,
+    StageLost,
     load_stage,
-    make_queue_channels,
 )
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
-from trioserve.types.transfers import Transfer
 
 CPU = ModelConfig(device="cpu")
+
+# A message: "send" or "receive", "hidden" or "sampled", number of rows.
+Note = tuple[str, str, int]
 
 # A layer for each of three stages.
 _NUM_LAYERS: dict[str, dict[str, Any]] = {
@@ -69,6 +74,81 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Cut]:
     return build
 
 
+class QueueChannel:
+    """A Channel between two threads, whose messages are the tensors themselves.
+
+    Args:
+      what: "hidden" or "sampled".
+      record: notes what goes through this end, in order.
+    """
+
+    def __init__(
+        self, what: str, queue: SimpleQueue[Tensor | None], record: list[Note]
+    ) -> None:
+        self._what = what
+        self._queue = queue
+        self._record = record
+
+    def send(self, tensor: Tensor) -> None:
+        self._record.append(("send", self._what, len(tensor)))
+        self._queue.put(tensor)
+
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> Expected:
+        return Expected(self, shape, dtype)
+
+    def receive(self) -> Tensor:
+        try:
+            # A stage that is a thread can fail, but it cannot be gone.
+            tensor = self._queue.get(timeout=60.0)
+        except Empty:
+            raise StageLost("another stage is silent") from None
+        if tensor is None:
+            raise StageLost("another stage has ended")
+        self._record.append(("receive", self._what, len(tensor)))
+        return tensor
+
+    def close(self) -> None:
+        """Tell the receiver that nothing else will come."""
+        self._queue.put(None)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The next message of a QueueChannel."""
+
+    channel: QueueChannel
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def wait(self) -> Tensor:
+        tensor = self.channel.receive()
+        assert (tensor.shape, tensor.dtype) == (self.shape, self.dtype)
+        return tensor
+
+
+def make_queue_channels(records: Sequence[list[Note]]) -> list[Channels]:
+    """Connect stages by queues.
+
+    Args:
+      records: one for each stage, where it notes what it sends and receives.
+    """
+    last = len(records) - 1
+    between: list[Any] = [SimpleQueue() for _ in range(last)]
+    tokens: Any = SimpleQueue()
+
+    def connect(stage: int, what: str, queue: Any) -> QueueChannel:
+        return QueueChannel(what, queue, records[stage])
+
+    return [
+        Channels(
+            before=connect(stage, "hidden", between[stage - 1]) if stage else None,
+            after=connect(stage, "hidden", between[stage]) if stage < last else None,
+            tokens=connect(stage, "sampled", tokens) if stage in (0, last) else None,
+        )
+        for stage in range(last + 1)
+    ]
+
+
 class Launched:
     """A step that all stages have been given."""
 
@@ -83,7 +163,7 @@ class Pipeline:
     """Stages in threads, used like one ModelRunner.
 
     Attributes:
-      records: what each stage has sent and received.
+      records: for each stage, the messages that it has sent and received.
       plans: all that were launched.
     """
 
@@ -91,22 +171,17 @@ class Pipeline:
         self,
         stages: tuple[LoadedStage, ...],
         *,
-        exchanges_always: bool = False,
+        links_type: type[StageLinks] = StageLinks,
         **settings: Any,
     ) -> None:
-        self.records: list[list[tuple[str, Transfer]]] = [[] for _ in stages]
+        self.records: list[list[Note]] = [[] for _ in stages]
         self.plans: list[StepPlan] = []
         self.runners = []
-        self._channels = make_queue_channels(len(stages))
+        self._channels = make_queue_channels(self.records)
         self._work: list[SimpleQueue[StepPlan | None]] = [SimpleQueue() for _ in stages]
         self._results: SimpleQueue[outcome.Outcome[StepResult]] = SimpleQueue()
-        for stage, channels, record in zip(stages, self._channels, self.records):
-            links = StageLinks(
-                stage,
-                channels,
-                exchanges_always=exchanges_always,
-                record=record,  # type: ignore[arg-type]
-            )
+        for stage, channels in zip(stages, self._channels):
+            links = links_type(stage, channels)
             self.runners.append(ModelRunner(stage, links=links, **settings))
         self._threads = [
             threading.Thread(target=self._run, args=(index,), daemon=True)

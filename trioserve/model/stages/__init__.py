@@ -20,7 +20,6 @@ from .distributed import open_links
 from .links import Channels, StageLinks, StageLost
 from .loading import load_stage, outline_stage
 from .partition import HEAD_WEIGHT, Partition, partition_layers
-from .queues import make_queue_channels
 from .stage import LoadedStage
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "StageLinks",
     "StageLost",
     "load_stage",
-    "make_queue_channels",
     "open_links",
     "outline_stage",
     "partition_layers",

@@ -97,7 +97,7 @@ def open_links(
     port: int,
     listen_fd: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    exchanges_always: bool = False,
+    links_type: type[StageLinks] = StageLinks,
 ) -> Iterator[StageLinks]:
     """Connect a stage to all others, which do the same; waits for them.
 
@@ -107,7 +107,7 @@ def open_links(
       host, port: where the first stage listens, for all to meet.
       listen_fd: at the first stage, a socket that listens there already.
       timeout_seconds: for the others to come, and later for each of their messages.
-      exchanges_always: see StageLinks.
+      links_type: the class to return, if a subclass of StageLinks sends other messages.
 
     Raises:
       StageLost: not all came.
@@ -135,7 +135,7 @@ def open_links(
         raise StageLost(f"stages did not meet: {shorten(error)}") from error
     try:
         channels = _make_channels(stage, timeout)
-        yield StageLinks(stage, channels, exchanges_always=exchanges_always)
+        yield links_type(stage, channels)
     finally:
         distributed.destroy_process_group()
 

@@ -56,9 +56,8 @@ class _FirstReader:
         self._tokens = TokenReader(model, tables)
         self._tables = tables
         self._links = links
-        # As many plans as the engine has in flight; or each waits for the one before.
-        depth = 1 if links.exchanges_always else links.num_stages + 1
-        self._awaited = AwaitedTokens(depth)
+        # The engine has at most one more step in flight than there are stages.
+        self._awaited = AwaitedTokens(links.num_stages + 1)
         self._due: list[SampledTransfer] = []
 
     def begin(self, plan: StepPlan) -> None:
@@ -70,8 +69,6 @@ class _FirstReader:
         for arrival in self._due:
             self._take_in(arrival)
         self._due.clear()
-        if self._links.exchanges_always:
-            self._links.receive_all_sampled()
         self._links.expect_sampled(plan)
         return self._tokens.read(plan, inputs)
 

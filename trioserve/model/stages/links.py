@@ -11,7 +11,6 @@ says which message is which.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,7 +21,6 @@ from ...types.plan import StepPlan
 from ...types.transfers import Transfer, list_transfers
 from .stage import LoadedStage
 
-Direction = Literal["send", "receive"]
 What = Literal["hidden", "sampled"]
 
 
@@ -73,32 +71,23 @@ class Channels:
 class StageLinks:
     """A stage's share of each plan's exchanges.
 
-    Plans come in order. One thread launches them; another one may call `expect` ahead.
+    Plans come in order. One thread launches them; another thread may call `expect` ahead.
 
     Args:
-      stage: what the tensors are like, and which stage it is.
-      channels: to and from others.
-      exchanges_always: tokens go back in every step, a row of nothing where no row
-        samples, and the first stage waits for those of the step before. It shows what it
-        is worth that they do not.
-      record: where to note what is sent and received.
+      stage: says which stage this is, and the shapes of its tensors.
+      channels: the connections to other stages.
+
+    Attributes:
+      expected_tokens: sampled tokens that are on their way to this stage, in the order
+        of steps.
     """
 
-    def __init__(
-        self,
-        stage: LoadedStage,
-        channels: Channels,
-        *,
-        exchanges_always: bool = False,
-        record: list[tuple[Direction, Transfer]] | None = None,
-    ) -> None:
-        self.exchanges_always = exchanges_always
+    def __init__(self, stage: LoadedStage, channels: Channels) -> None:
+        self.expected_tokens: deque[tuple[Transfer, Pending]] = deque()
         self._stage = stage
         self._channels = channels
-        self._record = record
-        # Posted, in the order of steps.
-        self._hidden: deque[tuple[Transfer, Pending]] = deque()
-        self._sampled: deque[tuple[Transfer, Pending]] = deque()
+        # Hidden states that are on their way to this stage, in the order of steps.
+        self._expected_hidden: deque[tuple[Transfer, Pending]] = deque()
         self._last_expected: int | None = None
 
     @property
@@ -114,30 +103,30 @@ class StageLinks:
         if self._last_expected is not None and plan.step_id <= self._last_expected:
             return
         self._last_expected = plan.step_id
-        for exchange in self._list_received(plan, "hidden"):
+        for transfer in self._list_received(plan, "hidden"):
             assert self._channels.before is not None, "a later stage has one before"
-            shape = exchange.num_rows, self._stage.hidden_width
+            shape = transfer.num_rows, self._stage.hidden_width
             pending = self._channels.before.expect(shape, self._stage.dtype)
-            self._hidden.append((exchange, pending))
+            self._expected_hidden.append((transfer, pending))
 
     def receive_hidden(self, plan: StepPlan) -> Tensor:
         """Wait for what the stage before gives, (num_tokens, hidden_width)."""
         self.expect(plan)
-        exchange, pending = self._hidden.popleft()
-        assert exchange.step_id == plan.step_id, "plans are launched in order"
-        return self._wait(exchange, pending)
+        transfer, pending = self._expected_hidden.popleft()
+        assert transfer.step_id == plan.step_id, "plans are launched in order"
+        return pending.wait()
 
     def send_hidden(self, plan: StepPlan, hidden: Tensor) -> None:
         """Hand on what the layers gave, (num_tokens, hidden_width)."""
-        for exchange in self._list_sent(plan, "hidden"):
-            self._send(self._channels.after, exchange, hidden)
+        for transfer in self._list_sent(plan, "hidden"):
+            _send(self._channels.after, transfer, hidden)
 
     def expect_sampled(self, plan: StepPlan) -> None:
         """Make room for the tokens that a step samples, if any."""
-        for exchange in self._list_received(plan, "sampled"):
+        for transfer in self._list_received(plan, "sampled"):
             assert self._channels.tokens is not None, "the first stage gets tokens"
-            pending = self._channels.tokens.expect((exchange.num_rows,), torch.int64)
-            self._sampled.append((exchange, pending))
+            pending = self._channels.tokens.expect((transfer.num_rows,), torch.int64)
+            self.expected_tokens.append((transfer, pending))
 
     def receive_sampled(self, step_id: int) -> Tensor:
         """Wait for the tokens that a step sampled, and for all sent before.
@@ -146,58 +135,38 @@ class StageLinks:
           (num_sampled,) int64
         """
         while True:
-            exchange, pending = self._sampled.popleft()
-            assert exchange.step_id <= step_id, "tokens are taken in once"
-            token_ids = self._wait(exchange, pending)
-            if exchange.step_id == step_id:
+            transfer, pending = self.expected_tokens.popleft()
+            assert transfer.step_id <= step_id, "tokens are taken in once"
+            token_ids = pending.wait()
+            if transfer.step_id == step_id:
                 return token_ids
 
-    def receive_all_sampled(self) -> None:
-        """Wait for what is still on its way; it holds no tokens."""
-        while self._sampled:
-            self._wait(*self._sampled.popleft())
-
     def send_sampled(self, plan: StepPlan, token_ids: Tensor | None) -> None:
-        """Send the tokens of a step to the first stage, (num_sampled,) int64."""
-        for exchange in self._list_sent(plan, "sampled"):
-            if token_ids is None:
-                token_ids = torch.zeros(1, dtype=torch.int64, device=self._stage.device)
-            self._send(self._channels.tokens, exchange, token_ids)
+        """Send the tokens of a step to the first stage.
 
-    def _list_sent(self, plan: StepPlan, what: What) -> Iterator[Transfer]:
+        Args:
+          token_ids: (num_sampled,) int64; None if no row samples.
+        """
+        for transfer in self._list_sent(plan, "sampled"):
+            assert token_ids is not None, "tokens are sent only if a row samples"
+            _send(self._channels.tokens, transfer, token_ids)
+
+    def list_transfers(self, plan: StepPlan) -> tuple[Transfer, ...]:
+        """Return the messages that all stages exchange for a step."""
+        return list_transfers(plan, self.num_stages)
+
+    def _list_sent(self, plan: StepPlan, what: What) -> list[Transfer]:
         stage = self._stage.partition.stage
-        return (e for e in self._list(plan) if e.sender == stage and e.what == what)
+        transfers = self.list_transfers(plan)
+        return [t for t in transfers if t.sender == stage and t.what == what]
 
-    def _list_received(self, plan: StepPlan, what: What) -> Iterator[Transfer]:
+    def _list_received(self, plan: StepPlan, what: What) -> list[Transfer]:
         stage = self._stage.partition.stage
-        return (e for e in self._list(plan) if e.receiver == stage and e.what == what)
+        transfers = self.list_transfers(plan)
+        return [t for t in transfers if t.receiver == stage and t.what == what]
 
-    def _list(self, plan: StepPlan) -> tuple[Transfer, ...]:
-        transfers = list_transfers(plan, self.num_stages)
-        if not self.exchanges_always or not transfers or plan.num_sampled:
-            return transfers
-        forced = Transfer(
-            step_id=plan.step_id,
-            what="sampled",
-            sender=self.num_stages - 1,
-            receiver=0,
-            num_rows=1,
-        )
-        return *transfers, forced
 
-    def _send(
-        self, channel: Channel | None, exchange: Transfer, tensor: Tensor
-    ) -> None:
-        assert channel is not None, "what a plan wants sent has a channel"
-        assert len(tensor) == exchange.num_rows, "a step sends what its plan says"
-        self._note("send", exchange)
-        channel.send(tensor)
-
-    def _wait(self, exchange: Transfer, pending: Pending) -> Tensor:
-        tensor = pending.wait()
-        self._note("receive", exchange)
-        return tensor
-
-    def _note(self, kind: Direction, exchange: Transfer) -> None:
-        if self._record is not None:
-            self._record.append((kind, exchange))
+def _send(channel: Channel | None, transfer: Transfer, tensor: Tensor) -> None:
+    assert channel is not None, "a stage has a channel for each of its transfers"
+    assert len(tensor) == transfer.num_rows, "a step sends what its plan says"
+    channel.send(tensor)
