@@ -453,7 +453,7 @@ def test_a_killed_server_leaves_neither_engine_nor_stages(
 # ---- what is refused -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accepts", ["generate", "pooling", "all"])
+@pytest.mark.parametrize("model_kind", ["generate", "pooling", "all"])
 def test_a_model_that_pools_is_refused(
     tmp_path: Path, model_kind: cores.ModelKind
 ) -> None:
