@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     )
     from .errors import TrioserveError
     from .frontend import Classification, PoolingEngine, ScoreOptions, Scores
-    from .frontend.text import TextDelta, TextEngine, TextStream
+    from .frontend.text import TextEngine, TextStream
     from .startup.open import open_engine, open_pooling_engine
     from .types.logits import LogitsProcessor, LogitsRow
+    from .types.output import TextDelta
     from .types.pooling import PoolingInfo
     from .types.sampling import SamplingParams
 
@@ -73,7 +74,8 @@ _HOMES = {
     "types.pooling": ("PoolingInfo",),
     "frontend": ("Classification", "PoolingEngine", "ScoreOptions", "Scores"),
     "types.sampling": ("SamplingParams",),
-    "frontend.text": ("TextDelta", "TextEngine", "TextStream"),
+    "frontend.text": ("TextEngine", "TextStream"),
+    "types.output": ("TextDelta",),
 }
 
 if not TYPE_CHECKING:

@@ -18,12 +18,13 @@ import trio
 import trioserve
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
-from trioserve.frontend.text import TextDelta, TextEngine, TextParams
+from trioserve.frontend.text import TextEngine, TextParams
 from trioserve.pipeline.executor import StageDied
 from trioserve.startup import core as cores
 from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 

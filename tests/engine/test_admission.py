@@ -208,3 +208,28 @@ def test_what_a_plug_in_is_told_can_be_sent_to_any_process(
     with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
         check_request([Prompt(token_ids=(1,))], asked, info)
     assert is_taken or caught.value.param == "logits_processors.left"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "param"),
+    [
+        (31, None, None),
+        (31, 1, None),
+        (31, 2, "max_tokens"),
+        # A prompt as long as the model leaves no room for a token of output.
+        (32, None, "prompt"),
+        (32, 1, "prompt"),
+        (33, 1, "prompt"),
+    ],
+)
+def test_prompt_and_output_fit_the_model(
+    num_tokens: int, max_tokens: int | None, param: str | None
+) -> None:
+    prompt = make_prompt(num_tokens=num_tokens)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    if param is None:
+        check_request([prompt], sampling, INFO)
+        return
+    with pytest.raises(ContextLengthExceeded) as caught:
+        check_request([prompt], sampling, INFO)
+    assert caught.value.param == param

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, strategies as st
 import pytest
 
-from trioserve.render import Detokenizer, TextDelta
+from trioserve.render import Detokenizer
 from trioserve.testing.tokenizer import NOT_PLAIN
+from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -34,9 +35,8 @@ def push_cut(
         for start, end in zip([0, *cuts], [*cuts, len(ids)])
     ]
     deltas.append(detokenizer.finish())
-    assert deltas[-1].finished
     text = "".join(delta.text for delta in deltas)
-    return text, sum(delta.num_tokens for delta in deltas), deltas[-1].stop
+    return text, sum(len(delta.token_ids) for delta in deltas), deltas[-1].stop_reason
 
 
 @given(ids=ids_lists, skip_special=st.booleans(), cuts=cuts)
@@ -179,22 +179,22 @@ def test_a_stop_string_over_token_borders_tells_which_tokens_belong(
 ) -> None:
     detokenizer = byte_level.renderer.open_detokenizer(PROMPT, stop=("STOP", "END"))
     delta = push_text(byte_level, detokenizer, "xxSTOPxx")
-    assert (delta.text, delta.stop, delta.finished) == ("xx", "STOP", True)
-    assert delta.num_tokens == len(byte_level.encode("xxSTOP"))
+    assert (delta.text, delta.stop_reason) == ("xx", "STOP")
+    assert list(delta.token_ids) == byte_level.encode("xxSTOP")
 
 
 def test_after_its_end_a_text_takes_no_more(byte_level: Subject) -> None:
     detokenizer = byte_level.renderer.open_detokenizer(PROMPT, stop=("!",))
     push_text(byte_level, detokenizer, "Hello!")
     late = push_text(byte_level, detokenizer, " more")
-    assert late == TextDelta(text="", num_tokens=0, finished=True, stop="!")
+    assert late == TextDelta(finish_reason="stop", stop_reason="!")
     assert detokenizer.finish() == late
 
 
 def test_what_was_held_back_is_released_at_the_end(byte_level: Subject) -> None:
     detokenizer = byte_level.renderer.open_detokenizer(PROMPT, stop=("\n\nUser:",))
     assert push_text(byte_level, detokenizer, "Bye.\n\nUs").text == "Bye."
-    assert detokenizer.finish() == TextDelta(text="\n\nUs", finished=True)
+    assert detokenizer.finish() == TextDelta(text="\n\nUs")
 
 
 def test_half_a_character_at_the_end_is_shown_as_a_replacement(

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig
-from trioserve.render import Renderer, TextDelta, load_renderer
+from trioserve.render import Renderer, load_renderer
 from trioserve.render.text.reasoning import (
     REASONING_STYLES,
     Place,
@@ -25,6 +25,7 @@ from trioserve.render.text.reasoning import (
 from trioserve.render.text.tokenizer import TextTokenizer
 from trioserve.render.text.vocabulary import Vocabulary
 from trioserve.testing.fake_device import make_info
+from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -329,8 +330,8 @@ def test_tokens_of_reasoning_are_counted_however_they_came(
 ) -> None:
     ids = reader.encode(before + section + answer)
     whole, num_tokens = reader.read(before + section + answer, cuts, stop=stop)
-    assert whole.num_tokens == num_tokens or whole.stop
-    if whole.stop:
+    assert len(whole.token_ids) == num_tokens or whole.stop_reason
+    if whole.stop_reason:
         return
     # A token counts if a character of it does: told here by its bytes.
     begin, end = len(before.encode()), len((before + section).encode())
@@ -344,15 +345,15 @@ def test_tokens_of_reasoning_are_counted_however_they_came(
 
 def test_a_stop_string_is_found_before_the_text_is_split(reader: Reader) -> None:
     whole, num_tokens = reader.read("[THINK]Hm. STOP Hm.[/THINK]Yes.", stop=("STOP",))
-    assert (whole.reasoning, whole.text, whole.stop) == ("Hm. ", "", "STOP")
-    assert whole.num_tokens < num_tokens
-    assert whole.num_reasoning_tokens == whole.num_tokens
+    assert (whole.reasoning, whole.text, whole.stop_reason) == ("Hm. ", "", "STOP")
+    assert len(whole.token_ids) < num_tokens
+    assert whole.num_reasoning_tokens == len(whole.token_ids)
 
 
 def test_a_stop_string_may_be_a_tag(reader: Reader) -> None:
     whole, _ = reader.read("[THINK]Hm.[/THINK]Yes.", stop=("[/THINK]",))
     assert (whole.reasoning, whole.text) == ("Hm.", "")
-    assert whole.num_reasoning_tokens == whole.num_tokens
+    assert whole.num_reasoning_tokens == len(whole.token_ids)
 
 
 @pytest.mark.parametrize("stop", [(), ("!",)])
@@ -364,7 +365,6 @@ def test_after_its_end_an_answer_takes_no_more(
     text.push(reader.encode("[THINK]Hm.[/THINK]Yes!"))
     text.finish()
     late = text.push(reader.encode("More."))
-    assert late.finished
     assert (late.text, late.reasoning, late.num_reasoning_tokens) == ("", "", 0)
 
 
@@ -382,7 +382,7 @@ def test_an_answer_without_reasoning_is_what_it_would_be_without_a_parser(
     ]
     whole = TextDelta.join([*deltas, reader.finish()])
     assert (whole.text, whole.reasoning) == (expected, "")
-    assert (whole.num_tokens, whole.num_reasoning_tokens) == (len(ids), 0)
+    assert (len(whole.token_ids), whole.num_reasoning_tokens) == (len(ids), 0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
-from trioserve.types.output import SequenceOutput, StepResult, TokenLogprobs
+from trioserve.types.output import StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 
@@ -68,7 +68,7 @@ class Loop:
                 return
             self.in_flight.append(plan)
 
-    def drain_one(self) -> list[SequenceOutput]:
+    def drain_one(self) -> list[TokenDelta]:
         plan = self.in_flight.popleft()
         outputs = self.scheduler.update(plan, self.device.step(plan))
         self.scheduler.check()
@@ -200,7 +200,7 @@ def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
     first, second = scheduler.schedule(), scheduler.schedule()
     assert first is not None and second is not None
 
-    def answer(plan: StepPlan, *token_ids: int) -> list[SequenceOutput]:
+    def answer(plan: StepPlan, *token_ids: int) -> list[TokenDelta]:
         reports = tuple(
             TokenLogprobs(token_id=token_id, logprob=-1.0, rank=1)
             for token_id in token_ids

@@ -7,7 +7,7 @@ import pytest
 from trioserve.scheduler import LEVEL_SECONDS, Flow, Scheduler, Sequence
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
-from trioserve.types.output import SequenceOutput
+from trioserve.types.output import TokenDelta
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 
@@ -47,7 +47,7 @@ def make_device() -> FakeDevice:
 
 def run_step(
     scheduler: Scheduler, device: FakeDevice
-) -> tuple[StepPlan, list[SequenceOutput]] | None:
+) -> tuple[StepPlan, list[TokenDelta]] | None:
     plan = scheduler.schedule()
     if plan is None:
         return None

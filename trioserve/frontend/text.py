@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import (
     AsyncIterator,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -17,8 +16,6 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-import itertools
-from typing import TypeVar
 
 import msgspec
 
@@ -27,17 +24,14 @@ from ..errors import InvalidParameter
 from ..render import (
     Detokenizer,
     Renderer,
-    TextDelta as RenderedDelta,
     check_stop_strings,
     count_characters,
 )
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
-from ..types.output import FinishReason, TokenDelta, TokenLogprobs
+from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt
 from ..types.sampling import ReasoningBudget, SamplingParams
-
-T = TypeVar("T")
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARACTERS = 1024
@@ -81,48 +75,6 @@ class TextParams:
                 "thinking_token_budget",
                 f"must be between 0 and {MAX_THINKING_TOKEN_BUDGET}, got {budget}",
             )
-
-
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an open text yields: new text of one of its sequences.
-
-    Args:
-      index: prompt number * n + sequence number within the prompt.
-      text: never half a character, never taken back; may be empty.
-      reasoning: what the model thought before its answer, where that is told apart; it
-        is not in `text`.
-      num_reasoning_tokens: tokens that were found to be reasoning, its tags included.
-      token_ids: the tokens that were taken in, the one that ended it included; their
-        text may still be held back.
-      logprobs, prompt_logprobs: as in steps.TokenDelta.
-      num_cached_tokens: prompt tokens found in the prefix cache.
-      finish_reason: set in a sequence's last delta.
-      stop_reason: the stop string or stop token id that ended it.
-    """
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    num_reasoning_tokens: int = 0
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-    @classmethod
-    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
-        """Put the deltas of one sequence together; at least one."""
-        return msgspec.structs.replace(
-            deltas[-1],
-            text="".join(delta.text for delta in deltas),
-            reasoning="".join(delta.reasoning for delta in deltas),
-            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
-            token_ids=_chain(delta.token_ids for delta in deltas),
-            logprobs=_chain(delta.logprobs for delta in deltas),
-            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
-        )
 
 
 class TextStream:
@@ -175,22 +127,33 @@ class TextStream:
         """Read to the end; returns each sequence whole, by index."""
         return await collect_texts(self, self.num_sequences)
 
-    def _render(self, delta: TokenDelta) -> TextDelta:
-        detokenizer = self._find_detokenizer(delta.index)
-        taken = detokenizer.push(self._visible_ids(delta))
-        if taken.finished:
-            self._tokens.stop(delta.index)
-            return _make_delta(delta, taken, taken.num_tokens, "stop", taken.stop)
-        num_tokens = len(delta.token_ids)
-        if delta.finish_reason is None:
-            return _make_delta(delta, taken, num_tokens, None, None)
-        # What was held back may yet complete a stop string.
-        rest = detokenizer.finish()
-        taken = RenderedDelta.join([taken, rest])
-        if rest.stop is not None:
-            return _make_delta(delta, taken, num_tokens, "stop", rest.stop)
-        return _make_delta(
-            delta, taken, num_tokens, delta.finish_reason, delta.stop_token_id
+    def _render(self, tokens: TokenDelta) -> TextDelta:
+        detokenizer = self._find_detokenizer(tokens.index)
+        text = detokenizer.push(self._visible_ids(tokens))
+        if text.finish_reason is not None:
+            self._tokens.stop(tokens.index)
+        elif tokens.finish_reason is not None:
+            text = self._finish(tokens, text, detokenizer.finish())
+        return msgspec.structs.replace(
+            text,
+            index=tokens.index,
+            logprobs=tokens.logprobs[: len(text.token_ids)],
+            prompt_logprobs=tokens.prompt_logprobs,
+            num_cached_tokens=tokens.num_cached_tokens,
+        )
+
+    def _finish(
+        self, tokens: TokenDelta, text: TextDelta, rest: TextDelta
+    ) -> TextDelta:
+        """Return the last text of a sequence that the engine has ended."""
+        text = TextDelta.join([text, rest])
+        # The held back text may have completed a stop string.
+        stopped = text.finish_reason is not None
+        return msgspec.structs.replace(
+            text,
+            token_ids=tokens.token_ids,
+            finish_reason=text.finish_reason if stopped else tokens.finish_reason,
+            stop_reason=text.stop_reason if stopped else tokens.stop_token_id,
         )
 
     def _find_detokenizer(self, index: int) -> Detokenizer:
@@ -408,28 +371,3 @@ async def collect_texts(
             gathered[delta.index] = [TextDelta.join(parts)]
     # Invariant: a sequence's last delta, and no other, has a finish reason.
     return [whole for [whole] in gathered]
-
-
-def _make_delta(
-    delta: TokenDelta,
-    taken: RenderedDelta,
-    num_tokens: int,
-    finish_reason: FinishReason | None,
-    stop_reason: str | int | None,
-) -> TextDelta:
-    return TextDelta(
-        index=delta.index,
-        text=taken.text,
-        reasoning=taken.reasoning,
-        num_reasoning_tokens=taken.num_reasoning_tokens,
-        token_ids=delta.token_ids[:num_tokens],
-        logprobs=delta.logprobs[:num_tokens],
-        prompt_logprobs=delta.prompt_logprobs,
-        num_cached_tokens=delta.num_cached_tokens,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
-    )
-
-
-def _chain(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    return tuple(itertools.chain.from_iterable(parts))

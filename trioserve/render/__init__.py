@@ -24,7 +24,7 @@ from .pooling import (
     make_pooling_renderer,
 )
 from .text.chat import TURN_CHARACTERS, ChatMessage, count_characters
-from .text.detokenizer import Detokenizer, TextDelta
+from .text.detokenizer import Detokenizer
 from .text.stop import check_stop_strings
 from .text.template import ChatOptions
 from .text.tokenizer import TokenizeOptions
@@ -43,7 +43,6 @@ __all__ = [
     "Renderer",
     "RendererStatistics",
     "RendererWorkers",
-    "TextDelta",
     "TextInput",
     "TextOptions",
     "TextParts",

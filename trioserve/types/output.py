@@ -1,16 +1,22 @@
 """The results of one step, from the device to the readers of a stream.
 
-They are msgspec structs, because one of each is made for every row of every step; see
-plan.py.
+They are msgspec structs, because each row of each step makes one of each; plan.py has the
+measurement. A token passes through two of them:
+
+    StepResult --> scheduler --> TokenDelta --> detokenizer --> TextDelta --> event
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Sequence
+import itertools
+from typing import Literal, TypeVar
 
 import msgspec
 
 from .ids import SequenceId
+
+T = TypeVar("T")
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -19,7 +25,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Log probabilities at one position, under the raw distribution of the model.
 
     Args:
-      token_id: the token that stands there.
+      token_id: the token at this position.
       logprob: natural logarithm; under the unmodified softmax, as vLLM's
         raw_logprobs.
       rank: 1 for the most likely token.
@@ -32,18 +38,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
-# Fills a row of StepResult.sampled up to the length of others.
+# Fills up the shorter rows of StepResult.sampled.
 NOT_SAMPLED = -1
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the device gave back for a plan.
+    """The device's answer to a plan.
 
     Args:
-      sampled: the new token ids of each row with `sample`, in batch order: one, or as
-        many as the device could tell at once, or none where it had to give the row up;
-        from NOT_SAMPLED on a row says nothing.
-      logprobs: slot -> one for each of its new tokens, where they were asked for.
+      sampled: the new token ids of each row with `sample`, in batch order: usually one,
+        several if the device samples several at once, none if it gave the row up.
+        NOT_SAMPLED ends a row early.
+      logprobs: slot -> one for each of its new tokens, if the request asked for them.
       prompt_logprobs: slot -> logprobs of the prompt tokens at positions
         [start + 1, start + num_tokens], as far as they lie inside the prompt.
     """
@@ -54,38 +60,84 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one step added to a sequence: the scheduler's answer to a result.
-
-    An empty one tells that a step has begun with the sequence.
-    """
-
-    sequence_id: SequenceId
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-
-
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an open stream yields: new tokens of one of its sequences.
+    """New tokens of one sequence, from the scheduler to the reader of a stream.
+
+    One without tokens and logprobs reports that a step with the sequence has begun; it
+    does not reach the reader.
 
     Args:
-      index: prompt number * n + sequence number within the prompt.
-      token_ids: new output ids; the token that ended the sequence is the last one.
-      logprobs: one for each of token_ids if they were asked for.
+      index: number of the sequence in its request: prompt number * n + sequence number
+        within the prompt.
+      token_ids: new output ids; the last one may be the token that ended the sequence.
+      logprobs: one for each of token_ids, if the request asked for them.
       prompt_logprobs: for prompt tokens 1, 2, ...; all before the first output token.
       num_cached_tokens: prompt tokens found in the prefix cache.
       finish_reason: set in a sequence's last delta.
       stop_token_id: the token that ended it, unless that was the model's own EOS.
     """
 
-    index: int
+    sequence_id: SequenceId
+    index: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[TokenDelta]) -> TokenDelta:
+        """Join successive deltas of one sequence; at least one."""
+        return msgspec.structs.replace(
+            deltas[-1],
+            token_ids=_chain(delta.token_ids for delta in deltas),
+            logprobs=_chain(delta.logprobs for delta in deltas),
+            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
+        )
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """New text of one sequence, from its detokenizer to the reader of a stream.
+
+    Args:
+      index: number of the sequence in its request: prompt number * n + sequence number
+        within the prompt.
+      text: complete characters, which no later delta changes; may be empty.
+      reasoning: the reasoning of the model before its answer, if the server separates
+        the two; it is not in `text`.
+      num_reasoning_tokens: tokens that were found to be reasoning, including its tags.
+      token_ids: the tokens that were read, including the one that ended the sequence;
+        their text may still be held back.
+      logprobs, prompt_logprobs, num_cached_tokens: as in TokenDelta.
+      finish_reason: set in a sequence's last delta.
+      stop_reason: the stop string or stop token id that ended it.
+    """
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    @classmethod
+    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """Join successive deltas of one sequence; at least one."""
+        return msgspec.structs.replace(
+            deltas[-1],
+            text="".join(delta.text for delta in deltas),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
+            token_ids=_chain(delta.token_ids for delta in deltas),
+            logprobs=_chain(delta.logprobs for delta in deltas),
+            prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
+        )
+
+
+def _chain(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(itertools.chain.from_iterable(parts))

@@ -13,7 +13,7 @@ from ...executor import Executor
 from ...scheduler import Flow, Scheduler, SchedulerCounters, SchedulerStatistics
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
-from ...types.output import SequenceOutput, StepResult
+from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
@@ -56,7 +56,7 @@ class SequenceGroup:
 
 
 class GenerationCore(
-    Core[Iterable[SequenceOutput], SchedulerStatistics, SchedulerCounters], Protocol
+    Core[Iterable[TokenDelta], SchedulerStatistics, SchedulerCounters], Protocol
 ):
     """The core of an Engine."""
 
@@ -85,7 +85,7 @@ class LocalCore:
         self._scheduler = scheduler
         self._info = info
         self._preparing = trio.CapacityLimiter(1)
-        self._deliver: Callable[[Iterable[SequenceOutput]], None]
+        self._deliver: Callable[[Iterable[TokenDelta]], None]
         self._loop = StepLoop(
             executor,
             scheduler,
@@ -95,7 +95,7 @@ class LocalCore:
 
     async def run(
         self,
-        deliver: Callable[[Iterable[SequenceOutput]], None],
+        deliver: Callable[[Iterable[TokenDelta]], None],
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -147,6 +147,7 @@ class LocalCore:
                 prompt_token_ids=prompt.token_ids,
                 sampling=sampling,
                 seed=_wrap(group.seed + offset % group.sampling.n),
+                index=offset,
                 arrival=number,
                 flow=flow,
                 eos_token_ids=self._info.eos_token_ids,

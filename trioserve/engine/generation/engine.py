@@ -21,7 +21,7 @@ from ...observe import Pace
 from ...scheduler import SchedulerCounters, SchedulerStatistics
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
-from ...types.output import SequenceOutput
+from ...types.output import TokenDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..priority import check_priority
@@ -102,7 +102,7 @@ class Engine:
         self._max_num_running = max_num_running
         self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._next_id = 0
-        self._owners: dict[SequenceId, tuple[TokenStream, int]] = {}
+        self._streams: dict[SequenceId, TokenStream] = {}
         self._requests = OpenRequests()
         self._pace = Pace()
 
@@ -175,8 +175,7 @@ class Engine:
             len(ids), lambda index: self._abort(ids[index : index + 1])
         )
         with self._requests.hold(stream):
-            for index, sequence_id in enumerate(ids):
-                self._owners[sequence_id] = stream, index
+            self._streams.update(dict.fromkeys(ids, stream))
             self._note_held()
             try:
                 await self._core.add(group)
@@ -196,7 +195,7 @@ class Engine:
                     raise
                 logger.error("the engine failed and starts again", exc_info=True)
             self._requests.pause(EngineRestarting())
-            self._owners.clear()
+            self._streams.clear()
             # What is lost was not done.
             self._pace = Pace()
             assert self._reopen is not None, "or the failure was raised"
@@ -209,16 +208,16 @@ class Engine:
             raise InvalidParameter(
                 "n", f"{num_new} sequences were asked for, {most} are the most"
             )
-        if num_new > self._count_places(len(self._owners)):
+        if num_new > self._count_places(len(self._streams)):
             raise QueueFull(
                 limit=self._core.statistics().num_waiting,
                 retry_after_seconds=self._pace.estimate_seconds(
-                    trio.current_time(), len(self._owners)
+                    trio.current_time(), len(self._streams)
                 ),
             )
 
     def _note_held(self) -> None:
-        self._pace.observe(trio.current_time(), len(self._owners))
+        self._pace.observe(trio.current_time(), len(self._streams))
 
     def _count_places(self, num_held: int) -> int:
         """Return how many sequences a request may have while others hold so many.
@@ -245,19 +244,18 @@ class Engine:
         return group
 
     def _abort(self, sequence_ids: Iterable[SequenceId]) -> None:
-        living = [each for each in sequence_ids if self._owners.pop(each, None)]
+        living = [each for each in sequence_ids if self._streams.pop(each, None)]
         if living:
             self._core.abort(living)
             self._note_held()
 
-    def _deliver(self, outputs: Iterable[SequenceOutput]) -> None:
-        for output in outputs:
-            owner = self._owners.get(output.sequence_id)
-            # Of what was aborted here, another process may not have heard yet.
-            if owner is None:
+    def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
+        for delta in deltas:
+            stream = self._streams.get(delta.sequence_id)
+            # A core in another process may not have heard of an abort yet.
+            if stream is None:
                 continue
-            stream, index = owner
-            stream.push_nowait(index, output)
-            if output.finish_reason is not None:
-                del self._owners[output.sequence_id]
+            stream.push_nowait(delta)
+            if delta.finish_reason is not None:
+                del self._streams[delta.sequence_id]
         self._note_held()

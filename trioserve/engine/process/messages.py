@@ -22,7 +22,7 @@ from ...scheduler import (
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.not_loaded import NotLoaded
-from ...types.output import SequenceOutput
+from ...types.output import TokenDelta
 from ...types.pooling import PoolingInfo, QueryKey
 from ...types.tensors import TensorBytes
 from ..generation.core import SequenceGroup
@@ -73,7 +73,7 @@ class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a step gave, and how the engine is; see Core."""
 
-    outputs: tuple[SequenceOutput, ...] = ()
+    outputs: tuple[TokenDelta, ...] = ()
     statistics: SchedulerStatistics
     counters: SchedulerCounters
     stalled_seconds: float

@@ -15,7 +15,7 @@ from ...scheduler import (
     SchedulerStatistics,
 )
 from ...types.ids import SequenceId
-from ...types.output import SequenceOutput
+from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
@@ -101,7 +101,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
 
 
 class RemoteCore(
-    _RemoteCore[Iterable[SequenceOutput], SchedulerStatistics, SchedulerCounters]
+    _RemoteCore[Iterable[TokenDelta], SchedulerStatistics, SchedulerCounters]
 ):
     """The GenerationCore of an engine process."""
 

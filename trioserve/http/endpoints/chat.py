@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ...frontend.text import TextDelta, TextEngine
+from ...frontend.text import TextEngine
+from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest

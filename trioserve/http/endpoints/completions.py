@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ...frontend.text import TextDelta, TextEngine
+from ...frontend.text import TextEngine
 from ...render import Renderer, TokenizeOptions, run_together
-from ...types.output import TokenLogprobs
+from ...types.output import TextDelta, TokenLogprobs
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest

@@ -10,8 +10,8 @@ from typing import Protocol
 from quart import Response
 
 from ...errors import InternalError, TrioserveError
-from ...frontend.text import TextDelta
 from ...render import RendererWorkers
+from ...types.output import TextDelta
 from ..connection.scope import ScopedRequest
 from ..respond import run_writing
 from ..wire.chunks import DONE, error_event

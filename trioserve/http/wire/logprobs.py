@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import itertools
 from typing import Final
 
-from ...frontend.text import TextDelta
-from ...types.output import TokenLogprobs
+from ...types.output import TextDelta, TokenLogprobs
 from .responses import (
     ChatLogprobs,
     CompletionLogprobs,

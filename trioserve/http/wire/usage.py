@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from ...frontend.text import TextDelta, TextStream, collect_texts
+from ...frontend.text import TextStream, collect_texts
+from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ..progress import Phase
 from ..stream_times import StreamTimes

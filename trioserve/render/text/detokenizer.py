@@ -13,45 +13,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-import msgspec
-
+from ...types.output import TextDelta
 from .stop import StopScanner
 from .vocabulary import Vocabulary
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-
-
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What some token ids added to a text.
-
-    Args:
-      text: new characters, all complete.
-      reasoning: those of them that are no answer, where that is told apart; they are
-        not in `text`.
-      num_reasoning_tokens: tokens that were found to be reasoning; their text may have
-        been given before, or be held back.
-      num_tokens: ids that belong to the text; those after a stop string do not.
-      finished: nothing will be added any more.
-      stop: the stop string that ended the text.
-    """
-
-    text: str
-    reasoning: str = ""
-    num_reasoning_tokens: int = 0
-    num_tokens: int = 0
-    finished: bool = False
-    stop: str | None = None
-
-    @classmethod
-    def join(cls, deltas: Sequence[TextDelta]) -> TextDelta:
-        """Put deltas in a row together; at least one."""
-        return msgspec.structs.replace(
-            deltas[-1],
-            text="".join(delta.text for delta in deltas),
-            reasoning="".join(delta.reasoning for delta in deltas),
-            num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
-            num_tokens=sum(delta.num_tokens for delta in deltas),
-        )
 
 
 class Detokenizer:
@@ -111,23 +77,28 @@ class Detokenizer:
         return 0 if self._scanner is None else self._scanner.num_held
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Take the next output ids; after the end of the text they are ignored."""
+        """Read the next output ids; after the end of the text they are ignored.
+
+        Returns:
+          The new text and the ids that belong to it: those after a stop string do not.
+          A stop string sets finish_reason and stop_reason.
+        """
         if self._finished:
-            return self._end("", num_tokens=0)
+            return self._end("")
         if self._scanner is None:
-            return TextDelta(text=self._read(token_ids), num_tokens=len(token_ids))
+            return TextDelta(text=self._read(token_ids), token_ids=tuple(token_ids))
         return self._push_scanned(token_ids, self._scanner)
 
     def finish(self) -> TextDelta:
-        """No more ids come: give what was held back, U+FFFD for half a character."""
+        """End the text: return the held back part, with U+FFFD for half a character."""
         if self._finished:
-            return self._end("", num_tokens=0)
+            return self._end("")
         text = self._utf8.decode(b"", final=True)
         if self._scanner is not None:
             text = self._scan(text, self._scanner)
             if self._scanner.stop is None:
                 text += self._scanner.release()
-        return self._end(text, num_tokens=0)
+        return self._end(text)
 
     def _push_scanned(
         self, token_ids: Sequence[int], scanner: StopScanner
@@ -139,8 +110,8 @@ class Detokenizer:
             self._num_tokens += 1
             released.append(self._scan(self._read((token_id,)), scanner))
             if scanner.stop is not None:
-                return self._end("".join(released), num_tokens=num_tokens)
-        return TextDelta(text="".join(released), num_tokens=len(token_ids))
+                return self._end("".join(released), token_ids[:num_tokens])
+        return TextDelta(text="".join(released), token_ids=tuple(token_ids))
 
     def _read(self, token_ids: Sequence[int]) -> str:
         data = b"".join(map(self._spell, token_ids))
@@ -152,7 +123,12 @@ class Detokenizer:
     def _scan(self, text: str, scanner: StopScanner) -> str:
         return scanner.scan(text, armed=self._num_tokens > self._min_tokens)
 
-    def _end(self, text: str, *, num_tokens: int) -> TextDelta:
+    def _end(self, text: str, token_ids: Sequence[int] = ()) -> TextDelta:
         self._finished = True
         stop = None if self._scanner is None else self._scanner.stop
-        return TextDelta(text=text, num_tokens=num_tokens, finished=True, stop=stop)
+        return TextDelta(
+            text=text,
+            token_ids=tuple(token_ids),
+            finish_reason=None if stop is None else "stop",
+            stop_reason=stop,
+        )

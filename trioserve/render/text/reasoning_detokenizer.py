@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from .detokenizer import Detokenizer, TextDelta
+import msgspec
+
+from ...types.output import TextDelta
+from .detokenizer import Detokenizer
 from .reasoning import Place, ReasoningSplitter, ReasoningTags
 from .vocabulary import Vocabulary
 
@@ -55,7 +58,7 @@ class ReasoningDetokenizer(Detokenizer):
         deltas = []
         for token_id in token_ids:
             deltas.append(self._push_one(token_id))
-            if deltas[-1].finished:
+            if self._finished:
                 break
         return TextDelta.join(deltas)
 
@@ -65,7 +68,7 @@ class ReasoningDetokenizer(Detokenizer):
     def _push_one(self, token_id: int) -> TextDelta:
         num_held = self.num_held
         delta = super().push((token_id,))
-        if delta.num_tokens:
+        if delta.token_ids:
             # Less than none where a stop string ended the text before this token.
             added = len(delta.text) + self.num_held - num_held
             self._counter.push(max(0, added))
@@ -73,17 +76,15 @@ class ReasoningDetokenizer(Detokenizer):
 
     def _split(self, delta: TextDelta) -> TextDelta:
         reasoning, text = self._splitter.push(delta.text)
-        if delta.finished:
+        if self._finished:
             last_reasoning, last_text = self._splitter.finish()
             reasoning += last_reasoning
             text += last_text
-        return TextDelta(
+        return msgspec.structs.replace(
+            delta,
             text=text,
             reasoning=reasoning,
-            num_reasoning_tokens=self._counter.count(is_final=delta.finished),
-            num_tokens=delta.num_tokens,
-            finished=delta.finished,
-            stop=delta.stop,
+            num_reasoning_tokens=self._counter.count(is_final=self._finished),
         )
 
 

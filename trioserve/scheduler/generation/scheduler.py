@@ -82,7 +82,7 @@ from dataclasses import dataclass
 import math
 
 from ...types.ids import BlockId, SequenceId
-from ...types.output import FinishReason, SequenceOutput, StepResult
+from ...types.output import FinishReason, StepResult, TokenDelta
 from ...types.plan import StepPlan, StepRow
 from ..step_cost import StepCost, StepSize
 from .blocks import BlockPool
@@ -255,7 +255,7 @@ class Scheduler:
 
     def update(
         self, plan: StepPlan, result: StepResult, seconds: float = 0.0
-    ) -> list[SequenceOutput]:
+    ) -> list[TokenDelta]:
         """Take in what a step gave; returns what it added to each living sequence.
 
         Plans are answered in the order in which they were made.
@@ -278,7 +278,7 @@ class Scheduler:
                     outputs.append(output)
         return outputs
 
-    def list_started(self, plan: StepPlan) -> list[SequenceOutput]:
+    def list_started(self, plan: StepPlan) -> list[TokenDelta]:
         """Return, without tokens, the sequences that begin or go on with a plan's step.
 
         Args:
@@ -286,7 +286,7 @@ class Scheduler:
         """
         slots = {start.slot for start in plan.starts}
         return [
-            SequenceOutput(sequence_id=sequence.sequence_id)
+            TokenDelta(sequence_id=sequence.sequence_id, index=sequence.index)
             for sequence in self._in_flight[plan.step_id]
             if sequence.slot in slots
         ]
@@ -603,7 +603,7 @@ class Scheduler:
         row: StepRow,
         token_ids: tuple[int, ...],
         result: StepResult,
-    ) -> SequenceOutput | None:
+    ) -> TokenDelta | None:
         prompt_logprobs = sequence.list_new_logprobs(
             row.start, result.prompt_logprobs.get(row.slot, ())
         )
@@ -618,8 +618,9 @@ class Scheduler:
             self._end(sequence)
         elif sequence.slot is not None:
             self._register_full_blocks(sequence)
-        return SequenceOutput(
+        return TokenDelta(
             sequence_id=sequence.sequence_id,
+            index=sequence.index,
             token_ids=new[:num_taken],
             logprobs=result.logprobs.get(row.slot, ())[first : first + num_taken],
             prompt_logprobs=prompt_logprobs,

@@ -89,6 +89,7 @@ class Sequence:
       sampling: `max_tokens` is not None here.
       seed: see steps.SlotStart.
       arrival: rises with each sequence; unique.
+      index: its number in its request.
       flow: of its request; by default a request by itself.
       eos_token_ids: end the sequence unless sampling.ignore_eos.
       cache_salt: blocks are shared only under the same salt.
@@ -111,6 +112,7 @@ class Sequence:
         "embedded",
         "eos_token_ids",
         "flow",
+        "index",
         "is_ended",
         "last_turn",
         "max_num_tokens",
@@ -142,6 +144,7 @@ class Sequence:
         sampling: SamplingParams,
         seed: int,
         arrival: int,
+        index: int = 0,
         flow: Flow | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         cache_salt: str = "",
@@ -154,6 +157,7 @@ class Sequence:
         self.sampling = sampling
         self.seed = seed
         self.arrival = arrival
+        self.index = index
         self.flow = flow or Flow()
         self.place: float | None = None
         self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids

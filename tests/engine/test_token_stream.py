@@ -1,0 +1,130 @@
+"""A token stream joins what a slow reader has not read, and ends with its sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from trioserve.engine import TokenStream
+from trioserve.errors import EngineDied
+from trioserve.types.ids import SequenceId
+from trioserve.types.output import TokenDelta, TokenLogprobs
+
+
+def make_stream(num_sequences: int = 1) -> tuple[TokenStream, list[int]]:
+    """Return a stream and the list of the indexes that its reader stops."""
+    stopped: list[int] = []
+    return TokenStream(num_sequences, stopped.append), stopped
+
+
+def make_delta(*token_ids: int, index: int = 0, **fields: Any) -> TokenDelta:
+    return TokenDelta(
+        sequence_id=SequenceId(index), index=index, token_ids=token_ids, **fields
+    )
+
+
+def make_logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(token_id=i, logprob=-i, rank=1) for i in token_ids)
+
+
+async def test_unread_deltas_are_joined() -> None:
+    stream, _ = make_stream()
+    stream.push_nowait(make_delta(prompt_logprobs=make_logprobs(7, 8)))
+    stream.push_nowait(make_delta(1, logprobs=make_logprobs(1), num_cached_tokens=4))
+    last = make_delta(
+        2,
+        3,
+        logprobs=make_logprobs(2, 3),
+        num_cached_tokens=4,
+        finish_reason="stop",
+        stop_token_id=3,
+    )
+    stream.push_nowait(last)
+    assert [delta async for delta in stream] == [
+        make_delta(
+            1,
+            2,
+            3,
+            logprobs=make_logprobs(1, 2, 3),
+            prompt_logprobs=make_logprobs(7, 8),
+            num_cached_tokens=4,
+            finish_reason="stop",
+            stop_token_id=3,
+        )
+    ]
+
+
+async def test_sequences_are_not_joined_with_each_other() -> None:
+    stream, _ = make_stream(2)
+    deltas = [
+        make_delta(1, index=1, finish_reason="stop"),
+        make_delta(2, index=0, finish_reason="length"),
+    ]
+    for delta in deltas:
+        stream.push_nowait(delta)
+    assert [delta async for delta in stream] == deltas
+
+
+async def test_a_delta_after_the_end_of_its_sequence_is_dropped() -> None:
+    """The core of another process may send one before it hears of the end."""
+    stream, _ = make_stream(2)
+    first = make_delta(1, finish_reason="stop")
+    stream.push_nowait(first)
+    stream.push_nowait(make_delta(2))
+    stream.push_nowait(make_delta(3, finish_reason="length"))
+    assert await stream.__anext__() == first
+    with trio.move_on_after(0) as scope:
+        await stream.__anext__()
+    # The other sequence is still open, so the stream waits for it.
+    assert scope.cancelled_caught
+
+
+async def test_a_stopped_sequence_gives_nothing_more() -> None:
+    stream, stopped = make_stream(2)
+    stream.push_nowait(make_delta(1))
+    stream.stop(0)
+    stream.push_nowait(make_delta(2))
+    last = make_delta(3, index=1, finish_reason="length")
+    stream.push_nowait(last)
+    assert [delta async for delta in stream] == [last]
+    assert stopped == [0]
+
+
+async def test_a_sequence_that_has_ended_is_not_stopped_again() -> None:
+    stream, stopped = make_stream()
+    stream.push_nowait(make_delta(1, finish_reason="length"))
+    stream.stop(0)
+    assert [delta async for delta in stream] == []
+    assert stopped == []
+
+
+async def test_a_failure_is_raised_after_the_unread_deltas() -> None:
+    stream, _ = make_stream()
+    stream.push_nowait(make_delta(1))
+    stream.fail(EngineDied())
+    assert await stream.__anext__() == make_delta(1)
+    with pytest.raises(EngineDied):
+        await stream.__anext__()
+
+
+async def test_a_failure_wakes_the_reader(nursery: trio.Nursery) -> None:
+    stream, _ = make_stream()
+
+    async def read() -> None:
+        with pytest.raises(EngineDied):
+            await stream.__anext__()
+        nursery.cancel_scope.cancel()
+
+    nursery.start_soon(read)
+    await trio.testing.wait_all_tasks_blocked()
+    stream.fail(EngineDied())
+    await trio.sleep_forever()
+
+
+async def test_a_reader_of_unread_deltas_lets_other_tasks_run() -> None:
+    stream, _ = make_stream(2)
+    stream.push_nowait(make_delta(1, finish_reason="length"))
+    with trio.testing.assert_checkpoints():
+        await stream.__anext__()
