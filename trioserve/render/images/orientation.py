@@ -1,7 +1,10 @@
-"""Which way up an image is, by what its file states.
+"""Reads which way up an image is from the metadata of its file.
 
-Pillow's own reader of such metadata warns, for the whole process, of whatever else it
-finds there; this one looks for a single tag.
+PIL.ImageOps.exif_transpose does the same, but reads all EXIF tags and warns of each broken
+one. A hostile PNG file of 0.8 MB made it hold the GIL for 0.4 s, write 12.6 MB to
+standard error, and leave 65,536 entries in the registry of warnings, which lives as long
+as the process (Pillow 13.0). This reader stops at the tag that it looks for: 0.2 ms for the
+same file. warnings.catch_warnings is no way out, because it is not safe in threads.
 """
 
 from __future__ import annotations
@@ -12,20 +15,20 @@ import struct
 
 _ORIENTATION_TAG = 0x0112
 
-# TIFF 6.0, section 2: SHORT and LONG, the kinds that are taken for the orientation.
+# TIFF 6.0, section 2: SHORT and LONG, the types that an orientation may have.
 _INTEGERS = {3: "H", 4: "I"}
 
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def read_orientation(info: Mapping[str | tuple[int, int], object]) -> int:
-    """Find the orientation where PIL.ImageOps.exif_transpose finds it.
+    """Find the orientation in the same places as PIL.ImageOps.exif_transpose.
 
     Args:
-      info: of an image that Pillow has loaded.
+      info: the `info` of an image that Pillow has loaded.
 
     Returns:
-      The value of the EXIF tag; 1, upright, where the file states nothing.
+      The value of the EXIF tag; 1 (upright) if the file does not have it.
     """
     exif = info.get("exif")
     if exif is None:
@@ -38,7 +41,7 @@ def read_orientation(info: Mapping[str | tuple[int, int], object]) -> int:
 
 
 def _read_raw_profile(profile: object) -> bytes | None:
-    """Metadata as ImageMagick puts it into PNG files: a length, and hexadecimal digits."""
+    """Read EXIF from ImageMagick's PNG text: three lines, then hexadecimal digits."""
     if not isinstance(profile, str):
         return None
     try:
@@ -48,8 +51,9 @@ def _read_raw_profile(profile: object) -> bytes | None:
 
 
 def _read_exif_orientation(exif: bytes) -> int | None:
-    # TIFF 6.0, section 2: a header of the byte order, 42 and the first directory's
-    # offset; a directory is a count of entries of tag, kind, number and value.
+    # TIFF 6.0, section 2. The header holds the byte order, 42 and the offset of the first
+    # directory. A directory is the number of its entries, then for each entry its tag,
+    # type, count and value.
     tiff = exif.removeprefix(b"Exif\x00\x00")
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
