@@ -44,7 +44,9 @@ import trio
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
 from trioserve.http.decode.body import decode_chunks
-from trioserve.http.decode.schema import MessageMappings, decode_chat, decode_completion
+from trioserve.http.decode.message_mappings import MessageMappings
+from trioserve.http.decode.requests import ChatRequest, CompletionRequest
+from trioserve.http.decode.schema import decode_body
 from trioserve.render.generation.loading import load_renderer
 from trioserve.render.tensors.embeds import decode_embeds
 from trioserve.render.text.chat import read_messages
@@ -81,10 +83,10 @@ def cut(body: bytes) -> list[bytes]:
     return [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)]
 
 
-def decode_body(body: bytes) -> object:
+def decode_completion(body: bytes) -> object:
     """Decode what a model of 131,072 tokens is asked, or find that it is too long."""
     try:
-        return decode_chunks(cut(body), decode_completion, 131_072)
+        return decode_chunks(cut(body), CompletionRequest, 131_072)
     except ContextLengthExceeded as error:
         return error
 
@@ -111,13 +113,13 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
         ("JSON, 20 MB of ids, refused", {"prompt": list(ids) * 40}),
         ("JSON, 130,000 ids", {"prompt": (list(ids) * 2)[:130_000]}),
     ):
-        yield name, partial(decode_body, json.dumps(body).encode())
+        yield name, partial(decode_completion, json.dumps(body).encode())
     turns = [{"role": "user", "content": "x" * 100}] * 400
     encoded = json.dumps({"messages": turns}).encode()
     yield "JSON, 400 messages", lambda e=encoded: decode_chunks(
-        cut(e), decode_chat, 10**9
+        cut(e), ChatRequest, 10**9
     )
-    messages = MessageMappings(decode_chat(encoded).messages)
+    messages = MessageMappings(decode_body(ChatRequest, encoded).messages)
 
     def run_template() -> object:
         conversation = read_messages(messages, template.form)

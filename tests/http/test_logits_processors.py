@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 import threading
 from typing import Any
@@ -12,9 +13,15 @@ import pytest
 import trio
 
 from trioserve.errors import InvalidParameter, RequestError
-from trioserve.http.decode.schema import decode_chat, decode_completion, to_sampling
+from trioserve.http.decode.requests import ChatRequest, CompletionRequest
+from trioserve.http.decode.sampling import to_sampling
+from trioserve.http.decode.schema import decode_body
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.types.logits import LogitsProcessor, LogitsRow
+
+decode_chat = partial(decode_body, ChatRequest)
+decode_completion = partial(decode_body, CompletionRequest)
+
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 COMPLETION = {"prompt": "Hello", "max_tokens": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 import json
 from typing import Any
 
@@ -10,9 +11,15 @@ import msgspec
 import pytest
 
 from trioserve.errors import RequestError
-from trioserve.http.decode import schema
+from trioserve.http.decode import decoder
+from trioserve.http.decode.message_mappings import MessageMappings
 from trioserve.http.decode.payloads import take_out
-from trioserve.http.decode.schema import MessageMappings, decode_chat, decode_completion
+from trioserve.http.decode.requests import ChatRequest, CompletionRequest
+from trioserve.http.decode.schema import decode_body
+
+decode_chat = partial(decode_body, ChatRequest)
+decode_completion = partial(decode_body, CompletionRequest)
+
 
 LONG = "QUJD" * 300_000
 
@@ -180,7 +187,7 @@ def read_completion(body: bytes, long_bytes: int) -> object:
 
 
 def set_threshold(patch: pytest.MonkeyPatch, long_bytes: int) -> None:
-    patch.setattr(schema, "_LARGE_BYTES", 0)
+    patch.setattr(decoder, "_LARGE_BYTES", 0)
     patch.setattr(
-        schema, "take_out", lambda body: take_out(body, long_bytes=long_bytes)
+        decoder, "take_out", lambda body: take_out(body, long_bytes=long_bytes)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 import json
 import tracemalloc
 from types import ModuleType
@@ -19,24 +20,28 @@ from trioserve.http.decode import (
     requests,
     unsupported,
 )
+from trioserve.http.decode.messages import Message
 from trioserve.http.decode.pooling_requests import (
     COHERE_TYPES,
     MAX_DOCUMENTS,
     MAX_INPUTS,
+    ClassificationRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
-from trioserve.http.decode.pooling_schema import (
-    decode_classification,
-    decode_cohere_embed,
-    decode_embedding,
-    decode_pooling,
-    decode_rerank,
-    decode_score,
-)
-from trioserve.http.decode.requests import Message
-from trioserve.http.decode.schema import list_unknown_fields
+from trioserve.http.decode.schema import decode_body, find_decoder
 
 Decode = Callable[[bytes], Any]
+
+decode_classification = partial(decode_body, ClassificationRequest)
+decode_cohere_embed = partial(decode_body, CohereEmbedRequest)
+decode_embedding = partial(decode_body, EmbeddingRequest)
+decode_pooling = partial(decode_body, PoolingRequest)
+decode_rerank = partial(decode_body, RerankRequest)
+decode_score = partial(decode_body, ScoreRequest)
 
 DECODERS: dict[str, Decode] = {
     "embedding": decode_embedding,
@@ -400,8 +405,8 @@ def test_normalize_is_told_what_to_send_instead() -> None:
 @every_endpoint
 def test_unknown_fields_are_told_and_ignored(endpoint: str) -> None:
     body = json.dumps(MINIMAL[endpoint] | {"of_the_future": 1, "model": "a"}).encode()
-    asked = DECODERS[endpoint](body)
-    assert list_unknown_fields(body, asked) == ("of_the_future",)
+    decoder = find_decoder(type(DECODERS[endpoint](body)))
+    assert decoder.list_unknown_fields(body) == ("of_the_future",)
 
 
 @pytest.mark.parametrize("module", [requests, pooling_requests])

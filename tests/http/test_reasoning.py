@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
-from trioserve.http.decode.schema import MessageMappings, decode_chat
+from trioserve.http.decode.message_mappings import MessageMappings
+from trioserve.http.decode.requests import ChatRequest
+from trioserve.http.decode.schema import decode_body
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import CHATML_TEMPLATE
 from trioserve.types.sampling import ReasoningBudget
+
+decode_chat = partial(decode_body, ChatRequest)
+
 
 REASONING = "Hm, the dog sleeps."
 CONTENT = "The quick brown fox."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 import json
 from typing import Any
 
@@ -17,23 +18,26 @@ from trioserve.errors import (
     RequestError,
 )
 from trioserve.http.decode import lazy_fields as large, unsupported
-from trioserve.http.decode.requests import CompletionPrompt
-from trioserve.http.decode.schema import (
+from trioserve.http.decode.message_mappings import MessageMappings, to_chat_options
+from trioserve.http.decode.requests import (
     ChatRequest,
+    CompletionPrompt,
     CompletionRequest,
-    MessageMappings,
-    decode_chat,
-    decode_completion,
-    decode_detokenize,
-    decode_tokenize,
-    list_unknown_fields,
-    to_chat_options,
-    to_sampling,
+    DetokenizeRequest,
+    ModelRequest,
+    TokenizeRequest,
 )
+from trioserve.http.decode.sampling import to_sampling
+from trioserve.http.decode.schema import decode_body, find_decoder
 from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
 from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
 
 Decode = Callable[[bytes], Any]
+
+decode_chat = partial(decode_body, ChatRequest)
+decode_completion = partial(decode_body, CompletionRequest)
+decode_detokenize = partial(decode_body, DetokenizeRequest)
+decode_tokenize = partial(decode_body, TokenizeRequest)
 
 DECODERS: dict[str, Decode] = {
     "chat": decode_chat,
@@ -639,18 +643,28 @@ def test_detokenize_takes_no_tokens() -> None:
     assert decode_detokenize(b'{"tokens":[]}').tokens == ()
 
 
+def test_a_new_struct_needs_no_row_in_the_table_of_decoders() -> None:
+    class NewRequest(ModelRequest, frozen=True, kw_only=True):
+        text: str
+
+    assert decode_body(NewRequest, b'{"text": "a"}') == NewRequest(text="a")
+    with pytest.raises(InvalidParameter) as caught:
+        decode_body(NewRequest, b'{"model": "a"}')
+    assert caught.value.param == "text"
+
+
 def test_unknown_fields_are_listed_and_nothing_else() -> None:
     body = encode("chat", surprise=1, tools=[], metadata={}, temperature=1)
-    assert list_unknown_fields(body, decode_chat(body)) == ("surprise",)
+    assert find_decoder(ChatRequest).list_unknown_fields(body) == ("surprise",)
     many = encode("completion", **{f"{i:03}" + "x" * 99: i for i in range(99)})
-    names = list_unknown_fields(many, decode_completion(many))
+    names = find_decoder(CompletionRequest).list_unknown_fields(many)
     assert len(names) == 16
     assert max(map(len, names)) == 64
 
 
 def test_unknown_fields_whose_names_are_no_text_are_not_listed() -> None:
     body = b'{"prompt":"a","\xff":1}'
-    assert list_unknown_fields(body, decode_completion(body)) == ()
+    assert find_decoder(CompletionRequest).list_unknown_fields(body) == ()
 
 
 # Sampling.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 import logging
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from werkzeug.http import parse_options_header
 
@@ -15,7 +15,8 @@ from ...frontend.text import TextEngine
 from ...observe.log_lines import escape
 from ..connection.scope import ScopedRequest
 from ..state import ServerState
-from .schema import list_unknown_fields
+from .requests import ModelRequest
+from .schema import decode_body, find_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -27,55 +28,50 @@ _SMALL_BYTES: Final = 65_536
 _DECODED_BYTES_PER_SECOND: Final = 8e8
 
 
-class _Request(Protocol):
-    @property
-    def model(self) -> str | None: ...
-
-
-RequestT = TypeVar("RequestT", bound=_Request)
+RequestT = TypeVar("RequestT", bound=ModelRequest)
 EngineT = TypeVar("EngineT", TextEngine, PoolingEngine, TextEngine | PoolingEngine)
 
 
 async def read_request(
     state: ServerState,
     request: ScopedRequest,
-    decode: Callable[[bytes, int], RequestT],
+    request_type: type[RequestT],
 ) -> tuple[RequestT, TextEngine]:
     """Read, decode and check a request; and find the engine that answers it.
 
     Args:
-      decode: one of schema's; given the body and the model's length.
+      request_type: the struct of the endpoint's body.
 
     Raises:
       RequestError: a field is wrong, or the model is not served here.
       ShuttingDown: nobody is.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
-    return await _read(state, request, decode, state.require_text)
+    return await _read(state, request, request_type, state.require_text)
 
 
 async def read_pooling_request(
     state: ServerState,
     request: ScopedRequest,
-    decode: Callable[[bytes, int], RequestT],
+    request_type: type[RequestT],
 ) -> tuple[RequestT, PoolingEngine]:
     """Do the same where texts are pooled."""
-    return await _read(state, request, decode, state.require_pooling)
+    return await _read(state, request, request_type, state.require_pooling)
 
 
 async def read_any_request(
     state: ServerState,
     request: ScopedRequest,
-    decode: Callable[[bytes, int], RequestT],
+    request_type: type[RequestT],
 ) -> tuple[RequestT, TextEngine | PoolingEngine]:
     """Do the same for what every model answers."""
-    return await _read(state, request, decode, state.require_engine)
+    return await _read(state, request, request_type, state.require_engine)
 
 
 async def _read(
     state: ServerState,
     request: ScopedRequest,
-    decode: Callable[[bytes, int], RequestT],
+    request_type: type[RequestT],
     require: Callable[[str | None], EngineT],
 ) -> tuple[RequestT, EngineT]:
     # A body that is half there may hold a drain up for as long as its sender likes.
@@ -84,7 +80,7 @@ async def _read(
     request.progress.enter("render")
     engine = require(None)
     work = partial(
-        decode_chunks, chunks, decode, engine.info.max_model_len, str(request.id)
+        decode_chunks, chunks, request_type, engine.info.max_model_len, str(request.id)
     )
     num_bytes = sum(map(len, chunks))
     if num_bytes <= _SMALL_BYTES:
@@ -98,15 +94,15 @@ async def _read(
 
 def decode_chunks(
     chunks: list[bytes | bytearray],
-    decode: Callable[[bytes, int], RequestT],
+    request_type: type[RequestT],
     max_model_len: int,
     request_id: str = "",
 ) -> RequestT:
     """Put a body together, which uses it up, and decode it. Blocking."""
     content = b"".join(chunks)
     chunks.clear()
-    body = decode(content, max_model_len)
-    log_unknown_fields(content, body, request_id)
+    body = decode_body(request_type, content, max_model_len)
+    log_unknown_fields(content, request_type, request_id)
     return body
 
 
@@ -128,10 +124,12 @@ async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
     return await request.read_chunks()
 
 
-def log_unknown_fields(content: bytes, body: object, request_id: str) -> None:
+def log_unknown_fields(
+    content: bytes, request_type: type[ModelRequest], request_id: str
+) -> None:
     """Tell of fields that nobody reads, in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
-        if unknown := list_unknown_fields(content, body):
+        if unknown := find_decoder(request_type).list_unknown_fields(content):
             logger.debug(
                 "request %s: ignored unknown fields: %s",
                 request_id,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from .lazy_fields import begins_with
-from .requests import ContentPart, ImageUrl, Message
+from .messages import ContentPart, ImageUrl, Message
 
 # Shorter ones are not worth it.
 _LONG_BYTES: Final = 65_536

@@ -16,8 +16,9 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from .lazy_fields import PIECE_BYTES, begins_with, decode_field, decode_ids, split_list
+from .messages import ContentPart, Message, Messages, check_messages
 from .pooling_requests import MAX_DOCUMENTS, MAX_INPUTS, Item, TextInputs, TextPart
-from .requests import ContentPart, Message, Messages, TokenId, check_messages
+from .requests import TokenId
 
 _NULL: Final = b"null"
 _LIST_BEGIN: Final = re.compile(rb"\[[ \t\r\n]*")

@@ -14,14 +14,12 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from ...types.pooling import LongText, PoolingTask
+from .messages import ContentPart, Message, Messages, Name
 from .requests import (
     MAX_CACHE_SALT_CHARACTERS,
     ChatTemplateText,
-    ContentPart,
     Int64,
-    Message,
-    Messages,
-    Name,
+    ModelRequest,
     RequestIdText,
     Side,
     TokenId,
@@ -104,7 +102,7 @@ _CHAT_FIELDS: Final = (
 Item = str | tuple[int, ...] | tuple[Message, ...]
 
 
-class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
+class PoolingFields(ModelRequest, frozen=True, kw_only=True):
     """What all requests have in common, Cohere's aside.
 
     Args:
@@ -117,7 +115,6 @@ class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
         shared between requests that pool.
     """
 
-    model: Name | None = None
     truncate_prompt_tokens: Int64 | None = None
     truncation_side: Side | None = None
     long_text: LongText | None = None
@@ -317,7 +314,7 @@ class RerankRequest(ScoringFields, frozen=True, kw_only=True):
         return cast(tuple[str, ...], self.query)[0]
 
 
-class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /v2/embed and of POST /v1/embed.
 
     Args:
@@ -327,7 +324,6 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
       max_tokens: tokens of a text that are read at most.
     """
 
-    model: Name | None = None
     input_type: Name | None = None
     texts: Annotated[tuple[str, ...], Meta(max_length=MAX_INPUTS)] | None = None
     inputs: Annotated[tuple[TextPart, ...], Meta(max_length=MAX_INPUTS)] | None = None

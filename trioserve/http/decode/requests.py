@@ -17,30 +17,26 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported
 from ...frontend.text import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 from ...types.sampling import MAX_BAD_WORDS
+from .messages import Messages, Name, Role, ToolType, check_messages
 
 # Bounds of what one request makes the server allocate or walk through; none has a
 # source but "more than clients were seen to send", except that vLLM has the same
 # kinds of limits (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
 MAX_PROMPTS: Final = 1024
-MAX_MESSAGES: Final = 16_384
 MAX_CACHE_SALT_CHARACTERS: Final = 1024
-MAX_NAME_CHARACTERS: Final = 1024
 MAX_CHAT_TEMPLATE_CHARACTERS: Final = 65_536
 
 # JSON allows numbers of any length; what is wider than 64 bits is refused before any
 # arithmetic or message meets it.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
 ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
 # Part of response ids, which clients log and put into headers: visible ASCII alone.
 # The last group keeps Python's `$` from matching before a line end.
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 Side = Literal["left", "right"]
-ToolType = Literal["function"]
 ToolChoice = Literal["none", "auto"]
 
 # What each field with a fixed set of values takes, for the decoder's error does not say.
@@ -51,76 +47,6 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": get_args(ToolType),
 }
 
-PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
-
-
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a message's content: a text, an image or a tensor of embeddings.
-
-    What may be megabytes long stays bytes of the body, which costs nothing.
-    """
-
-    type: str
-    text: str | None = None
-    image_url: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    prompt_embeds: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-
-
-class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where an image comes from.
-
-    Args:
-      detail: images are seen in full, as the model's processor prepares them, so that
-        `low` is refused.
-    """
-
-    url: msgspec.Raw
-    detail: str | None = None
-
-    @property
-    def wants_detail(self) -> bool:
-        return self.detail in (None, "auto", "high")
-
-
-class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an assistant called; `arguments` is JSON."""
-
-    name: Name
-    arguments: str | None = None
-
-
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A call that an assistant made earlier in the conversation."""
-
-    function: FunctionCall
-    id: str | None = None
-    type: ToolType = "function"
-
-
-class Unread(msgspec.Struct, frozen=True, gc=False):
-    """An object that is refused wherever it stands: its fields are never built."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One turn of a conversation.
-
-    Args:
-      name: for templates that tell speakers apart; others leave it out.
-    """
-
-    role: Role
-    content: str | tuple[ContentPart, ...] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    audio: Unread | None = None
-    function_call: Unread | None = None
-
-
-Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
 # A union may hold one array type only, so that strings, ids and lists of ids mix as
 # far as the decoder is concerned; CompletionRequest refuses mixtures.
 PromptItem = (
@@ -152,10 +78,19 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What chat and plain completions have in common."""
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The field of all requests.
+
+    Args:
+      model: the model that the client wants; None takes the one that is served.
+    """
 
     model: Name | None = None
+
+
+class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
+    """The fields that chats and plain completions have in common."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Int64 | None = None
@@ -370,10 +305,9 @@ _CHAT_FIELDS: Final = (
 )
 
 
-class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /tokenize: a prompt, or messages as chat takes them."""
 
-    model: Name | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -412,48 +346,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.add_special_tokens
 
 
-class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /detokenize."""
 
-    model: Name | None = None
     tokens: tuple[TokenId, ...]
-
-
-def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
-    """Refuse messages without content and with what nobody reads.
-
-    Args:
-      param: where in the request they stand.
-
-    Raises:
-      InvalidParameter: a message, or a part of one, is empty.
-      NotSupported: a message holds audio, video or files, a refusal, or calls in an
-        older form.
-    """
-    for index, message in enumerate(messages):
-        path = f"{param}[{index}]"
-        if message.function_call is not None:
-            raise NotSupported(f"{path}.function_call")
-        if message.audio is not None:
-            raise NotSupported(f"{path}.audio")
-        if message.refusal:
-            raise NotSupported(f"{path}.refusal", "send it as content")
-        # An assistant's turn may be empty, and is null where it only called tools.
-        if message.content is None and message.role != "assistant":
-            raise InvalidParameter(f"{path}.content", "is required")
-        if isinstance(message.content, tuple):
-            _check_parts(f"{path}.content", message.content)
-
-
-def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
-    for index, part in enumerate(parts):
-        if part.type not in PART_TYPES:
-            raise NotSupported(
-                f"{path}[{index}].type", f"parts are {', '.join(PART_TYPES)}"
-            )
-        # Each type has its content in the field of the same name.
-        if getattr(part, part.type) in (None, msgspec.Raw()):
-            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")
 
 
 def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:

@@ -15,8 +15,8 @@ from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
+from ..decode.message_mappings import MessageMappings, to_chat_options
 from ..decode.requests import ChatRequest
-from ..decode.schema import MessageMappings, decode_chat, to_chat_options
 from ..respond import respond_built
 from ..state import ServerState
 from ..wire.chunks import ChatChunks, ReasoningChunks, StreamHeader, chat_usage_event
@@ -47,7 +47,7 @@ from .sse import respond_events
 
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, whole or token by token."""
-    body, engine = await read_request(state, request, decode_chat)
+    body, engine = await read_request(state, request, ChatRequest)
     prompt, sampling = await _render(engine, body)
     # Or megabytes of the body would be kept for as long as the answer takes.
     body = msgspec.structs.replace(body, messages=())

@@ -12,23 +12,23 @@ from ...render.pooling.vectors import read_floats, write_json
 from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_pooling_request
-from ..decode.pooling_schema import decode_classification
+from ..decode.pooling_requests import ClassificationRequest
 from ..state import ServerState
 from ..wire.pooling_responses import ClassificationList, ClassifiedText, splice
 from ..wire.responses import encode
-from .pooling import Exchange, make_params, pool_texts, require_task
+from .pooling import PoolingCall, make_params, pool_texts, require_task
 
 
 async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:
     """Classify texts."""
-    body, engine = await read_pooling_request(state, request, decode_classification)
+    body, engine = await read_pooling_request(state, request, ClassificationRequest)
     task = require_task(engine, ("classify",), "classify texts")
     params = make_params(engine, task, use_activation=body.use_activation)
-    exchange = Exchange(state=state, request=request, engine=engine)
-    header = exchange.make_header("classify", body.request_id)
-    pooled = await pool_texts(exchange, body, params, partial(_write_entry, engine))
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("classify", body.request_id)
+    pooled = await pool_texts(call, body, params, partial(_write_entry, engine))
     content = header.begin(ClassificationList, pooled.num_tokens)
-    return await exchange.respond(
+    return await call.respond(
         partial(splice, content, {"data": pooled.results}),
         sum(map(len, pooled.results)),
     )

@@ -18,7 +18,6 @@ from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_pooling_request
 from ..decode.pooling_requests import COHERE_TYPES, CohereEmbedRequest, CohereType
-from ..decode.pooling_schema import decode_cohere_embed
 from ..state import ServerState
 from ..wire.pooling_responses import (
     CohereEmbeddings,
@@ -28,7 +27,7 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import Exchange, Header, make_params, require_task
+from .pooling import Header, PoolingCall, make_params, require_task
 
 # What Cohere's models are trained for. Others need not tell these apart, and are read
 # the same way for all of them then.
@@ -46,33 +45,33 @@ _WRITERS: Final[dict[CohereType, Callable[[TensorBytes], bytes]]] = {
 
 async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts, in each of the forms that are asked for."""
-    body, engine = await read_pooling_request(state, request, decode_cohere_embed)
-    exchange = Exchange(state=state, request=request, engine=engine)
-    header = exchange.make_header("embd")
-    pooled = await _pool(exchange, body)
+    body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("embd")
+    pooled = await _pool(call, body)
     meta = CohereMeta.of(pooled.num_tokens, "2")
-    return await _respond_by_type(exchange, body, header, meta, pooled.results)
+    return await _respond_by_type(call, body, header, meta, pooled.results)
 
 
 async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Response:
     """Do the same for older clients; vectors have no names where no form is asked for."""
-    body, engine = await read_pooling_request(state, request, decode_cohere_embed)
-    exchange = Exchange(state=state, request=request, engine=engine)
-    header = exchange.make_header("embd")
-    pooled = await _pool(exchange, body)
+    body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("embd")
+    pooled = await _pool(call, body)
     meta = CohereMeta.of(pooled.num_tokens, "1")
     if body.embedding_types:
-        return await _respond_by_type(exchange, body, header, meta, pooled.results)
+        return await _respond_by_type(call, body, header, meta, pooled.results)
     content = CohereFloats(id=header.id, texts=_echo(body), meta=meta)
     lists = {"embeddings": [vector for (vector,) in pooled.results]}
-    return await _respond(exchange, body, content, lists)
+    return await _respond(call, body, content, lists)
 
 
 async def _pool(
-    exchange: Exchange, body: CohereEmbedRequest
+    call: PoolingCall, body: CohereEmbedRequest
 ) -> Pooled[tuple[bytes, ...]]:
     """Have the texts read, and each vector written in all forms."""
-    engine = exchange.engine
+    engine = call.engine
     task = require_task(engine, ("embed",), "embed texts")
     params = make_params(
         engine, task, dimensions=body.output_dimension, param="output_dimension"
@@ -85,7 +84,7 @@ async def _pool(
         finish=partial(_write_vector, body.types),
         priority=body.priority or 0,
         param=body.param,
-        on_submit=exchange.note_submitted,
+        on_submit=call.note_submitted,
     )
 
 
@@ -137,7 +136,7 @@ def _write_vector(
 
 
 async def _respond_by_type(
-    exchange: Exchange,
+    call: PoolingCall,
     body: CohereEmbedRequest,
     header: Header,
     meta: CohereMeta,
@@ -157,7 +156,7 @@ async def _respond_by_type(
     lists: dict[str, Sequence[bytes]] = {
         name: by_type[name] for name in COHERE_TYPES if name in by_type
     }
-    return await _respond(exchange, body, content, lists)
+    return await _respond(call, body, content, lists)
 
 
 def _echo(body: CohereEmbedRequest) -> tuple[()] | UnsetType:
@@ -166,7 +165,7 @@ def _echo(body: CohereEmbedRequest) -> tuple[()] | UnsetType:
 
 
 async def _respond(
-    exchange: Exchange,
+    call: PoolingCall,
     body: CohereEmbedRequest,
     content: msgspec.Struct,
     lists: Mapping[str, Sequence[bytes]],
@@ -180,4 +179,4 @@ async def _respond(
         echoed = {"texts": [encode(text) for text in texts]} if texts else {}
         return splice(content, {**lists, **echoed})
 
-    return await exchange.respond(write, num_bytes)
+    return await call.respond(write, num_bytes)

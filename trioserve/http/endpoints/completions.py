@@ -17,7 +17,6 @@ from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
 from ..decode.requests import CompletionRequest
-from ..decode.schema import decode_completion
 from ..respond import respond_built
 from ..state import ServerState
 from ..wire.chunks import CompletionChunks, StreamHeader, completion_usage_event
@@ -42,7 +41,7 @@ from .sse import respond_events
 
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, whole or token by token."""
-    body, engine = await read_request(state, request, decode_completion)
+    body, engine = await read_request(state, request, CompletionRequest)
     prompts, sampling = await _render(engine, body)
     # Or megabytes of the body would be kept for as long as the answer takes.
     body = msgspec.structs.replace(body, prompt="", prompt_embeds=None)

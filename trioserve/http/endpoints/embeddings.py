@@ -23,8 +23,7 @@ from ...types.pooling import PoolingParams
 from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_pooling_request
-from ..decode.pooling_requests import VectorFields
-from ..decode.pooling_schema import decode_embedding, decode_pooling
+from ..decode.pooling_requests import EmbeddingRequest, PoolingRequest, VectorFields
 from ..state import ServerState
 from ..wire.pooling_responses import (
     BriefUsage,
@@ -38,7 +37,7 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import Exchange, Header, make_params, pool_texts, require_task
+from .pooling import Header, PoolingCall, make_params, pool_texts, require_task
 
 # Half of the longest line that Python's http.client takes; aiohttp's limit, and that of
 # many proxies, is 8 KiB unless they are told otherwise.
@@ -78,38 +77,38 @@ class _Vector:
 
 async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Response:
     """Embed texts, each as a vector or as a vector for each of its tokens."""
-    body, engine = await read_pooling_request(state, request, decode_embedding)
+    body, engine = await read_pooling_request(state, request, EmbeddingRequest)
     task = require_task(engine, ("embed", "token_embed"), "embed texts")
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation
     )
-    exchange = Exchange(state=state, request=request, engine=engine)
-    return await _answer(exchange, body, params, _EMBEDDINGS)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    return await _answer(call, body, params, _EMBEDDINGS)
 
 
 async def answer_pooling(state: ServerState, request: ScopedRequest) -> Response:
     """Give what the model makes of texts: vectors or labels, of texts or of tokens."""
-    body, engine = await read_pooling_request(state, request, decode_pooling)
+    body, engine = await read_pooling_request(state, request, PoolingRequest)
     task = body.task or engine.pooling.task
     params = make_params(
         engine, task, dimensions=body.dimensions, use_activation=body.use_activation
     )
-    exchange = Exchange(state=state, request=request, engine=engine)
-    return await _answer(exchange, body, params, _POOLED)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    return await _answer(call, body, params, _POOLED)
 
 
 async def _answer(
-    exchange: Exchange, body: VectorFields, params: PoolingParams, form: _Form
+    call: PoolingCall, body: VectorFields, params: PoolingParams, form: _Form
 ) -> Response:
     if body.encoding_format in ("bytes", "bytes_only"):
-        return await _answer_bytes(exchange, body, params, form.prefix)
-    header = exchange.make_header(form.prefix, body.request_id)
+        return await _answer_bytes(call, body, params, form.prefix)
+    header = call.make_header(form.prefix, body.request_id)
     format = _make_format(body)
     pooled = await pool_texts(
-        exchange, body, params, partial(_write_entry, form.make_entry, format)
+        call, body, params, partial(_write_entry, form.make_entry, format)
     )
     content = header.begin(form.answer_type, pooled.num_tokens)
-    return await exchange.respond(
+    return await call.respond(
         partial(splice, content, {"data": pooled.results}),
         sum(map(len, pooled.results)),
     )
@@ -138,15 +137,15 @@ def _write_entry(
 
 
 async def _answer_bytes(
-    exchange: Exchange, body: VectorFields, params: PoolingParams, prefix: str
+    call: PoolingCall, body: VectorFields, params: PoolingParams, prefix: str
 ) -> Response:
-    header = exchange.make_header(prefix, body.request_id)
+    header = call.make_header(prefix, body.request_id)
     format = _make_format(body)
     has_metadata = body.encoding_format == "bytes"
     if has_metadata:
         # Where the number of texts says enough, before anything is computed.
         _check_metadata(len(body.items) * _measure_entry(format))
-    pooled = await pool_texts(exchange, body, params, partial(_write_vector, format))
+    pooled = await pool_texts(call, body, params, partial(_write_vector, format))
     headers = {}
     if has_metadata:
         headers["metadata"] = _write_metadata(
@@ -154,7 +153,7 @@ async def _answer_bytes(
         )
         _check_metadata(len(headers["metadata"]))
     contents = [vector.content for vector in pooled.results]
-    return await exchange.respond(
+    return await call.respond(
         partial(b"".join, contents),
         sum(map(len, contents)),
         content_type=BYTES_TYPE,

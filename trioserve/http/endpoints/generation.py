@@ -14,7 +14,7 @@ from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.requests import ChatRequest, CompletionRequest, GenerationRequest
-from ..decode.schema import to_sampling
+from ..decode.sampling import to_sampling
 from ..state import ServerState
 from ..stream_times import StreamTimes
 from ..wire.chunks import StreamHeader

@@ -16,9 +16,9 @@ from ...render import ChatInput, ChatOptions, TextInput, TextOptions
 from ...types.pooling import LongText, PoolingParams, PoolingTask
 from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
+from ..decode.message_mappings import MessageMappings
+from ..decode.messages import Message
 from ..decode.pooling_requests import PoolingFields, TextFields
-from ..decode.requests import Message
-from ..decode.schema import MessageMappings
 from ..respond import run_writing
 from ..state import ServerState
 from ..wire.pooling_responses import PooledAnswer, PoolingUsage
@@ -50,8 +50,8 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A request and the engine that answers it."""
+class PoolingCall:
+    """One call of a pooling endpoint: its request, and the engine that answers it."""
 
     state: ServerState
     request: ScopedRequest
@@ -168,7 +168,7 @@ def make_text_options(
 
 
 async def pool_texts(
-    exchange: Exchange,
+    call: PoolingCall,
     body: TextFields,
     params: PoolingParams,
     finish: Callable[[int, TensorBytes], T],
@@ -181,7 +181,7 @@ async def pool_texts(
 
     Raises: what make_text_options and PoolingEngine.pool raise.
     """
-    engine = exchange.engine
+    engine = call.engine
     options = replace(
         make_text_options(body, engine, can_average=params.task == "embed"),
         add_special_tokens=body.add_special_tokens,
@@ -194,9 +194,9 @@ async def pool_texts(
         finish=finish,
         priority=body.priority or 0,
         param=body.param,
-        on_submit=exchange.note_submitted,
+        on_submit=call.note_submitted,
     )
-    exchange.request.body.release()
+    call.request.body.release()
     return pooled
 
 

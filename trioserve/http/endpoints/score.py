@@ -13,8 +13,7 @@ from ...errors import InvalidParameter
 from ...frontend import PoolingEngine, ScoreOptions
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_pooling_request
-from ..decode.pooling_requests import RerankRequest, ScoringFields
-from ..decode.pooling_schema import decode_rerank, decode_score
+from ..decode.pooling_requests import RerankRequest, ScoreRequest, ScoringFields
 from ..state import ServerState
 from ..wire.pooling_responses import (
     BriefUsage,
@@ -27,7 +26,7 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import Exchange, make_text_options
+from .pooling import PoolingCall, make_text_options
 
 # Of a score or of a result without its document.
 _BYTES_PER_SCORE = 128
@@ -35,36 +34,36 @@ _BYTES_PER_SCORE = 128
 
 async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
     """Score a query against documents, or pairs of both."""
-    body, engine = await read_pooling_request(state, request, decode_score)
+    body, engine = await read_pooling_request(state, request, ScoreRequest)
     query_param, document_param = body.query_param, body.document_param
     options = _make_options(body, engine, query_param, document_param)
-    exchange = Exchange(state=state, request=request, engine=engine)
-    header = exchange.make_header("score", body.request_id)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("score", body.request_id)
     scores = await engine.score(
         body.texts_of(query_param),
         body.texts_of(document_param),
         options,
         priority=body.priority or 0,
-        on_submit=exchange.note_submitted,
+        on_submit=call.note_submitted,
     )
     request.body.release()
     content = header.begin(ScoreList, scores.num_tokens)
     write = partial(_write_scores, content, scores.values)
-    return await exchange.respond(write, len(scores.values) * _BYTES_PER_SCORE)
+    return await call.respond(write, len(scores.values) * _BYTES_PER_SCORE)
 
 
 async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
     """Put documents in the order in which they answer a query."""
-    body, engine = await read_pooling_request(state, request, decode_rerank)
+    body, engine = await read_pooling_request(state, request, RerankRequest)
     options = _make_options(body, engine, "query", "documents")
-    exchange = Exchange(state=state, request=request, engine=engine)
-    header = exchange.make_header("score", body.request_id)
+    call = PoolingCall(state=state, request=request, engine=engine)
+    header = call.make_header("score", body.request_id)
     scores = await engine.score(
         [body.query_text],
         body.texts,
         options,
         priority=body.priority or 0,
-        on_submit=exchange.note_submitted,
+        on_submit=call.note_submitted,
     )
     version = "1" if request.path.startswith("/v1/") else "2"
     content = RankedList(
@@ -77,7 +76,7 @@ async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
     # The texts are written once more: the body is held until the answer is sent.
     if body.shows_documents:
         num_bytes += sum(map(len, body.texts))
-    return await exchange.respond(
+    return await call.respond(
         partial(_write_ranking, content, body, scores.values), num_bytes
     )
 

@@ -12,13 +12,8 @@ from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_any_request
-from ..decode.requests import TokenizeRequest
-from ..decode.schema import (
-    MessageMappings,
-    decode_detokenize,
-    decode_tokenize,
-    to_chat_options,
-)
+from ..decode.message_mappings import MessageMappings, to_chat_options
+from ..decode.requests import DetokenizeRequest, TokenizeRequest
 from ..respond import respond_built, respond_json
 from ..state import ServerState
 from ..wire.responses import Detokenized, Tokenized
@@ -26,7 +21,7 @@ from ..wire.responses import Detokenized, Tokenized
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the token ids of a text or of a conversation."""
-    body, engine = await read_any_request(state, request, decode_tokenize)
+    body, engine = await read_any_request(state, request, TokenizeRequest)
     messages = MessageMappings(body.messages or ())
     num_characters = len(body.prompt or "") + messages.num_characters
     with engine.renderer.room.enter(num_characters):
@@ -37,7 +32,7 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Tell the text of token ids."""
-    body, engine = await read_any_request(state, request, decode_detokenize)
+    body, engine = await read_any_request(state, request, DetokenizeRequest)
     with engine.renderer.room.enter(len(body.tokens)):
         text = await engine.renderer.detokenize(body.tokens)
     return respond_json(Detokenized(prompt=text))

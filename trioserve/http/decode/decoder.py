@@ -1,0 +1,153 @@
+"""Decodes the JSON of one endpoint's bodies into its request struct.
+
+A call of the JSON decoder holds the GIL, so that a long call pauses every stream.
+msgspec takes less than half as long as pydantic (bench/schema.py). Fields that may be
+megabytes long stay bytes in that call, and lazy_fields.py decodes them in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from . import unsupported
+from ...errors import InvalidParameter
+from .errors import explain
+from .payloads import Strings, put_back, take_out
+
+# Smaller bodies are decoded within a quarter of a millisecond.
+_LARGE_BYTES: Final = 2**20
+
+# The value of a field that the client did not send.
+_NOTHING: Final = msgspec.Raw()
+
+# More token ids than any body has.
+UNBOUNDED: Final = 2**62
+
+_MAX_UNKNOWN_FIELDS: Final = 16
+_MAX_UNKNOWN_CHARACTERS: Final = 64
+
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+# Decodes a field, given its name, its bytes and a number of token ids that is too large.
+DecodeField = Callable[[str, msgspec.Raw, int], object]
+
+
+class BodyDecoder(Generic[RequestT]):
+    """Decodes the bodies of one endpoint.
+
+    The first pass decodes into a struct that also has the fields which the server
+    refuses (unsupported.py). In that pass these fields and the lazy ones stay bytes.
+
+    Args:
+      refused: fields that are not implemented, with their neutral values.
+      lazy: fields that may be long, with their decoders.
+      bounds_ids: whether token ids are refused if there are more than the model takes.
+      takes_payloads: whether images and tensors are among the lazy fields.
+    """
+
+    def __init__(
+        self,
+        request_type: type[RequestT],
+        refused: Mapping[str, unsupported.Neutral] = {},
+        lazy: Mapping[str, DecodeField] = {},
+        *,
+        bounds_ids: bool = True,
+        takes_payloads: bool = True,
+    ) -> None:
+        self._request_type = request_type
+        self._refused = refused
+        self._lazy = lazy
+        self._bounds_ids = bounds_ids
+        self._takes_payloads = takes_payloads
+        self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(
+            _make_body_type(request_type, (*refused, *lazy))
+        )
+
+    def decode(self, body: bytes, max_model_len: int) -> RequestT:
+        """Decode a body.
+
+        Args:
+          max_model_len: a prompt with this many token ids is refused before its ids are
+            decoded.
+
+        Raises:
+          InvalidParameter: the body is not JSON, or a field has the wrong type or length.
+          NotSupported: a field asks for something that this server does not do.
+        """
+        if not body:
+            raise InvalidParameter(None, "The body is empty.")
+        strings: Strings = {}
+        if self._takes_payloads and len(body) > _LARGE_BYTES:
+            body, strings = take_out(body)
+        parsed = self._parse(body)
+        for name, neutral in self._refused.items():
+            if value := getattr(parsed, name):
+                unsupported.refuse(name, value, neutral)
+        fields = self._decode_lazy_fields(parsed, max_model_len)
+        if strings:
+            put_back(fields, strings)
+        return self._request_type(**fields)
+
+    def list_unknown_fields(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the top-level fields that the server does not know.
+
+        This parses the body once more, so it is for the debug log alone.
+
+        Returns:
+          at most 16 names, each cut to 64 characters.
+        """
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        # The names of unknown fields were skipped so far. They may not be UTF-8.
+        except ValueError:
+            return ()
+        known = {*self._request_type.__struct_fields__, *self._refused}
+        unknown = [name for name in fields if name not in known | unsupported.LABELS]
+        return tuple(
+            name[:_MAX_UNKNOWN_CHARACTERS] for name in unknown[:_MAX_UNKNOWN_FIELDS]
+        )
+
+    def _parse(self, body: bytes) -> RequestT:
+        try:
+            return self._decoder.decode(body)
+        # UnicodeDecodeError is a ValueError, but not a DecodeError.
+        except (ValueError, RecursionError) as error:
+            raise explain(error) from None
+
+    def _decode_lazy_fields(
+        self, parsed: RequestT, max_model_len: int
+    ) -> dict[str, Any]:
+        """Return all fields of the request; a lazy field that was not sent is None."""
+        fields = {
+            name: getattr(parsed, name) for name in self._request_type.__struct_fields__
+        }
+        # A prompt that will be truncated may be longer than the model takes.
+        is_truncated = fields.get("truncate_prompt_tokens") is not None
+        is_bounded = self._bounds_ids and not is_truncated
+        max_tokens = max_model_len if is_bounded else UNBOUNDED
+        for name, decode in self._lazy.items():
+            raw = fields[name]
+            fields[name] = decode(name, raw, max_tokens) if raw else None
+        return fields
+
+
+def _make_body_type(
+    request_type: type[RequestT], raw_fields: tuple[str, ...]
+) -> type[msgspec.Struct]:
+    """Make the struct of the first pass: the request's fields, some of them as bytes."""
+    required = {f.name for f in msgspec.structs.fields(request_type) if f.required}
+    return msgspec.defstruct(
+        f"{request_type.__name__}Body",
+        [
+            (name, msgspec.Raw, msgspec.NODEFAULT if name in required else _NOTHING)
+            for name in raw_fields
+        ],
+        bases=(request_type,),
+        # The request is checked once, when it is complete.
+        namespace={"__post_init__": lambda self: None},
+        frozen=True,
+        kw_only=True,
+    )

@@ -1,0 +1,126 @@
+"""The structs of a conversation, as clients send it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import InvalidParameter, NotSupported
+
+# Nobody was seen to send more.
+MAX_MESSAGES: Final = 16_384
+MAX_NAME_CHARACTERS: Final = 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ToolType = Literal["function"]
+
+PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a message's content: a text, an image or a tensor of embeddings.
+
+    What may be megabytes long stays bytes of the body, which costs nothing.
+    """
+
+    type: str
+    text: str | None = None
+    image_url: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    prompt_embeds: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where an image comes from.
+
+    Args:
+      detail: images are seen in full, as the model's processor prepares them, so that
+        `low` is refused.
+    """
+
+    url: msgspec.Raw
+    detail: str | None = None
+
+    @property
+    def wants_detail(self) -> bool:
+        return self.detail in (None, "auto", "high")
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an assistant called; `arguments` is JSON."""
+
+    name: Name
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A call that an assistant made earlier in the conversation."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: ToolType = "function"
+
+
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """An object that is refused wherever it stands: its fields are never built."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One turn of a conversation.
+
+    Args:
+      name: for templates that tell speakers apart; others leave it out.
+    """
+
+    role: Role
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Unread | None = None
+    function_call: Unread | None = None
+
+
+Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
+    """Refuse messages without content and with what nobody reads.
+
+    Args:
+      param: where in the request they stand.
+
+    Raises:
+      InvalidParameter: a message, or a part of one, is empty.
+      NotSupported: a message holds audio, video or files, a refusal, or calls in an
+        older form.
+    """
+    for index, message in enumerate(messages):
+        path = f"{param}[{index}]"
+        if message.function_call is not None:
+            raise NotSupported(f"{path}.function_call")
+        if message.audio is not None:
+            raise NotSupported(f"{path}.audio")
+        if message.refusal:
+            raise NotSupported(f"{path}.refusal", "send it as content")
+        # An assistant's turn may be empty, and is null where it only called tools.
+        if message.content is None and message.role != "assistant":
+            raise InvalidParameter(f"{path}.content", "is required")
+        if isinstance(message.content, tuple):
+            _check_parts(f"{path}.content", message.content)
+
+
+def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
+    for index, part in enumerate(parts):
+        if part.type not in PART_TYPES:
+            raise NotSupported(
+                f"{path}[{index}].type", f"parts are {', '.join(PART_TYPES)}"
+            )
+        # Each type has its content in the field of the same name.
+        if getattr(part, part.type) in (None, msgspec.Raw()):
+            raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")

@@ -1,0 +1,113 @@
+"""From the fields of a request to SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ...errors import InvalidParameter
+from ...types.sampling import SamplingParams
+from .requests import ChatRequest, CompletionRequest
+
+# OpenAI's default of the legacy endpoint.
+COMPLETION_MAX_TOKENS: Final = 16
+
+# What a model's generation_config may set, as vLLM reads it. Its files hold floats
+# where integers are meant.
+_SERVER_DEFAULTS: Final[Mapping[str, Callable[[float], float]]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+# Fields that mean in a request what they mean in SamplingParams.
+_SAME_IN_SAMPLING: Final = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "max_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "prompt_logprobs",
+)
+
+
+def to_sampling(
+    request: ChatRequest | CompletionRequest, defaults: Mapping[str, float]
+) -> SamplingParams:
+    """Work out how to sample for a request.
+
+    Args:
+      defaults: fields of SamplingParams from the model's generation_config, which
+        stand where the client sent nothing.
+
+    Raises:
+      InvalidParameter: a number is out of its range; `param` is the field that the
+        client sent.
+    """
+    values: dict[str, Any] = {
+        name: convert(defaults[name])
+        for name, convert in _SERVER_DEFAULTS.items()
+        if name in defaults
+    }
+    for name in _SAME_IN_SAMPLING:
+        if (value := getattr(request, name)) is not None:
+            values[name] = value
+    values["logit_bias"] = _parse_logit_bias(request.logit_bias or {})
+    values["logits_processors"] = tuple(
+        (name, arguments or {})
+        for name, arguments in (request.logits_processors or {}).items()
+    )
+    if isinstance(request, ChatRequest):
+        sent_as = _take_chat_fields(request, values)
+    else:
+        sent_as = _take_completion_fields(request, values)
+    try:
+        return SamplingParams(**values)
+    except InvalidParameter as error:
+        raise _rename(error, sent_as) from None
+
+
+def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> dict[str, str]:
+    """Add what chat alone names otherwise, and tell by which name it was sent."""
+    if request.logprobs:
+        values["logprobs"] = request.top_logprobs or 0
+    if request.max_completion_tokens is None:
+        return {"logprobs": "top_logprobs"}
+    values["max_tokens"] = request.max_completion_tokens
+    return {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
+
+
+def _take_completion_fields(
+    request: CompletionRequest, values: dict[str, Any]
+) -> dict[str, str]:
+    values.setdefault("max_tokens", COMPLETION_MAX_TOKENS)
+    values["logprobs"] = request.logprobs
+    # Echoed tokens are reported with their logprobs, as the others are.
+    if request.echo:
+        values.setdefault("prompt_logprobs", request.logprobs)
+    return {"prompt_logprobs": "logprobs"} if request.prompt_logprobs is None else {}
+
+
+def _rename(error: InvalidParameter, sent_as: Mapping[str, str]) -> InvalidParameter:
+    name = error.param or ""
+    if name not in sent_as:
+        return error
+    return InvalidParameter(sent_as[name], str(error).removeprefix(f"{name}: "))
+
+
+def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in bias:
+        # int() would also take signs, spaces, underscores and other alphabets' digits.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidParameter("logit_bias", "every key must be a token id")
+    return tuple((int(key), value) for key, value in bias.items())
