@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, is_dataclass
+from contextlib import redirect_stdout
+import io
+import os
 from pathlib import Path
 import re
 import socket
-from typing import Any, get_type_hints
+import subprocess
+import sys
 
-import docstring_parser
 import pytest
 
 from trioserve import __main__ as command
 from trioserve.config import (
     EngineConfig,
+    Option,
     ServeConfig,
     build_config,
     list_options,
@@ -37,53 +40,76 @@ def read_rows() -> dict[str, tuple[str, str]]:
     }
 
 
-def read_lines(config_type: type = ServeConfig) -> dict[str, list[str]]:
-    """Return the docstrings' lines about each field."""
-    found = {
-        param.arg_name: (param.description or "").splitlines()
-        for param in docstring_parser.parse(config_type.__doc__ or "").params
-    }
-    for hint in get_type_hints(config_type).values():
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            found |= read_lines(hint)
-    return found
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_an_option_has_a_row_with_its_default_and_meaning(option: Option) -> None:
+    default = "not set" if option.default is None else str(option.default)
+    assert read_rows()[option.flag.removeprefix("--")] == (default, option.meaning)
 
 
-def read_meanings() -> dict[str, str]:
-    """Return what the docstrings of the configuration's classes say of each field."""
-    return {
-        name: " ".join(" ".join(lines).split()) for name, lines in read_lines().items()
-    }
-
-
-def test_every_field_has_a_row_with_its_default_and_meaning() -> None:
-    meanings = read_meanings()
-    expected = {
-        option.name.replace("_", "-"): (
-            "not set" if option.default is None else str(option.default),
-            meanings[option.name],
-        )
-        for option in OPTIONS
-    }
-    assert read_rows() == expected
+def test_each_row_has_an_option() -> None:
+    assert {f"--{name}" for name in read_rows()} == {each.flag for each in OPTIONS}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_field_has_a_flag(
-    option: Field[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.parse_serve(["--help"])
+def test_an_option_has_a_short_line(option: Option) -> None:
+    # Two lines of --help on a terminal of 80 columns.
+    assert 0 < len(option.summary) <= 76
+    assert option.meaning.endswith(".")
+
+
+def read_help(*arguments: str) -> str:
+    """Return the output of `trioserve serve --help`."""
+    output = io.StringIO()
+    with redirect_stdout(output), pytest.raises(SystemExit) as caught:
+        command.parse_serve(arguments)
     assert caught.value.code == 0
-    assert f"--{option.name.replace('_', '-')}" in capsys.readouterr().out
+    return output.getvalue()
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_no_line_of_a_meaning_begins_with_a_number(option: Field[Any]) -> None:
-    # --help would take it for an item of a list, and break the line before it.
-    lines = read_lines()[option.name]
-    assert not [line for line in lines if line[0].isdigit()]
+def test_help_has_a_line_for_each_option() -> None:
+    shown = re.findall(r"^  --(?:\[no-\])?([a-z0-9-]+)", read_help("--help"), re.M)
+    assert [f"--{name}" for name in shown] == [each.flag for each in OPTIONS]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, read_help("--help").splitlines())) <= columns
+
+
+def test_help_with_a_word_explains_the_options_that_contain_it() -> None:
+    text = read_help("--help=max-num")
+    assert re.findall(r"^  (--\S+)", text, re.M) == [
+        *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-waiting")
+    ]
+    assert "A request takes at most half of the free places" in " ".join(text.split())
+
+
+def test_help_with_the_word_all_explains_every_option() -> None:
+    text = " ".join(read_help("--help=all").split())
+    assert [option.name for option in OPTIONS if option.meaning not in text] == []
+
+
+def test_help_with_a_word_that_no_option_contains() -> None:
+    assert read_help("--help=klingon") == "No option's name contains 'klingon'.\n"
+
+
+def test_help_wins_over_a_mistake_beside_it() -> None:
+    assert read_help("--nonsense", "--help").startswith("usage: ")
+
+
+def test_a_reader_may_close_help_before_its_end() -> None:
+    """As `trioserve serve --help | head -1` does."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "trioserve", "serve", "--help"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_names_of_options_are_unique() -> None:
@@ -105,7 +131,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     ("content", "message"),
     [
         ("nonsense = 1", "--nonsense: there is no such option here"),
-        ('port = "high"', "--port: Expected `int`, got `str`"),
+        ('port = "high"', "--port: 'high' is not a whole number"),
         ("port = 70000", "--port: must be between 0 and 65535"),
         ("tensor_parallel_size = 2", "--tensor-parallel-size: no layer"),
     ],
@@ -140,31 +166,67 @@ def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--port", "0", "./model"], "write MODEL before all options; './model' is"),
-        (["first", "second"], "write MODEL before all options; 'second' is"),
-        (["--enable-h2c", "true"], "write MODEL before all options; 'true' is"),
-        (["first", "--model", "second"], "name one model: as MODEL or by --model"),
-        (["first", "--model=second"], "name one model: as MODEL or by --model"),
+    "arguments",
+    [["MODEL", "--port", "8001"], ["--port", "8001", "MODEL"]]
+    + [
+        ["--enable-h2c", "MODEL", "--port=8001"],
+        ["--port", "8001", "--model", "MODEL"],
     ],
 )
-def test_a_model_out_of_place_is_one_sentence(
+def test_model_may_stand_anywhere(arguments: list[str]) -> None:
+    config = command.parse_serve(arguments)
+    assert config.engine.model.model == "MODEL"
+    assert config.bind.port == 8001
+
+
+def test_a_flag_may_have_underscores() -> None:
+    assert command.parse_serve(["--max_num_seqs=7"]).engine.scheduler.max_num_seqs == 7
+
+
+def test_a_list_goes_on_where_its_flag_is_repeated() -> None:
+    flag = "--logits-processor"
+    config = command.parse_serve([flag, "a:A", "b:B", "--port", "1", flag, "c:C"])
+    assert config.engine.model.logits_processor == ("a:A", "b:B", "c:C")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["first", "second"], "--model: name one model; here are first and second"),
+        (["first", "--model=second"], "--model: name one model; here are first and"),
+        (["--enable-h2c", "true"], "--model: 'true' is no model; a switch takes no"),
+        (["--enable-h2c=true"], "--enable-h2c: takes no value: write --enable-h2c or"),
+        (["--nonsense", "1"], "--nonsense: there is no such option; --help lists all"),
+        (
+            ["--max-num-seq", "1"],
+            "--max-num-seq: there is no such option; did you mean",
+        ),
+        (["--port"], "--port: expected one value"),
+        (["--port", "--host", "::1"], "--port: expected one value"),
+        (["--port", "high"], "--port: 'high' is not a whole number"),
+        (["--port", "70000"], "--port: must be between 0 and 65535"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1, got 0"),
+        (["--max-num-seqs", "-1"], "--max-num-seqs: must be at least 1, got -1"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory: 'lots' is not a size such"),
+        (
+            ["--max-num-batched-tokens", "4"],
+            "--max-num-batched-tokens: must be at least",
+        ),
+        (["--max-step-seconds", "0"], "--max-step-seconds: must be greater than 0"),
+        (["--max-step-seconds", "nan"], "--max-step-seconds: must be greater than 0"),
+        (
+            ["--scheduling-policy", "lottery"],
+            "--scheduling-policy: 'lottery' is not one of fcfs, priority",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert command.main(["serve", *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"trioserve: --model: {message}")
+    assert error.startswith(f"trioserve: {message}")
     assert error.count("\n") == 1
-
-
-def test_an_unknown_flag_is_named_besides_a_word_out_of_place(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        command.main(["serve", "--nonsense", "1"])
-    assert caught.value.code == 2
-    assert "--nonsense" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -194,37 +256,30 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--port", "70000"],
-        ["--max-num-seqs", "0"],
-        ["--kv-cache-memory", "lots"],
-        ["--max-num-batched-tokens", "4"],
-        ["--max-step-seconds", "0"],
-        ["--max-step-seconds", "nan"],
-        ["--scheduling-policy", "lottery"],
-    ],
-)
-def test_a_senseless_flag_is_exit_code_2(
-    capsys: pytest.CaptureFixture[str], flags: list[str]
+def test_the_usage_is_short_and_has_an_example(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    try:
-        code = command.main(["serve", *flags])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    assert code == 2
-    error = capsys.readouterr().err
-    assert flags[0] in error
-    assert "Traceback" not in error
-
-
-def test_unknown_commands_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: trioserve serve")
+    usage = capsys.readouterr().err
+    assert usage.startswith("usage: trioserve COMMAND")
+    assert "\n  trioserve serve\n" in usage
+    assert len(usage.splitlines()) <= 15
+    assert command.main(["--help"]) == 0
+    assert capsys.readouterr().out == usage
+
+
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["server", "MODEL"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("trioserve: 'server' is not a command\nusage: ")
+    assert error.startswith("trioserve: 'server' is not a command\n\nusage: ")
+
+
+def test_a_word_of_simulate_belongs_to_no_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["simulate", "MODEL"]) == 2
+    error = capsys.readouterr().err
+    assert error == "trioserve: simulate: 'MODEL' belongs to no option\n"
 
 
 def test_engine_options_exclude_those_of_the_socket() -> None:

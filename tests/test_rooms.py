@@ -23,8 +23,7 @@ SHARED = {"errors", "types", "config", "observe", "threads"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
-    "foreign_options": set(),
-    "config": {"errors", "foreign_options"},
+    "config": {"errors"},
     "types": {"errors"},
     "observe": set(),
     "threads": set(),
@@ -43,8 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"processes", "render", "scheduler", "weights"},
     "asgi": SHARED | {"http", "processes", "startup"},
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
-    "__main__": SHARED
-    | {"_version", "foreign_options", "pipeline", "processes", "simulation", "startup"},
+    "__main__": SHARED | {"_version", "pipeline", "processes", "simulation", "startup"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
     | {"engine", "executor", "frontend", "http", "processes", "render", "scheduler"},
@@ -68,7 +66,6 @@ ONLY_IN: dict[str, set[str]] = {
     "werkzeug": {"http"},
     "hypercorn": {"http", "startup", "testing"},
     "prometheus_client": {"observe", "http"},
-    "tyro": {"__main__"},
     "matplotlib": {"simulation"},
 }
 NOT_IN: dict[str, set[str]] = {
@@ -184,7 +181,7 @@ def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:
 
 def test_importing_the_package_loads_nothing_large() -> None:
     """--help must not take seconds, and an interrupt be answered from the first moment."""
-    large = ("torch", "transformers", "quart", "trio", "msgspec", "tyro")
+    large = ("torch", "transformers", "quart", "trio", "msgspec")
     script = (
         "import sys, trioserve, trioserve.__main__\n"
         f"print([name for name in {large} if name in sys.modules])"

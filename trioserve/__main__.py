@@ -3,55 +3,79 @@
     trioserve serve [MODEL] [--config FILE] [--port PORT] ...
     trioserve simulate [--pipeline-parallel-size N] [--trace FILE] ...
 
-`serve` under torchrun is the server where the rank is 0, and a stage elsewhere.
+Under torchrun `serve` is the server in the process of rank 0, and a stage elsewhere.
 
-Exit codes: 0 after a stop that was asked for, 2 for what the user can mend (a wrong
-option, a model that cannot be found), 3 when the engine failed, 128 + N when a second
-signal N cut the drain short. A signal before the server has begun to load a model kills it,
-which shells tell as 128 + N, too.
+Exit codes: 0 after a stop that was asked for, 2 for a mistake that the user can mend (a
+wrong option, a model that cannot be found), 3 if the engine failed, 128 + N if a second
+signal N cut the drain short. A signal that comes before the server has begun to load a model
+kills the process, which shells report as 128 + N, too.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-import errno
-from functools import partial
+from collections.abc import Iterable, Sequence
 import logging
 import os
 from pathlib import Path
 import signal
-import socket
 import sys
 import threading
 import tomllib
 from typing import TYPE_CHECKING
 
 from ._version import __version__
-from .errors import ForeignOption, InvalidConfig, StartupError
+from .errors import InvalidConfig, StartupError
 
 if TYPE_CHECKING:
-    from .config import BindConfig, ServeConfig
+    from .config import ServeConfig
+    from .config.flags import CommandLine
 
-# What takes longer to import is imported where it is needed, so that an interrupt is
-# answered from the first moment on, and --help at once.
-
-logger = logging.getLogger("trioserve")
+# Modules that take long to import are imported where they are needed: the process answers
+# an interrupt from the first moment on, and --help at once.
 
 _USAGE = """\
-usage: trioserve serve [MODEL] [--config FILE] [options]
-       trioserve serve --help
-       trioserve simulate [options]
-       trioserve simulate --help
-       trioserve --version
+usage: trioserve COMMAND ...
+
+  trioserve serve [MODEL] [options]   serve a model over an OpenAI-compatible API
+  trioserve simulate [options]        play a load on a simulated pipeline, without a model
+  trioserve --version                 print the version
+
+For example, the default model on port 8000:
+
+  trioserve serve
+
+`trioserve serve --help` lists all options.
 """
+
+_SERVE_HELP = """\
+usage: trioserve serve [MODEL] [--config FILE] [options]
+
+Serve MODEL over an OpenAI-compatible API. For example:
+
+  trioserve serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 4096
+
+FILE is TOML. Its keys are the options below with underscores.
+Flags win over FILE. Defaults are in brackets. --help=WORD explains the options
+whose names contain WORD, and --help=all explains all.
+"""
+
+_SIMULATE_HELP = """\
+usage: trioserve simulate [options]
+
+Play a load on a pipeline of simulated stages, in virtual time: without a model,
+with the real scheduler. Defaults are in brackets. --help=WORD explains the
+options whose names contain WORD, and --help=all explains all.
+"""
+
+# Values that somebody writes behind a switch, and that would be taken for a model.
+_SWITCH_VALUES = {"true", "false", "on", "off", "yes", "no"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command and return the exit code.
 
     Args:
-      argv: None is the command line of this process, which then does nothing else.
+      argv: None means the command line of this process, which then does nothing else.
     """
     if argv is not None:
         return _run(argv)
@@ -62,18 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _die_of_interrupts() -> None:
-    """End the process at once on SIGINT, as on SIGTERM, where nobody watches for it.
+    """Let SIGINT end the process at once, as SIGTERM does, unless somebody handles it.
 
     Python would raise KeyboardInterrupt in the midst of an import. Before the server
-    watches for signals, and after, there is nothing to put in order.
+    watches for signals, and after, nothing has to be put in order.
     """
-    # Background processes of scripts ignore it, and are to go on doing so.
+    # Background processes of scripts ignore the signal, and shall go on doing so.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _leave_threads(code: int) -> None:
-    """End the process now if threads of a load go on that was stopped.
+    """End the process now if threads of a stopped load still run.
 
     The interpreter would wait for them, for seconds if they import torch.
     """
@@ -85,41 +109,57 @@ def _leave_threads(code: int) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    try:
+        return _run_command(arguments)
+    except StartupError as error:
+        sys.stderr.write(f"trioserve: {error}\n")
+        return 2
+
+
+def _run_command(arguments: Sequence[str]) -> int:
     match arguments:
-        case ["--version" | "-V"]:
-            sys.stdout.write(f"trioserve {__version__}\n")
-            return 0
         case ["serve", *rest]:
             return _serve(rest)
         case ["simulate", *rest]:
             return _simulate(rest)
+        case ["--version" | "-V"]:
+            return _print(f"trioserve {__version__}\n")
         case ["--help" | "-h"]:
-            sys.stdout.write(_USAGE)
-            return 0
+            return _print(_USAGE)
         case [word, *_]:
-            sys.stderr.write(f"trioserve: {word!r} is not a command\n{_USAGE}")
+            sys.stderr.write(f"trioserve: {word!r} is not a command\n\n{_USAGE}")
             return 2
         case _:
+            # A script that lost its arguments must notice, so this is no success.
             sys.stderr.write(_USAGE)
             return 2
 
 
-def _serve(arguments: list[str]) -> int:
+def _print(text: str) -> int:
+    """Write to standard output; a reader such as `head` may stop before the end."""
     try:
-        config = parse_serve(arguments)
-        _obey_torchrun(config)
-        from .observe.log_lines import set_up_logging
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
-        set_up_logging(config.bind.log_level.upper())
-        with _bind(config.bind) as sock:
-            import trio
 
-            from .startup.server import Server
+def _serve(arguments: Sequence[str]) -> int:
+    config = parse_serve(arguments)
+    _obey_torchrun(config)
+    from .observe.log_lines import set_up_logging
 
-            return trio.run(Server(config, sock).run)
-    except StartupError as error:
-        sys.stderr.write(f"trioserve: {error}\n")
-        return 2
+    set_up_logging(config.bind.log_level.upper())
+    from .startup.address import bind_address
+
+    with bind_address(config.bind) as sock:
+        import trio
+
+        from .startup.server import Server
+
+        return trio.run(Server(config, sock).run)
 
 
 def _obey_torchrun(config: ServeConfig) -> None:
@@ -135,7 +175,7 @@ def _obey_torchrun(config: ServeConfig) -> None:
     if torchrun is None:
         return
     torchrun.check(config.engine.parallel)
-    # All its processes do, so that a second Ctrl-C, which ends it at once, leaves none.
+    # All processes of torchrun do so. A second Ctrl-C ends it at once and leaves none.
     die_with_parent(os.getppid())
     if torchrun.rank > 0:
         from .startup.stage_process import run_joining_stage
@@ -143,141 +183,81 @@ def _obey_torchrun(config: ServeConfig) -> None:
         run_joining_stage(torchrun, config.bind.log_level.upper())
 
 
-def _simulate(arguments: list[str]) -> int:
-    import tyro
-
+def _simulate(arguments: Sequence[str]) -> int:
+    from .config import build_config
     from .simulation import SimulateConfig, report_simulation
 
-    try:
-        config = tyro.cli(
-            SimulateConfig,
-            prog="trioserve simulate",
-            description=(
-                "Play a load on a pipeline of simulated stages, in virtual time: without "
-                "a model, with the real scheduler."
-            ),
-            args=arguments,
-        )
-        sys.stdout.write(report_simulation(config))
-    except StartupError as error:
-        sys.stderr.write(f"trioserve: {error}\n")
-        return 2
-    return 0
+    line = _read_arguments(SimulateConfig, arguments, _SIMULATE_HELP)
+    if line.words:
+        raise StartupError(f"simulate: {line.words[0]!r} belongs to no option")
+    config = build_config(SimulateConfig, line.values, strict=False)
+    return _print(report_simulation(config))
 
 
 def parse_serve(arguments: Sequence[str]) -> ServeConfig:
-    """Read the options of `serve`; flags win over the file that --config names.
+    """Read the arguments of `serve`; flags win over the file that --config names.
 
     Raises:
-      InvalidConfig: the file is unreadable, an option in it is wrong, or MODEL is not
-        in its place.
-      ForeignOption: a flag is another server's.
-      SystemExit: a flag is wrong (2), or --help was asked for (0).
+      InvalidConfig: the file cannot be read, an option in it or among the flags is wrong,
+        or there are two models.
+      ForeignOption: an option is another server's.
+      SystemExit: --help was asked for (0).
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    known, rest = parser.parse_known_args(arguments)
-    _refuse_foreign_flags(rest)
-    return _parse_flags(_name_model(rest), _read_file(known.config))
-
-
-def _name_model(arguments: list[str]) -> list[str]:
-    """Give MODEL, the first word if it is not a flag, the flag --model."""
-    if not arguments or arguments[0].startswith("-"):
-        return arguments
-    if any(each.partition("=")[0] == "--model" for each in arguments):
-        raise InvalidConfig("model", "name one model: as MODEL or by --model")
-    return ["--model", *arguments]
-
-
-def _parse_flags(arguments: Sequence[str], default: ServeConfig) -> ServeConfig:
-    import tyro
-
-    from .config import ServeConfig
-
-    parse = partial(
-        tyro.cli,
-        ServeConfig,
-        prog="trioserve serve [MODEL] [--config FILE]",
-        description=(
-            "Serve MODEL over an OpenAI-compatible API. FILE is TOML; its keys are "
-            "the options below with underscores, and flags win over it."
-        ),
-        args=arguments,
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
-    config: ServeConfig
-    config, unknown = parse(return_unknown_args=True)
-    if any(each.startswith("-") for each in unknown):
-        # tyro names the flag, suggests others and raises SystemExit.
-        parse()
-    if unknown:
-        raise InvalidConfig(
-            "model",
-            f"write MODEL before all options; {unknown[0]!r} is neither MODEL nor an "
-            "option's value",
-        )
-    return config
-
-
-def _refuse_foreign_flags(arguments: Sequence[str]) -> None:
-    from .foreign_options import explain_foreign
-
-    flags = (each.partition("=")[0] for each in arguments if each.startswith("-"))
-    if explanation := explain_foreign(flags):
-        raise ForeignOption(explanation)
-
-
-def _read_file(path: str | None) -> ServeConfig:
-    """Return the configuration of the file that --config names, or the default one."""
     from .config import ServeConfig, build_config
 
-    if path is None:
-        return ServeConfig()
+    line = _read_arguments(ServeConfig, arguments, _SERVE_HELP, others=("config",))
+    path = line.values.pop("config", None)
+    values = line.values | _name_model(line)
+    in_file = {} if path is None else _read_file(path)
     try:
-        options = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidConfig.of_file("config", "read", path, error) from error
-    try:
-        return build_config(ServeConfig, options)
+        # Alone first: an error of the file names the file.
+        config = build_config(ServeConfig, in_file)
     except StartupError as error:
         raise InvalidConfig("config", f"{path}: {error}") from error
+    if not values:
+        return config
+    return build_config(ServeConfig, in_file | values, strict=False)
 
 
-def _bind(config: BindConfig) -> socket.socket:
-    """Take the port before the model is loaded, without listening yet.
-
-    A port that is taken is told at once instead of after the load, and until the model
-    is there clients are refused rather than left hanging.
+def _read_arguments(
+    config_type: type, arguments: Sequence[str], usage: str, others: Iterable[str] = ()
+) -> CommandLine:
+    """Take arguments apart; print the help and end if it was asked for.
 
     Raises:
-      InvalidConfig: the address cannot be taken.
+      SystemExit: after the help (0).
     """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    from .config import list_options
+    from .config.flags import read_command_line
+
+    line = read_command_line(config_type, arguments, others=others)
+    if line.help_word is None:
+        return line
+    from .config.help import describe_options
+
+    text = describe_options(list_options(config_type), line.help_word)
+    raise SystemExit(_print(text if line.help_word else f"{usage}\n{text}"))
+
+
+def _name_model(line: CommandLine) -> dict[str, str]:
+    """Return the model among the words, by the name of its option."""
+    models = [*line.words]
+    if "model" in line.values:
+        models.append(line.values["model"])
+    if len(models) > 1:
+        raise InvalidConfig("model", f"name one model; here are {' and '.join(models)}")
+    if line.words and line.words[0].lower() in _SWITCH_VALUES:
+        reason = "is no model; a switch takes no value: write --NAME or --no-NAME"
+        raise InvalidConfig("model", f"{line.words[0]!r} {reason}")
+    return {"model": line.words[0]} if line.words else {}
+
+
+def _read_file(path: str) -> dict[str, object]:
+    """Return the options of the file that --config names."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it: a token must not wait for the next one.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((config.host, config.port))
-    # A TypeError tells of a name that no resolver could be asked for.
-    except (OSError, TypeError) as error:
-        sock.close()
-        raise _explain_bind(config, error) from error
-    return sock
-
-
-def _explain_bind(config: BindConfig, error: OSError | TypeError) -> InvalidConfig:
-    """Name the flag to mend: --host where no port of that host can be taken."""
-    if isinstance(error, TypeError):
-        reason = "it is not the name of a host"
-        return InvalidConfig("host", f"cannot listen on {config.host}: {reason}")
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        reason = f"cannot listen on {config.host}: {error.strerror}"
-        return InvalidConfig("host", reason)
-    address = f"{config.host}:{config.port}"
-    return InvalidConfig("port", f"cannot take {address}: {error.strerror}")
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidConfig.of_file("config", "read", path, error) from error
 
 
 if __name__ == "__main__":

@@ -430,7 +430,7 @@ class ForeignOption(StartupError):
     """Raised when an option is another server's.
 
     Args:
-      explanation: what takes its place, as foreign_options.explain_foreign says.
+      explanation: what takes its place, as config.foreign.explain_foreign says.
     """
 
     def __init__(self, explanation: str) -> None:

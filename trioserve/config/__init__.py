@@ -1,0 +1,43 @@
+"""Every option: one field is one flag and one row of a table in docs/options.rst.
+
+    model, engine, render, server    the options, by the room that they concern
+    whole                            all options of an engine, and all of a server
+    options                          what a field says: its name, type, default and meaning
+    flags, help                      the command line, made from the fields
+    foreign                          names that other servers give to these options
+    checks                           checks of values
+
+Values that depend on the model or the machine are *resolved* into new objects later.
+Nothing is written back, and nothing is read from the environment.
+"""
+
+from .checks import parse_bytes
+from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
+from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
+from .options import Option, build_config, list_changes, list_options
+from .render import MediaConfig, RenderConfig
+from .server import BindConfig, HttpConfig, ProcessConfig
+from .whole import EngineConfig, ServeConfig
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_MODEL_SAMPLING",
+    "BindConfig",
+    "CacheConfig",
+    "EngineConfig",
+    "HttpConfig",
+    "MediaConfig",
+    "ModelConfig",
+    "Option",
+    "ParallelConfig",
+    "PoolingConfig",
+    "ProcessConfig",
+    "RenderConfig",
+    "SchedulerConfig",
+    "SchedulingPolicy",
+    "ServeConfig",
+    "build_config",
+    "list_changes",
+    "list_options",
+    "parse_bytes",
+]

@@ -1,0 +1,46 @@
+"""Checks of the values of options."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import InvalidConfig
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """Read a size such as 2GiB, 512M or 65536 (powers of 1024).
+
+    Raises:
+      InvalidConfig: the text is not a size, or a size of zero; `name` is the field.
+    """
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = number[-1:] if number[-1:] in _UNITS else ""
+    try:
+        size = int(float(number.removesuffix(unit)) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise InvalidConfig(name, f"{text!r} is not a size such as 2GiB") from None
+    if size < 1:
+        raise InvalidConfig(name, f"{text!r} is not greater than zero")
+    return size
+
+
+def check_at_least(name: str, value: int | None, low: int) -> None:
+    """Refuse a number below `low`; None is no number.
+
+    Raises:
+      InvalidConfig
+    """
+    if value is not None and value < low:
+        raise InvalidConfig(name, f"must be at least {low}, got {value}")
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Refuse a time that is not positive and finite.
+
+    Raises:
+      InvalidConfig
+    """
+    if not 0 < value < math.inf:
+        raise InvalidConfig(name, "must be greater than 0")

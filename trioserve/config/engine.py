@@ -1,0 +1,113 @@
+"""Options of the engine: cache, scheduler and pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InvalidConfig
+from .checks import check_at_least, check_seconds, parse_bytes
+
+# Order in which requests are served; see SchedulerConfig.
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Memory of keys and values, and how requests share it.
+
+    Args:
+      kv_cache_memory: Memory for the KV cache, as 2GiB or 512MiB; by default
+        --kv-cache-fraction of the memory that is free on the device once the model is
+        loaded. Each stage of a pipeline takes this much. The server refuses a size that
+        cannot hold a sequence of 512 tokens.
+      kv_cache_fraction: Fraction of the free memory that the KV cache takes; by default
+        0.9 on a GPU and 0.25 on a CPU, because other programs share a CPU's memory.
+        Limits of a container and of `ulimit -v` count.
+      block_size: Tokens in one KV block. Prefixes are shared in whole blocks.
+      prefix_caching: Keep the blocks of finished requests and share them by content.
+    """
+
+    kv_cache_memory: str | None = None
+    kv_cache_fraction: float | None = None
+    block_size: int = 16
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least("block_size", self.block_size, 1)
+        if self.kv_cache_memory is not None:
+            parse_bytes("kv_cache_memory", self.kv_cache_memory)
+        if self.kv_cache_fraction is not None and not 0 < self.kv_cache_fraction <= 1:
+            raise InvalidConfig(
+                "kv_cache_fraction", "must be greater than 0, and 1 at most"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step, and of the requests that wait for steps.
+
+    Args:
+      max_num_seqs: Sequences that run at once.
+      max_num_batched_tokens: Most tokens that one step computes; longer prompts are cut
+        into chunks. The default is 2048 on a GPU and 512 on a CPU, where a step of 2048
+        tokens takes seconds. For models that pool it is 16384 and 2048.
+      max_step_seconds: Longest step while streams of other requests wait for it, in
+        seconds. To keep it, chunks of long prompts shrink, and the sequences of a
+        request with many sequences take turns. Half of a step is always for prompts.
+        The default is 0.1 on a GPU (a guess; it was never measured there) and 0.25 on a
+        CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
+      max_num_waiting: Most sequences that may wait; further requests are answered 429.
+        A request takes at most half of the free places, unless all of its sequences can
+        run at once.
+      scheduling_policy: Order in which requests are served. fcfs serves them in the
+        order of their arrival and refuses a request with a priority. priority takes
+        priorities from -100 to 100 and serves lower ones first; one level is worth 10
+        seconds of waiting (for models that pool, 65,536 tokens), so every request is
+        served in the end.
+      async_scheduling: Plan and launch the next step while the device runs this one.
+        The tokens of this one are not known yet then. Models that pool do not need it.
+    """
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int | None = None
+    max_step_seconds: float | None = None
+    max_num_waiting: int = 4096
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    async_scheduling: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least("max_num_seqs", self.max_num_seqs, 1)
+        check_at_least("max_num_waiting", self.max_num_waiting, 0)
+        if self.max_step_seconds is not None and not self.max_step_seconds > 0:
+            raise InvalidConfig("max_step_seconds", "must be greater than 0")
+        # Every running sequence must be able to decode in each step.
+        check_at_least(
+            "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Processes that share the layers of a model.
+
+    Args:
+      pipeline_parallel_size: Stages that share the model's layers, each in its own
+        process. If there are GPUs, each stage has its own. torchrun starts the stages
+        of other machines.
+      step_timeout: Longest time for a step of a pipeline, in seconds. A step that takes
+        longer ends the engine.
+      restart_stages: Start a pipeline again if one of its stages dies or hangs. Without
+        it the server ends. All stages start again, at most three times in ten minutes.
+        Open requests fail, and new ones are answered 503 until the stages are ready.
+    """
+
+    pipeline_parallel_size: int = 1
+    step_timeout: float = 300.0
+    restart_stages: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
+        check_seconds("step_timeout", self.step_timeout)
+        if self.restart_stages and self.pipeline_parallel_size == 1:
+            raise InvalidConfig("restart_stages", "there are no stages")

