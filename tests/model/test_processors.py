@@ -468,3 +468,23 @@ def test_a_batch_of_all_kinds_is_what_generate_writes(
         assert story.outputs == model.generate(story.prompt, 40, **setting)
     free = model.generate(stories[2].prompt, 40)
     assert free != stories[2].outputs, "the plug-in has something to forbid"
+
+
+def test_a_plug_in_is_told_the_models_vocabulary_and_device() -> None:
+    made: list[dict[str, Any]] = []
+
+    class Curious(Add):
+        def __init__(self, **options: Any) -> None:
+            made.append(options)
+
+    make(Curious)
+    assert made == [{"vocab_size": VOCAB_SIZE, "device": CPU}]
+
+
+def test_the_error_of_a_plug_in_is_named() -> None:
+    class Broken(Add):
+        def __init__(self, **options: Any) -> None:
+            raise KeyError("table")
+
+    with pytest.raises(InvalidConfig, match="add cannot be made: KeyError: 'table'"):
+        make(Broken)

@@ -330,3 +330,27 @@ def test_fewer_tokens_than_are_asked_for() -> None:
     sampler = make_sampler(sampling, vocab_size=5, prompt=(1,))
     (sampled,) = sample(sampler, [0], [0], make_logits(vocab=5))
     assert sampled.logprobs is not None and len(sampled.logprobs.top) == 5
+
+
+def test_a_token_that_cannot_come_is_reported_as_vllm_reports_it() -> None:
+    """The lowest log probability is -9999, and NaN counts as that."""
+    logits = make_logits(2)
+    logits[0, :599] = -math.inf
+    logits[1] = math.nan
+    sampling = SamplingParams(temperature=0.0, logprobs=2)
+    only, broken = sample(make_sampler(sampling, sampling), [0, 1], [0, 0], logits)
+    assert only.logprobs is not None and broken.logprobs is not None
+    assert [logprob for _, logprob in only.logprobs.top] == [0.0, -9999.0]
+    assert broken.logprobs.logprob == -9999.0
+
+
+@pytest.mark.parametrize("min_p, can_come", [(0.0, True), (0.9, False)])
+def test_min_p_alone_leaves_out_unlikely_tokens(min_p: float, can_come: bool) -> None:
+    logits = torch.tensor([[0.0, -0.2, -0.2, -0.2]])
+    token_ids = {
+        sample_one(
+            SamplingParams(seed=seed, min_p=min_p), logits, vocab_size=4
+        ).token_id
+        for seed in range(40)
+    }
+    assert token_ids == ({0, 1, 2, 3} if can_come else {0})

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.scheduler import PoolingFlow, PoolingJob, PoolingScheduler
+from trioserve.scheduler.pooling import PoolingCounters
 from trioserve.types.pooling import (
     PoolingInput,
     PoolingParams,
@@ -216,3 +217,62 @@ def test_every_input_is_read_once_and_a_requests_first_before_its_others(
         order = [position[id(job)] for job in jobs]
         assert order == sorted(order)
     assert scheduler.counters().num_inputs == len(done)
+
+
+def test_inputs_that_fill_the_budget_to_the_last_token_are_one_step() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    jobs = [scheduler.add(make_row(num_tokens), flow) for num_tokens in (40, 60)]
+    assert run_step(scheduler) == jobs
+
+
+def test_the_next_turn_is_later_by_the_tokens_of_all_who_wait() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=512)
+    flows = [PoolingFlow(0) for _ in range(3)]
+    for flow in flows:
+        for _ in range(2):
+            scheduler.add(make_row(512), flow)
+    for _ in flows:
+        run_step(scheduler)
+    assert [flow.turn for flow in flows] == [3 * 512] * 3
+
+
+def test_a_request_with_nothing_left_does_not_put_off_the_turns_of_others() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=512)
+    short, long = PoolingFlow(0), PoolingFlow(0)
+    for flow in (short, long, long):
+        scheduler.add(make_row(512), flow)
+    run_step(scheduler)
+    run_step(scheduler)
+    assert long.turn == 512
+
+
+def test_counters_add_up_all_steps() -> None:
+    scheduler, flow = make_scheduler(), PoolingFlow(0)
+    assert scheduler.counters() == PoolingCounters(
+        num_steps=0, num_inputs=0, num_input_tokens=0, step_seconds=0.0
+    )
+    for num_tokens in (40, 50, 60):
+        scheduler.add(make_row(num_tokens), flow)
+    for seconds in (0.5, 0.25):
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.update(plan, answer(plan), seconds)
+    assert scheduler.counters() == PoolingCounters(
+        num_steps=2, num_inputs=3, num_input_tokens=150, step_seconds=0.75
+    )
+
+
+def test_a_step_whose_duration_nobody_tells_adds_no_seconds() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_row(1), PoolingFlow(0))
+    run_step(scheduler)
+    assert scheduler.counters().step_seconds == 0.0
+
+
+def test_a_result_without_a_tensor_for_each_input_is_refused() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_row(1), PoolingFlow(0))
+    plan = scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(ValueError):
+        list(scheduler.update(plan, PoolingResult(step_id=plan.step_id, tensors=())))

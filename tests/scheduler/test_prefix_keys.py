@@ -159,3 +159,29 @@ def test_a_sequence_that_has_read_its_vectors_ends_without_a_word() -> None:
     assert plan is not None
     scheduler.update(plan, device.step(plan))
     assert scheduler.schedule() is None
+
+
+def make_image(keys: bytes, *runs: tuple[int, int]) -> Prompt:
+    """An image whose positions hold the same token as the text beside it."""
+    item = EmbeddedInput(kind="image", runs=runs, keys=keys, tensors={})
+    return Prompt(token_ids=(7,) * 12, embedded=(item,))
+
+
+def test_a_vector_that_stands_elsewhere_in_its_block_gives_another_hash() -> None:
+    keys = bytes(2 * KEY_BYTES)
+    first, second = make_image(keys, (0, 2)), make_image(keys, (1, 3))
+    assert hash_blocks(first)[0] != hash_blocks(second)[0]
+
+
+def test_each_block_is_told_by_the_keys_of_its_own_runs() -> None:
+    """One run in each of three blocks: a new key changes its block and those after it."""
+    runs = (0, 1), (4, 6), (9, 12)
+    keys = bytes(range(6 * KEY_BYTES))
+    expected = hash_blocks(make_image(keys, *runs))
+    for vector, block in enumerate((0, 1, 1, 2, 2, 2)):
+        changed = bytearray(keys)
+        changed[vector * KEY_BYTES] ^= 255
+        hashes = hash_blocks(make_image(bytes(changed), *runs))
+        assert [a == b for a, b in zip(hashes, expected)] == [
+            index < block for index in range(3)
+        ]
