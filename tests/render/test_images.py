@@ -27,7 +27,7 @@ from trioserve.errors import (
     UnsupportedModel,
     WeightsBroken,
 )
-from trioserve.render.images.media import EncodedImage, MediaLoader
+from trioserve.render.images.loader import EncodedImage, ImageLoader
 from trioserve.render.images.renderer import (
     ImageProcessor,
     ImageRenderer,
@@ -288,7 +288,7 @@ def processor(folders: dict[ProcessorKind, Path]) -> ImageProcessor:
     return load(folders["llava"])
 
 
-class CountingLoader(MediaLoader):
+class CountingLoader(ImageLoader):
     """Counts what is decoded; where there is a gate, images wait at it before."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ..errors import WeightsBroken, WeightsNotFound
+from ..errors import WeightsNotFound
 from .cache import build_once, cache_folder
 from .gguf import check_packages
 from .pip import download_wheel, find_newest_version

@@ -146,7 +146,7 @@ class PromptSteps(ChatSteps[Prompt]):
     def _mix(self, text: str) -> Prompt:
         """Tokenize a text, with images and tensors in the places that they have in it."""
         options, images = self._options, self._loader.images
-        mixed = mix(
+        prompt = mix(
             text,
             partial(
                 self._tokenizer.encode_parts,
@@ -156,16 +156,12 @@ class PromptSteps(ChatSteps[Prompt]):
             images=self._media.images,
             image_token=None if images is None else images.token,
             embeds=self._media.embeds,
+            cache_salt=options.cache_salt,
         )
-        num_tokens = len(mixed.token_ids)
+        num_tokens = len(prompt.token_ids)
         if options.truncate_to is not None and num_tokens > options.truncate_to:
             raise InvalidParameter(
                 "truncate_prompt_tokens", "images and embeddings cannot be cut"
             )
         self._tokenizer.check_num_tokens(num_tokens, "messages")
-        return Prompt(
-            token_ids=mixed.token_ids,
-            text=text,
-            cache_salt=options.cache_salt,
-            embedded=mixed.embedded,
-        )
+        return prompt

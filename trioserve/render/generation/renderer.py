@@ -175,10 +175,7 @@ class Renderer:
           InvalidParameter: they are no such tensor.
         """
         decoded = await self._media.decode_embeds(payload, param)
-        mixed = embed_whole(decoded)
-        return Prompt(
-            token_ids=mixed.token_ids, embedded=mixed.embedded, cache_salt=cache_salt
-        )
+        return embed_whole(decoded, cache_salt)
 
     async def render_chat(
         self,

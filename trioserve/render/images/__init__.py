@@ -1,7 +1,7 @@
 """Images: fetched, decoded and prepared for a model's encoder.
 
 renderer                 ImageRenderer: all of these steps, with a cache
-media                    an image's address or bytes -> pixels
+loader                   an image's address or bytes -> pixels
 address, connect, fetch  the addresses that are allowed, and the download
 decode, orientation      file contents -> pixels
 preprocess, processors   pixels -> the tensors that the model's encoder reads

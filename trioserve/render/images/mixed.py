@@ -1,12 +1,12 @@
-"""A chat with vectors in it: where in its tokens images and embeddings stand.
+"""Puts the vectors of images and embeddings among the token ids of a chat.
 
     rendered    ...<image> what is this? <embeds-0-4f...> Answer: ...
     replaced    ...<image><image><image> what is this? | Answer: ...
     token ids   ... I      I      I     what is this ? -1 -1 -1 -1 Answer : ...
 
-An image's token is repeated for each vector that the model's encoder makes of it, by the
-text that the model's own processor puts there; a marker cuts the text in two, and its
-vectors stand in between.
+An image's token is repeated for each vector that the model's encoder makes of it: the
+model's own processor provides the text for that. A marker cuts the text in two, and its
+vectors stand between the two parts.
 """
 
 from __future__ import annotations
@@ -17,32 +17,26 @@ import itertools
 import re
 
 from ...errors import InvalidParameter
-from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
+from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from ..tensors.embeds import DecodedEmbeds
 from .preprocess import ProcessedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedTokens:
-    """What a rendered chat with vectors is for the engine."""
-
-    token_ids: tuple[int, ...]
-    embedded: tuple[EmbeddedInput, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageToken:
-    """What stands for a vector of an image, as text and as id."""
+    """The token that stands for each vector of an image."""
 
     text: str
     token_id: int
 
 
-def embed_whole(embeds: DecodedEmbeds) -> MixedTokens:
-    """A prompt that is nothing but vectors."""
+def embed_whole(embeds: DecodedEmbeds, cache_salt: str) -> Prompt:
+    """Make a prompt of vectors alone."""
     num_vectors = embeds.tensor.shape[0]
-    return MixedTokens(
-        token_ids=(NO_TOKEN,) * num_vectors, embedded=(_place_embeds(embeds, 0),)
+    return Prompt(
+        token_ids=(NO_TOKEN,) * num_vectors,
+        embedded=(_place_embeds(embeds, 0),),
+        cache_salt=cache_salt,
     )
 
 
@@ -53,16 +47,18 @@ def mix(
     images: Sequence[ProcessedImage],
     image_token: ImageToken | None,
     embeds: dict[str, DecodedEmbeds],
-) -> MixedTokens:
-    """Tokenize a rendered chat and find the places of its vectors.
+    cache_salt: str,
+) -> Prompt:
+    """Tokenize a rendered chat, and put its vectors into their positions.
 
     Args:
-      encode: gives the ids of texts that stand one after the other.
+      encode: returns the token ids of each part of a text.
       embeds: by their markers.
 
     Raises:
-      InvalidParameter: the template left one out, or wrote one twice.
+      InvalidParameter: the template left an image or a marker out, or repeated it.
     """
+    rendered = text
     if image_token is not None and images:
         text = _replace_images(text, images, image_token)
     texts, markers = _cut_at_markers(text, list(embeds))
@@ -71,7 +67,12 @@ def mix(
         builder.add_tokens(ids)
         if marker is not None:
             builder.add_embeds(embeds[marker])
-    return builder.build()
+    return Prompt(
+        token_ids=tuple(builder.token_ids),
+        text=rendered,
+        embedded=builder.list_embedded(),
+        cache_salt=cache_salt,
+    )
 
 
 def _replace_images(
@@ -82,7 +83,7 @@ def _replace_images(
         raise InvalidParameter(
             "messages",
             f"{len(images)} images were sent, but the chat shows {len(pieces) - 1}; "
-            f"the template may leave some out, and no text may hold the words "
+            f"the template may leave some out, and no text may contain "
             f"{image_token.text!r}",
         )
     replacements = [image.replacement for image in images]
@@ -94,7 +95,7 @@ def _replace_images(
 
 
 def _cut_at_markers(text: str, markers: list[str]) -> tuple[list[str], list[str]]:
-    """Return the texts around the markers, and these in the order in which they stand."""
+    """Return the texts around the markers, and the markers in the order of the text."""
     if not markers:
         return [text], []
     found = re.split(f"({'|'.join(map(re.escape, markers))})", text)
@@ -108,39 +109,42 @@ def _cut_at_markers(text: str, markers: list[str]) -> tuple[list[str], list[str]
 
 
 class _Builder:
+    """Collects the token ids of a chat, and the positions of its vectors."""
+
     def __init__(
         self, images: Sequence[ProcessedImage], image_token: ImageToken | None
     ) -> None:
         self._images = images
         self._image_id = None if image_token is None else image_token.token_id
-        self._token_ids: list[int] = []
+        self.token_ids: list[int] = []
         self._image_positions: list[int] = []
         self._embedded: list[EmbeddedInput] = []
 
     def add_tokens(self, token_ids: tuple[int, ...]) -> None:
-        begin = len(self._token_ids)
+        begin = len(self.token_ids)
         if self._images:
             self._image_positions += [
                 begin + offset
                 for offset, token_id in enumerate(token_ids)
                 if token_id == self._image_id
             ]
-        self._token_ids += token_ids
+        self.token_ids += token_ids
 
     def add_embeds(self, embeds: DecodedEmbeds) -> None:
-        self._embedded.append(_place_embeds(embeds, len(self._token_ids)))
-        self._token_ids += [NO_TOKEN] * embeds.tensor.shape[0]
+        self._embedded.append(_place_embeds(embeds, len(self.token_ids)))
+        self.token_ids += [NO_TOKEN] * embeds.tensor.shape[0]
 
-    def build(self) -> MixedTokens:
+    def list_embedded(self) -> tuple[EmbeddedInput, ...]:
+        """Return images and embeddings in the order of their positions."""
         embedded = [*self._embedded, *self._place_images()]
-        embedded.sort(key=lambda item: item.runs[0])
-        return MixedTokens(token_ids=tuple(self._token_ids), embedded=tuple(embedded))
+        return tuple(sorted(embedded, key=lambda item: item.runs[0]))
 
     def _place_images(self) -> Iterable[EmbeddedInput]:
         positions = iter(self._image_positions)
         if len(self._image_positions) != sum(i.num_vectors for i in self._images):
             raise InvalidParameter(
-                "messages", "the tokenizer reads the images' tokens as something else"
+                "messages",
+                "the tokenizer reads the images' placeholders as other tokens",
             )
         for image in self._images:
             yield EmbeddedInput(

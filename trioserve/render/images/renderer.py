@@ -1,7 +1,7 @@
 """Images of requests, from their URLs to what the model's encoder reads.
 
     url -> bytes and digest -> in the cache? -> pixels -> tensors and text
-           media.py            here             media.py  preprocess.py
+           loader.py           here             loader.py preprocess.py
 
 Images are known by the digest of their bytes: a chat sends its images again with every
 turn, and what was prepared once is not even decoded again.
@@ -23,7 +23,7 @@ from ...errors import InvalidParameter, MemoryFull
 from ...observe import Pace
 from ...observe.log_lines import escape
 from ..workers.threads import RendererStatistics, RendererWorkers
-from .media import EncodedImage, MediaLoader, Url
+from .loader import EncodedImage, ImageLoader, Url
 from .mixed import ImageToken
 from .preprocess import ImageProcessor, ProcessedImage
 from .processors import load_image_processor
@@ -89,14 +89,14 @@ class ImageRenderer:
         processor: ImageProcessor,
         config: MediaConfig,
         *,
-        loader: MediaLoader | None = None,
+        loader: ImageLoader | None = None,
     ) -> None:
         self.token = ImageToken(
             text=processor.image_token, token_id=processor.image_token_id
         )
         self.max_images = config.max_images
         self._processor = processor
-        self._loader = MediaLoader(config) if loader is None else loader
+        self._loader = ImageLoader(config) if loader is None else loader
         # transformers' processors are not made for several threads at once.
         self._workers = RendererWorkers(1)
         # Images that are being prepared, by their keys.

@@ -155,14 +155,18 @@ class _Reader:
             )
         if role == "tool":
             self._tools.read_result(fields, param)
-        content = self._read_content(fields.get("content"), f"{param}.content")
-        rendered = {**fields, "role": _ROLES[role], "content": content}
+        has_content = fields.get("content") is not None
+        fields["role"] = _ROLES[role]
+        fields["content"] = self._read_content(
+            fields.get("content"), f"{param}.content"
+        )
         if role == "assistant":
-            _read_reasoning(rendered, param)
+            _read_reasoning(fields, param)
         if fields.get("tool_calls"):
-            is_null = fields.get("content") is None
-            self._tools.read_calls(rendered, f"{param}.tool_calls", is_null=is_null)
-        self.conversation.messages.append(rendered)
+            self._tools.read_calls(
+                fields, f"{param}.tool_calls", has_content=has_content
+            )
+        self.conversation.messages.append(fields)
 
     def _read_content(self, content: object, param: str) -> object:
         # None becomes "", because templates add content to strings.

@@ -29,13 +29,15 @@ class ToolHistory:
         # Names of the tools that were called, by the ids of the calls.
         self._called: dict[str, str] = {}
 
-    def read_calls(self, message: dict[str, Any], param: str, *, is_null: bool) -> None:
+    def read_calls(
+        self, message: dict[str, Any], param: str, *, has_content: bool
+    ) -> None:
         """Check a message's `tool_calls` and replace them, and its content where needed.
 
         Args:
           message: its content is in the template's form.
           param: where the calls stand, for errors.
-          is_null: the client sent no content.
+          has_content: the client sent some content, which may be empty.
 
         Raises:
           InvalidParameter: a call is wrong, or the template would not show it.
@@ -53,7 +55,7 @@ class ToolHistory:
                 "for no more",
             )
         message["tool_calls"] = read
-        message["content"] = self._place(message["content"], param, is_null)
+        message["content"] = self._place(message["content"], param, has_content)
 
     def read_result(self, message: dict[str, object], param: str) -> None:
         """Check a message of the role `tool`, and name the tool that was called.
@@ -100,11 +102,11 @@ class ToolHistory:
         # A client's own text stays as it was, so that the prefix cache knows it.
         return sent if is_text else json.dumps(arguments, ensure_ascii=False)
 
-    def _place(self, content: object, param: str, is_null: bool) -> object:
+    def _place(self, content: object, param: str, has_content: bool) -> object:
         """Return the content beside which the template shows a message's calls."""
         shown = self._form.shows_calls_beside
         is_empty = content in ("", [], [text_part("")])
-        if is_empty and "none" in shown and (is_null or "empty" not in shown):
+        if is_empty and "none" in shown and not (has_content and "empty" in shown):
             return None
         if ("empty" if is_empty else "text") in shown:
             return content

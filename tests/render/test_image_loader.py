@@ -19,7 +19,7 @@ import trio
 from trioserve.config import MediaConfig
 from trioserve.errors import InvalidConfig, InvalidParameter
 from trioserve.render.images.address import IPAddress
-from trioserve.render.images.media import MediaLoader
+from trioserve.render.images.loader import ImageLoader
 from trioserve.types.prompt import KEY_BYTES
 
 Url = str | bytes | memoryview
@@ -40,8 +40,8 @@ def data_url(data: bytes = PNG, head: str = "data:image/png;base64,") -> str:
     return head + base64.b64encode(data).decode()
 
 
-def make_loader(**changes: object) -> MediaLoader:
-    return MediaLoader(replace(MediaConfig(), **changes))
+def make_loader(**changes: object) -> ImageLoader:
+    return ImageLoader(replace(MediaConfig(), **changes))
 
 
 async def load(url: Url, **changes: object) -> bytes:
@@ -299,7 +299,7 @@ async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
     )
     url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
     config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_connections=2)
-    loader = MediaLoader(config, is_allowed_address=is_loopback)
+    loader = ImageLoader(config, is_allowed_address=is_loopback)
     loaded: list[bytes] = []
 
     async def fetch(url: str) -> None:
@@ -335,7 +335,7 @@ async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> 
     )
     url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
     config = MediaConfig(allowed_media_domains=("127.0.0.1",), media_num_connections=1)
-    loader = MediaLoader(config, is_allowed_address=is_loopback)
+    loader = ImageLoader(config, is_allowed_address=is_loopback)
     with trio.fail_after(30):
         async with trio.open_nursery() as requests:
             requests.start_soon(partial(loader.load, url, param="x"))

@@ -71,7 +71,7 @@ class EncodedImage:
     digest: bytes
 
 
-class MediaLoader:
+class ImageLoader:
     """Loads and decodes images in a bounded number of threads and connections.
 
     Args:
