@@ -12,7 +12,8 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
 from trioserve.model import count_blocks
-from trioserve.model.attention.kv_cache import allocate, count_fitting_blocks
+from trioserve.model.attention.cache_memory import count_fitting_blocks
+from trioserve.model.attention.kv_cache import allocate
 
 
 def count(model: Any, **fields: object) -> int:

@@ -9,7 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trioserve.model.attention.layout import LayoutRules, lay_out
+from trioserve.model.attention.backend import PagedModel
+from trioserve.model.attention.gather import GatherAttention
+from trioserve.model.attention.layout import lay_out
+from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.slots import SlotTables
 from trioserve.types.ids import BlockId
 from trioserve.types.plan import SlotStart, StepPlan, StepRow
@@ -54,14 +57,24 @@ def lay_out_decodes(
         block_size=BLOCK_SIZE,
         device=device,
     )
-    rules = LayoutRules(
+    layer = LayerSpec(
+        module_name="layer",
+        num_heads=1,
+        num_kv_heads=1,
+        key_dim=1,
+        value_dim=1,
+        is_causal=True,
+        window=window,
+        needs_scores=True,
+    )
+    model = PagedModel(
+        layers=(layer,),
+        num_blocks=1,
         block_size=BLOCK_SIZE,
-        windows=(window,),
-        gather_limit=2**30,
-        explicit_masks=True,
         dtype=torch.bfloat16,
         device=device,
     )
+    backend = GatherAttention(model, tables)
     for slot in range(num_rows):
         tables.start(
             SlotStart(
@@ -84,10 +97,8 @@ def lay_out_decodes(
     )
     with HostOperations() as host:
         tables.append_blocks(rows)
-        inputs = lay_out(StepPlan(step_id=1, starts=(), rows=rows), tables, rules)
-    (bucket,) = inputs.by_window[window].buckets
-    num_keys = num_tokens + 1 if window is None else window
-    assert bucket.mask.shape[-1] >= num_keys
+        plan = StepPlan(step_id=1, starts=(), rows=rows)
+        backend.begin(lay_out(plan, tables, backend.order, device))
     return host.seen
 
 

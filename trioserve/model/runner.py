@@ -1,10 +1,9 @@
 """Run one step: plan in, tokens out.
 
-    reader  -- tokens, vectors -->  layers, with their cache  -- states -->  writer
+    inputs  ->  layers, with their paged cache  ->  logits  ->  sampled tokens
 
-A whole model reads tokens and writes tokens. A stage of a pipeline differs in these two
-ends alone (stages/first_last.py): what it does not read or write, it has from its neighbours,
-or gives them.
+A stage of a pipeline differs in its two ends alone (ends.py): it receives its input from
+the stage before, or sends its output to the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import CacheConfig
 from ..types.ids import BlockId
@@ -20,28 +19,15 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
-from .attention.bridge import AttentionCall
-from .attention.gather import Kernel, choose_kernel
-from .attention.kv_cache import (
-    LayerCache,
-    allocate,
-    count_fitting_blocks,
-    count_kv_bytes,
-)
-from .attention.layout import LayoutRules, StepInputs, lay_out
-from .attention.probe import LayerSpec
+from .attention.backend import PagedModel
+from .attention.cache_memory import count_fitting_blocks
+from .attention.choose import choose_paged_backend
+from .attention.layout import StepInputs, lay_out
+from .ends import StepEnds, WholeModelEnds
 from .inputs.grid import GridPositions
-from .inputs.reading import StepReader, TokenReader
 from .loading.loading import LoadedModel
+from .sampling.launched import LaunchedStep
 from .slots import SlotTables
-from .stages import StageLinks
-from .stages.first_last import make_reader, make_writer
-from .writing import LaunchedStep, SamplingWriter, StepWriter
-
-# Gathered keys and values should still lie in a core's cache when they are read: of 0.6
-# to 10 MiB, 2.5 was the fastest on a CPU with 1 MiB of L2 a core. A GPU wants few large
-# calls; its number is a guess.
-_GATHER_BYTES = {"cpu": 3 * 2**20, "cuda": 256 * 2**20}
 
 # Long enough for a matrix product of the kind that chunks have.
 _WARM_UP_TOKENS = 32
@@ -87,8 +73,10 @@ class ModelRunner:
       block_size: tokens in one.
       max_num_seqs: slots.
       max_model_len: tokens of prompt and output that a slot can hold.
-      logits_processors: plug-ins that sequences may name; only who samples has them.
-      links: to the other stages, where the model is one of several.
+      logits_processors: plug-ins that sequences may name; no stage but the last one of a
+        pipeline needs them.
+      ends: what a step begins and ends with, if the model is a stage of a pipeline; a
+        whole model reads tokens and samples.
 
     Raises:
       InvalidConfig: a plug-in cannot be made.
@@ -103,7 +91,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
-        links: StageLinks | None = None,
+        ends: StepEnds | None = None,
     ) -> None:
         self._model = model
         self._tables = SlotTables(
@@ -112,24 +100,19 @@ class ModelRunner:
             block_size=block_size,
             device=model.device,
         )
-        self._reader: StepReader
-        self._writer: StepWriter
-        if links is None:
-            self._reader = TokenReader(model, self._tables)
-            self._writer = SamplingWriter(model, self._tables, logits_processors)
-        else:
-            self._reader = make_reader(model, self._tables, links)
-            self._writer = make_writer(model, self._tables, links, logits_processors)
+        ends = ends or WholeModelEnds()
+        self._reader = ends.make_reader(model, self._tables)
+        self._writer = ends.make_writer(model, self._tables, logits_processors)
         self._grid = _make_grid(model)
-        self._rules = _make_rules(model, block_size)
-        self._kernel = choose_kernel(model.device)
-        self._caches = allocate(
-            model.layers,
+        paged_model = PagedModel(
+            layers=model.layers,
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
         )
+        self._attention = choose_paged_backend(paged_model, self._tables)
+        self._block_size = block_size
         self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -152,14 +135,15 @@ class ModelRunner:
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id)
         self._tables.append_blocks(plan.rows)
-        inputs = lay_out(plan, self._tables, self._rules)
-        # Images are encoded here, before the model's own attention is sent anywhere.
-        read = self._read(plan, inputs)
-        attention = _StepAttention(
-            self._model.layers, self._caches, inputs, self._kernel
-        )
-        with self._model.door.use(attention):
-            return self._writer.write(plan, inputs, read)
+        inputs = lay_out(plan, self._tables, self._attention.order, self._model.device)
+        # Before the input is read: a later stage of a pipeline waits for it.
+        attention = self._attention.begin(inputs)
+        # Images are encoded here, with the attention of their own encoder.
+        arguments = self._read(plan, inputs)
+        rows = self._writer.select(plan, inputs)
+        with self._model.attention.use(attention):
+            output = self._model.compute(arguments, rows.tokens)
+        return self._writer.write(plan, rows, output)
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.
@@ -170,7 +154,6 @@ class ModelRunner:
         num_tokens = min(_WARM_UP_TOKENS, self._max_warm_up_tokens)
         if num_tokens < 1:
             return
-        size = self._rules.block_size
         start = SlotStart(
             slot=0,
             prompt_token_ids=(0,) * num_tokens,
@@ -178,7 +161,7 @@ class ModelRunner:
             sampling=SamplingParams(),
             seed=0,
         )
-        blocks = tuple(BlockId(i) for i in range(num_tokens // size + 1))
+        blocks = tuple(BlockId(i) for i in range(num_tokens // self._block_size + 1))
         chunk = StepRow(
             slot=0, start=0, num_tokens=num_tokens, new_block_ids=blocks, sample=True
         )
@@ -190,61 +173,14 @@ class ModelRunner:
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
-        """Return what the model gets: what it reads, and where that stands."""
+        """Return the model's arguments: the input of its first layer, and positions."""
         positions = inputs.position_ids
         if self._grid is not None:
             positions = self._grid.place(plan, inputs)
         return {**self._reader.read(plan, inputs), "position_ids": positions}
 
 
-class _StepAttention:
-    """The AttentionBackend of one step: each call goes to the next layer's cache."""
-
-    def __init__(
-        self,
-        layers: tuple[LayerSpec, ...],
-        caches: tuple[LayerCache, ...],
-        inputs: StepInputs,
-        kernel: Kernel,
-    ) -> None:
-        self._layers = iter(zip(layers, caches, strict=True))
-        self._inputs = inputs
-        self._kernel = kernel
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        call: AttentionCall,
-    ) -> Tensor:
-        # Invariant: a model calls attention in the order that the probe saw.
-        layer, cache = next(self._layers)
-        return self._kernel(
-            query,
-            key,
-            value,
-            cache,
-            self._inputs.slot_mapping,
-            self._inputs.by_window[layer.window],
-            call,
-        )
-
-
 def _make_grid(model: LoadedModel) -> GridPositions | None:
     if model.vision is None or not model.vision.has_grid_positions:
         return None
     return GridPositions(model.model.config.vision_config.spatial_merge_size)
-
-
-def _make_rules(model: LoadedModel, block_size: int) -> LayoutRules:
-    token_bytes = max(count_kv_bytes((layer,), model.dtype) for layer in model.layers)
-    return LayoutRules(
-        block_size=block_size,
-        windows=tuple({layer.window for layer in model.layers}),
-        gather_limit=_GATHER_BYTES[model.device.type] // token_bytes,
-        explicit_masks=any(layer.needs_scores for layer in model.layers),
-        dtype=model.dtype,
-        device=model.device,
-    )

@@ -161,7 +161,7 @@ class _Stage:
     def connect(self, allocate: Allocate) -> ModelRunner:
         """Meet the other stages and run the first steps with them; blocking."""
         from ..model import ModelRunner
-        from ..model.stages import StageLinks, open_links
+        from ..model.stages import StageEnds, StageLinks, open_links
 
         links = self.held.enter_context(
             open_links(
@@ -184,7 +184,7 @@ class _Stage:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=allocate.max_model_len,
             logits_processors=processors,
-            links=links,
+            ends=StageEnds(links),
         )
         runner.warm_up()
         return runner

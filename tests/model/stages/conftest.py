@@ -20,6 +20,7 @@ from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.model.stages import (
     Channels,
     LoadedStage,
+    StageEnds,
     StageLinks,
     StageLost,
     load_stage,
@@ -182,7 +183,7 @@ class Pipeline:
         self._results: SimpleQueue[outcome.Outcome[StepResult]] = SimpleQueue()
         for stage, channels in zip(stages, self._channels):
             links = links_type(stage, channels)
-            self.runners.append(ModelRunner(stage, links=links, **settings))
+            self.runners.append(ModelRunner(stage, ends=StageEnds(links), **settings))
         self._threads = [
             threading.Thread(target=self._run, args=(index,), daemon=True)
             for index in range(len(stages))

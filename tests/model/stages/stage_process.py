@@ -13,7 +13,7 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.model import ModelRunner
-from trioserve.model.stages import StageLost, load_stage, open_links
+from trioserve.model.stages import StageEnds, StageLost, load_stage, open_links
 from trioserve.scheduler import Scheduler, Sequence
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
@@ -64,7 +64,7 @@ def main(folder: str, stage: str, num_stages: str, port: str) -> None:
     with open_links(
         loaded, host="127.0.0.1", port=int(port), timeout_seconds=60.0
     ) as links:
-        runner = ModelRunner(loaded, links=links, **SIZES)
+        runner = ModelRunner(loaded, ends=StageEnds(links), **SIZES)
         runner.warm_up()
         *plans, last = make_plans()
         results = [runner.step(plan).sampled for plan in plans]

@@ -1,8 +1,13 @@
-"""Attention over a paged KV cache, behind one function that transformers calls.
+"""Attention for transformers' models, by backends of our own.
 
-bridge      transformers' attention interface -> the kernel of this step
-kv_cache    the blocks and their memory
-layout      which slots of the cache a step writes and reads
-gather      a kernel of torch's own operators, on any device
-probe       the attention layers of a model, found by running it once
+bridge          the function that transformers calls -> the attention of this step
+probe           the attention layers of a model, found by running it once
+layout          one step's tokens, laid out flat
+backend         the protocol of attention backends
+choose          the table of backends, and the choice among them
+gather          the paged backend of torch's own operators, on any device
+flat            the encoder backend of torch's own operators
+scores          attention written out, for layers that change their scores
+kv_cache        the paged cache of keys and values
+cache_memory    how many KV blocks fit into memory
 """

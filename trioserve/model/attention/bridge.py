@@ -1,10 +1,10 @@
-"""The one attention function that transformers' models call, and where it leads.
+"""The one attention function that transformers' models call.
 
-transformers builds the projections, the norms and the rest of every layer; each layer
-then calls the function registered here under `IMPLEMENTATION`. It finds out through
-an attribute of the calling module (its *door*) who computes attention at the moment,
-so nothing is process-global but the registration itself: two models, each with its
-own cache, live side by side.
+transformers builds the projections, the norms and the rest of every layer. Each layer
+then calls the function registered here under `IMPLEMENTATION`. The function finds the
+AttentionContext of the model in an attribute of the calling module, and there the
+attention of the present step. Nothing but the registration itself is global to the
+process, so two models, each with its own cache, live side by side.
 
 No mask function is registered under the name, so transformers builds no masks
 (`_preprocess_mask_arguments` in transformers/masking_utils.py).
@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 
 IMPLEMENTATION = "trioserve_paged"
 
-_DOOR = "trioserve_attention_door"
+_CONTEXT = "trioserve_attention"
 
 # What models pass on to attention without meaning anything for its result.
 _INERT_ARGUMENTS = frozenset(
@@ -36,7 +36,7 @@ _INERT_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """How one layer wants its scores to become weights.
+    """How one layer turns its scores into weights.
 
     Args:
       scaling: factor of the scores.
@@ -60,8 +60,8 @@ class AttentionCall:
         return self.softcap is not None or self.sinks is not None
 
 
-class AttentionBackend(Protocol):
-    """Who computes attention while a model's forward pass runs."""
+class StepAttention(Protocol):
+    """Computes attention in one forward pass; each layer calls it once."""
 
     def attend(
         self,
@@ -87,30 +87,30 @@ class AttentionBackend(Protocol):
 
 
 class AttentionContext:
-    """What a model's modules hold to reach whoever computes attention just now."""
+    """The link from a model's modules to the attention of the present step."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._backend: AttentionBackend | None = None
+        self._current: StepAttention | None = None
         for module in model.modules():
-            setattr(module, _DOOR, self)
+            setattr(module, _CONTEXT, self)
 
     @contextmanager
-    def use(self, backend: AttentionBackend) -> Iterator[None]:
-        """Send the model's attention to `backend` inside the block."""
-        assert self._backend is None, "a model runs one forward pass at a time"
-        self._backend = backend
+    def use(self, attention: StepAttention) -> Iterator[None]:
+        """Send the model's calls of attention to `attention` inside the block."""
+        assert self._current is None, "a model runs one forward pass at a time"
+        self._current = attention
         try:
             yield
         finally:
-            self._backend = None
+            self._current = None
 
     @property
-    def backend(self) -> AttentionBackend:
-        assert self._backend is not None, "attention outside of use"
-        return self._backend
+    def current(self) -> StepAttention:
+        assert self._current is not None, "attention outside of use"
+        return self._current
 
 
-def attend_through_door(
+def attend_in_context(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -143,8 +143,8 @@ def attend_through_door(
         sinks=s_aux,
         unknown=_name_unknown(attention_mask, dropout, others),
     )
-    door: AttentionContext = getattr(module, _DOOR)
-    output = door.backend.attend(
+    context: AttentionContext = getattr(module, _CONTEXT)
+    output = context.current.attend(
         module,
         query[0].transpose(0, 1),  # (num_tokens, num_heads, key_dim)
         key[0].transpose(0, 1),  # (num_tokens, num_kv_heads, key_dim)
@@ -175,4 +175,4 @@ def _is_causal_module(module: nn.Module) -> bool:
     return getattr(module, "is_causal", True) is not False
 
 
-AttentionInterface.register(IMPLEMENTATION, attend_through_door)
+AttentionInterface.register(IMPLEMENTATION, attend_in_context)

@@ -1,79 +1,336 @@
-"""Attention over the paged cache: the place where a device's best kernel stands.
+"""The paged backend of PyTorch's own operators, on any device.
 
-`choose_kernel` is the only function that decides. A kernel gets one layer's flat
-queries, keys and values, writes the keys and values to the cache and reads through
-the step's layout. (Where the projections run is no choice of this room: they are the
-linear modules of transformers' model.)
+It gathers the blocks of each sequence into one tensor and attends to that. On a CPU with
+bfloat16 instructions, PyTorch's fused operator was measured faster than products and
+softmax written out.
+
+    tokens   | decode rows, longest first | chunk | chunk | ...
+               one token each               many tokens each
+
+Rows that compute one token are read in *buckets*: slices of rows of about the same
+length, whose blocks are gathered together and padded to the longest. Rows that
+compute more are *chunks*; each of them is attended to by itself. Layers with a sliding
+window read fewer blocks, so each window has buckets and chunks of its own.
+
+Source: Kwon et al. 2023 (PagedAttention), section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...types.plan import StepRow
+from ..slots import SlotTables
+from ..tensors import send_ids
+from .backend import PagedModel
 from .bridge import AttentionCall
-from .kv_cache import LayerCache
-from .layout import AttentionLayout, Chunk, DecodeBucket
+from .cache_memory import count_kv_bytes
+from .kv_cache import LayerCache, allocate
+from .layout import StepInputs
+from .probe import LayerSpec
+from .scores import attend_by_scores
 
-Kernel = Callable[
-    [Tensor, Tensor, Tensor, LayerCache, Tensor, AttentionLayout, AttentionCall], Tensor
-]
-
-
-def choose_kernel(device: torch.device) -> Kernel:
-    """Return the kernel for a device."""
-    # PyTorch's own operators run everywhere; on a CPU with bfloat16 instructions they
-    # were measured faster than products and softmax written out.
-    del device
-    return attend_by_gathering
+# Gathered keys and values should still lie in a core's cache when they are read: of 0.6
+# to 10 MiB, 2.5 was the fastest on a CPU with 1 MiB of L2 a core. A GPU wants few large
+# calls; its number is a guess.
+_GATHER_BYTES = 3 * 2**20
+_GATHER_BYTES_OF_GPU = 256 * 2**20
 
 
-def attend_by_gathering(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache,
-    slot_mapping: Tensor,
-    layout: AttentionLayout,
-    call: AttentionCall,
-) -> Tensor:
-    """Gather each sequence's blocks, then attend with PyTorch's own operators.
+class GatherAttention:
+    """A PagedBackend for every layer that the probe lets through.
 
     Args:
-      query: (num_tokens, num_heads, key_dim)
-      key: (num_tokens, num_kv_heads, key_dim)
-      value: (num_tokens, num_kv_heads, value_dim)
-      cache: the layer's keys and values.
-      slot_mapping: (num_tokens,) where in the cache each token goes
-      layout: what each sequence reads.
-      call: the layer's wishes.
-
-    Returns:
-      (num_tokens, num_heads, value_dim)
+      model: its layers, and the size of its cache.
+      tables: the blocks of each slot.
     """
-    # All is written before anything is read: a row may read what a row beside it
-    # writes, where both share a block.
-    cache.write(slot_mapping, key, value)
-    parts = [
-        _attend_bucket(query[bucket.begin : bucket.end], cache, bucket, call)
-        for bucket in layout.buckets
+
+    def __init__(self, model: PagedModel, tables: SlotTables) -> None:
+        self._layers = model.layers
+        self._tables = tables
+        self._rules = _make_rules(model)
+        self._caches = allocate(
+            model.layers,
+            num_blocks=model.num_blocks,
+            block_size=model.block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+
+    @staticmethod
+    def supports(model: PagedModel) -> bool:
+        return True
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        """Put single tokens first, those of the longest sequences before others."""
+        return sorted(range(len(rows)), key=lambda i: _reading_order(rows[i]))
+
+    def begin(self, step: StepInputs) -> _GatherStep:
+        size = self._rules.block_size
+        positions = step.position_ids[0]
+        blocks = self._tables.block_ids[step.slot_ids, positions // size]
+        layouts = {
+            window: _lay_out(step.rows, self._tables, window, self._rules)
+            for window in self._rules.windows
+        }
+        return _GatherStep(
+            self._layers, self._caches, blocks * size + positions % size, layouts
+        )
+
+
+class _GatherStep:
+    """Attention of one step: each call reads and writes the next layer's cache.
+
+    Args:
+      cache_slots: (num_tokens,) int64, block * block_size + offset of each new token
+      layouts: window of a layer -> what it reads.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[LayerSpec, ...],
+        caches: tuple[LayerCache, ...],
+        cache_slots: Tensor,
+        layouts: dict[int | None, _Layout],
+    ) -> None:
+        self._layers = iter(zip(layers, caches, strict=True))
+        self._cache_slots = cache_slots
+        self._layouts = layouts
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        # Invariant: a model calls attention in the order that the probe saw.
+        layer, cache = next(self._layers)
+        # All is written before anything is read: a row may read what another row of the
+        # step writes, if both share a block.
+        cache.write(self._cache_slots, key, value)
+        layout = self._layouts[layer.window]
+        parts = [
+            _attend_bucket(query[bucket.begin : bucket.end], cache, bucket, call)
+            for bucket in layout.buckets
+        ]
+        for chunk in layout.chunks:
+            span = slice(chunk.begin, chunk.end)
+            if chunk.block_ids is None:
+                keys, values = key[span], value[span]
+            else:
+                keys, values = cache.read(chunk.block_ids)
+            parts.append(_attend_chunk(query[span], keys, values, chunk, call))
+        # Invariant: buckets, then chunks, cover the flat tokens in order.
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+# ---- layout --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """Rows [begin, end) of the flat tokens, one token of one sequence each.
+
+    Args:
+      block_ids: (num_rows * max_blocks,) int64, gathered in this order
+      mask: (num_rows, 1, 1, max_blocks * block_size), added to scores: 0 or -inf
+    """
+
+    begin: int
+    end: int
+    block_ids: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """Tokens [begin, end) of the flat tokens, neighbours in one sequence.
+
+    Args:
+      block_ids: (num_blocks,) int64; None where the chunk starts its sequence, whose
+        keys are then those that the chunk itself brings
+      num_keys: keys used of those blocks.
+      mask: (num_tokens, num_keys), added to scores: 0 or -inf; None is causal
+    """
+
+    begin: int
+    end: int
+    block_ids: Tensor | None
+    num_keys: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """What every layer with the same window reads."""
+
+    buckets: tuple[_Bucket, ...]
+    chunks: tuple[_Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What a layout depends on besides the step.
+
+    Args:
+      block_size: tokens in one KV block.
+      windows: the windows of the model's layers; None is full attention.
+      gather_limit: largest number of tokens to gather at once, padding included. One row
+        alone may have more.
+      explicit_masks: layers that change scores cannot use an operator's causal flag.
+    """
+
+    block_size: int
+    windows: tuple[int | None, ...]
+    gather_limit: int
+    explicit_masks: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _make_rules(model: PagedModel) -> _Rules:
+    is_gpu = model.device.type == "cuda"
+    gather_bytes = _GATHER_BYTES_OF_GPU if is_gpu else _GATHER_BYTES
+    token_bytes = max(count_kv_bytes((layer,), model.dtype) for layer in model.layers)
+    return _Rules(
+        block_size=model.block_size,
+        windows=tuple({layer.window for layer in model.layers}),
+        gather_limit=gather_bytes // token_bytes,
+        explicit_masks=any(layer.needs_scores for layer in model.layers),
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def _reading_order(row: StepRow) -> tuple[bool, int]:
+    return (True, 0) if row.num_tokens > 1 else (False, -row.start)
+
+
+def _lay_out(
+    rows: Sequence[StepRow], tables: SlotTables, window: int | None, rules: _Rules
+) -> _Layout:
+    num_decodes = sum(row.num_tokens == 1 for row in rows)
+    ends = list(accumulate(row.num_tokens for row in rows))
+    return _Layout(
+        buckets=tuple(_lay_out_buckets(rows[:num_decodes], tables, window, rules)),
+        chunks=tuple(
+            _lay_out_chunk(row, end, tables, window, rules)
+            for row, end in zip(rows[num_decodes:], ends[num_decodes:])
+        ),
+    )
+
+
+def _lay_out_buckets(
+    rows: Sequence[StepRow], tables: SlotTables, window: int | None, rules: _Rules
+) -> Iterator[_Bucket]:
+    size = rules.block_size
+    first_blocks = [_first_key(row.start, window) // size for row in rows]
+    num_blocks = [
+        row.start // size + 1 - first for row, first in zip(rows, first_blocks)
     ]
-    for chunk in layout.chunks:
-        span = slice(chunk.begin, chunk.end)
-        if chunk.block_ids is None:
-            keys, values = key[span], value[span]
-        else:
-            keys, values = cache.read(chunk.block_ids)
-        parts.append(_attend_chunk(query[span], keys, values, chunk, call))
-    # Invariant: buckets, then chunks, cover the flat tokens in order.
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    for begin, end in _cut_buckets(num_blocks, rules.gather_limit // size):
+        width = max(num_blocks[begin:end])
+        slots, starts, firsts = send_ids(
+            [
+                *(row.slot for row in rows[begin:end]),
+                *(row.start for row in rows[begin:end]),
+                *first_blocks[begin:end],
+            ],
+            rules.device,
+        ).view(3, end - begin, 1)
+        # Columns behind a row's end read its last block again, whose keys are masked.
+        columns = (firsts + _count_up(0, width, rules)).minimum(starts // size)
+        keys = firsts * size + _count_up(0, width * size, rules)
+        visible = _is_visible(starts, keys, window)  # (num_rows, width * size)
+        yield _Bucket(
+            begin=begin,
+            end=end,
+            block_ids=tables.block_ids[slots, columns].flatten(),
+            mask=_to_mask(visible, rules)[:, None, None, :],
+        )
+
+
+def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into slices of about the same size.
+
+    Args:
+      num_blocks: of each row; falling, or nearly so where windows begin within blocks.
+      limit: blocks of one slice at most, padding included, unless it is one row.
+    """
+    begin, width = 0, 0
+    for end, wanted in enumerate(num_blocks):
+        wider = max(width, wanted)
+        # A quarter of padding costs about what one more call of the kernel would;
+        # below 4 blocks the call costs more than whatever is read.
+        is_alike = 4 * wanted + 16 >= 3 * wider
+        if end > begin and not (is_alike and wider * (end + 1 - begin) <= limit):
+            yield begin, end
+            begin, wider = end, wanted
+        width = wider
+    if num_blocks:
+        yield begin, len(num_blocks)
+
+
+def _lay_out_chunk(
+    row: StepRow, end: int, tables: SlotTables, window: int | None, rules: _Rules
+) -> _Chunk:
+    size = rules.block_size
+    num_tokens = row.end
+    first_block = 0 if row.start == 0 else _first_key(row.start, window) // size
+    first_key = first_block * size
+    needs_mask = (
+        rules.explicit_masks
+        or row.start > 0
+        or (window is not None and window < num_tokens)
+    )
+    queries = _count_up(row.start, num_tokens, rules)[:, None]
+    keys = _count_up(first_key, num_tokens, rules)
+    block_ids = tables.block_ids[row.slot, first_block : -(-num_tokens // size)]
+    return _Chunk(
+        begin=end - row.num_tokens,
+        end=end,
+        block_ids=block_ids if row.start else None,
+        num_keys=num_tokens - first_key,
+        mask=(
+            _to_mask(_is_visible(queries, keys, window), rules) if needs_mask else None
+        ),
+    )
+
+
+def _first_key(query: int, window: int | None) -> int:
+    return 0 if window is None else max(0, query - window + 1)
+
+
+def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    visible = keys <= queries
+    if window is not None:
+        # As transformers' sliding_window_overlay: the query itself counts.
+        visible &= keys > queries - window
+    return visible
+
+
+def _to_mask(visible: Tensor, rules: _Rules) -> Tensor:
+    mask = torch.zeros(visible.shape, dtype=rules.dtype, device=rules.device)
+    return mask.masked_fill_(~visible, -torch.inf)
+
+
+def _count_up(begin: int, end: int, rules: _Rules) -> Tensor:
+    return torch.arange(begin, end, device=rules.device)
+
+
+# ---- attention -----------------------------------------------------------------------
 
 
 def _attend_bucket(
-    query: Tensor, cache: LayerCache, bucket: DecodeBucket, call: AttentionCall
+    query: Tensor, cache: LayerCache, bucket: _Bucket, call: AttentionCall
 ) -> Tensor:
     num_rows, num_heads, key_dim = query.shape
     keys, values = cache.read(bucket.block_ids)
@@ -92,7 +349,7 @@ def _attend_bucket(
 
 
 def _attend_chunk(
-    query: Tensor, keys: Tensor, values: Tensor, chunk: Chunk, call: AttentionCall
+    query: Tensor, keys: Tensor, values: Tensor, chunk: _Chunk, call: AttentionCall
 ) -> Tensor:
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, value_dim = values.shape[1:]
@@ -125,25 +382,4 @@ def _attend(
             query, keys, values, mask, is_causal=mask is None, scale=call.scaling
         )
     assert mask is not None, "layers that work on scores are laid out with masks"
-    return _attend_by_scores(query, keys, values, mask, call, sinks_shape)
-
-
-def _attend_by_scores(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    call: AttentionCall,
-    sinks_shape: tuple[int, ...],
-) -> Tensor:
-    """Attention written out, as transformers' eager functions do it."""
-    scores = torch.matmul(query, keys.transpose(-1, -2)) * call.scaling
-    if call.softcap is not None:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    scores = scores + mask
-    num_keys = scores.shape[-1]
-    if call.sinks is not None:
-        sinks = call.sinks.view(sinks_shape).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, sinks.to(scores.dtype)), dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32)[..., :num_keys]
-    return torch.matmul(weights.to(values.dtype), values)
+    return attend_by_scores(query, keys, values, mask, call, sinks_shape)

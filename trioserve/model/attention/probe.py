@@ -47,7 +47,7 @@ _NUM_PROBE_TOKENS = 2
 
 def probe_layers(
     model: PreTrainedModel,
-    door: AttentionContext,
+    context: AttentionContext,
     run: Callable[[Tensor, Tensor], object] | None = None,
 ) -> tuple[LayerSpec, ...]:
     """Return the model's calls of attention, in the order in which they come.
@@ -62,7 +62,7 @@ def probe_layers(
     recorder = _Recorder(model)
     tokens = torch.zeros((1, _NUM_PROBE_TOKENS), dtype=torch.int64, device=model.device)
     positions = torch.arange(_NUM_PROBE_TOKENS, device=model.device)[None]
-    with torch.inference_mode(), door.use(recorder):
+    with torch.inference_mode(), context.use(recorder):
         if run is None:
             model(input_ids=tokens, position_ids=positions, use_cache=False)
         else:
@@ -73,7 +73,7 @@ def probe_layers(
 
 
 class _Recorder:
-    """An AttentionBackend that notes calls and answers with zeros."""
+    """A StepAttention that notes calls and answers with zeros."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from ...errors import UnsupportedModel
 from ...types.pooling import PoolingInput
 from ..attention.bridge import IMPLEMENTATION, AttentionContext
-from ..attention.probe import UnfitLayer, probe_layers
+from ..attention.choose import choose_encoder_backend
+from ..attention.probe import probe_layers
 from ..loading.loading import check_windows, shorten
 from ..loading.packing import fuse_activations, pack_products
 from .encoder import ForwardPass
@@ -132,13 +133,12 @@ def _find_flat_pass(
         return None
     own = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
-    door = AttentionContext(model)
+    context = AttentionContext(model)
     try:
-        layers = probe_layers(model, door)
+        layers = probe_layers(model, context)
         check_windows(model.config, layers)
-        if any(layer.needs_scores for layer in layers):
-            raise UnfitLayer("it works on scores")
-        forward = FlatPass(model, door, rules)
+        backend = choose_encoder_backend(layers, rules.device)
+        forward = FlatPass(model, context, backend, rules)
         encoded = forward.encode(probes)
         found = [encoded.states[begin:end] for begin, end in encoded.spans]
         if agree(torch.cat(found), torch.cat(list(states))):

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...types.pooling import PoolingInput
+from ..attention.flat import sort_by_length
 from .encoder import EncodedInputs
-from .tokens import TokenRules, lay_rectangle, place_spans, sort_by_length
+from .tokens import TokenRules, lay_rectangle, place_spans
 
 # Places of a rectangle for each token in it, at most; below so many places, one more call
 # of the model costs more than the padding.

@@ -29,13 +29,6 @@ class TokenRules:
     type_ids: bool = False
 
 
-def sort_by_length(inputs: Sequence[PoolingInput]) -> list[int]:
-    """Return the order in which inputs that can be run together are neighbours."""
-    return sorted(
-        range(len(inputs)), key=lambda i: (inputs[i].num_tokens, inputs[i].num_unseen)
-    )
-
-
 def place_spans(
     inputs: Sequence[PoolingInput], order: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:

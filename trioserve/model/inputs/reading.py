@@ -1,8 +1,6 @@
-"""What a step's first layer reads."""
+"""Read the tokens of a step, and the vectors that prompts hold besides."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from torch import Tensor
 
@@ -13,25 +11,11 @@ from ..slots import SlotTables
 from .inputs import EmbeddedInputs
 
 
-class StepReader(Protocol):
-    """Where the input of a model's first layer comes from."""
-
-    def begin(self, plan: StepPlan) -> None:
-        """Take in what a plan ends and starts; called for every plan, in their order."""
-
-    def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
-        """Return what a model takes in place of tokens, or tokens, by name.
-
-        Args:
-          plan: it has rows.
-        """
-
-
 class TokenReader:
-    """Reads tokens, and the vectors that prompts hold besides.
+    """The reader of a model, or of a stage, that has the first layer.
 
     Args:
-      tables: know which tokens slots have.
+      tables: the tokens of each slot.
     """
 
     def __init__(self, model: LoadedModel, tables: SlotTables) -> None:
@@ -51,6 +35,6 @@ class TokenReader:
         return {"inputs_embeds": embeds}
 
     def _put_in_sampled(self, inputs: StepInputs) -> None:
-        """Complete the input with tokens that the host may not have read yet."""
+        """Put in tokens that earlier steps sampled and the host may not know yet."""
         sampled = self._tables.last_token_ids.index_select(0, inputs.sampled_slots)
         inputs.input_ids[0].index_copy_(0, inputs.sampled_tokens, sampled)

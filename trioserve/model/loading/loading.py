@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 import inspect
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -25,8 +27,9 @@ from ...errors import InvalidConfig, InvalidParameter, UnsupportedModel, Weights
 from ...types.model_info import ModelInfo
 from ...types.sampling import SamplingParams
 from ..attention.bridge import IMPLEMENTATION, AttentionContext
-from ..attention.kv_cache import count_kv_bytes
+from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from ..tensors import send_ids
 from .packing import pack_products
 from .quantisation import Dequantisation, check_quantisation, plan_dequantisation
 from .rotary import freeze_rotary
@@ -62,7 +65,7 @@ class LoadedModel:
     Args:
       model: transformers' model, in evaluation mode.
       info: what the other rooms know of it.
-      door: where its attention modules ask for attention.
+      attention: where its modules ask for attention.
       layers: its calls of attention, in order.
       takes_logits_to_keep: its forward pass can leave out logits that nobody reads.
       vision: how it sees images; None where it reads nothing but text.
@@ -70,7 +73,7 @@ class LoadedModel:
 
     model: PreTrainedModel
     info: ModelInfo
-    door: AttentionContext
+    attention: AttentionContext
     layers: tuple[LayerSpec, ...]
     takes_logits_to_keep: bool
     vision: VisionKind | None = None
@@ -84,6 +87,22 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        """Run the model over one step; its attention is in use.
+
+        Args:
+          arguments: what the model reads, by name.
+          tokens: the flat tokens whose logits are wanted.
+
+        Returns:
+          (len(tokens), vocab_size) logits
+        """
+        index = send_ids(tokens, self.device)
+        wanted = {"logits_to_keep": index} if self.takes_logits_to_keep else {}
+        output = self.model(**arguments, use_cache=False, **wanted)
+        logits: Tensor = output.logits[0]
+        return logits if self.takes_logits_to_keep else logits[index]
 
 
 def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
@@ -107,9 +126,9 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
         attention=facts.attention,
     )
     make_ready(model, facts)
-    door = AttentionContext(model)
+    context = AttentionContext(model)
     try:
-        layers = probe_layers(model, door)
+        layers = probe_layers(model, context)
         check_causality(layers)
         check_windows(facts.config, layers)
     except UnfitLayer as error:
@@ -117,7 +136,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     return LoadedModel(
         model=model,
         info=describe(model, facts, name=name, layers=layers),
-        door=door,
+        attention=context,
         layers=layers,
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,

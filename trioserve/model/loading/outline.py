@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ...config import CacheConfig, ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
-from ..attention.kv_cache import count_fitting_blocks, count_kv_bytes
+from ..attention.cache_memory import count_fitting_blocks, count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from .loading import ModelFacts, check_causality, check_windows, find_class, read_facts
 from .quantisation import plan_dequantisation

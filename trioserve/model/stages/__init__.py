@@ -13,10 +13,11 @@ The door:
   partition_layers    which layers each stage has
   StageLinks      what a stage sends and receives in a step
   open_links      the same between processes
-A ModelRunner takes a LoadedStage and its links.
+  StageEnds       what a ModelRunner begins and ends the stage's steps with
 """
 
 from .distributed import open_links
+from .ends import StageEnds
 from .links import Channels, StageLinks, StageLost
 from .loading import load_stage, outline_stage
 from .partition import HEAD_WEIGHT, Partition, partition_layers
@@ -27,6 +28,7 @@ __all__ = [
     "Channels",
     "LoadedStage",
     "Partition",
+    "StageEnds",
     "StageLinks",
     "StageLost",
     "load_stage",

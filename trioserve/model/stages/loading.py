@@ -87,7 +87,7 @@ def _load(
     loaded = LoadedStage(
         model=model,
         info=describe(model, facts, name=name, layers=(), whole=whole),
-        door=AttentionContext(model),
+        attention=AttentionContext(model),
         layers=(),
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,

@@ -23,7 +23,7 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
     try:
         layers = probe_layers(
             stage.model,
-            stage.door,
+            stage.attention,
             lambda tokens, positions: _run(stage, tokens, positions),
         )
         _check_independence(stage)
@@ -52,13 +52,12 @@ def _run(
     if embeds is not None:
         read["inputs_embeds"] = embeds
     read["position_ids"] = positions
+    output = stage.compute(read, range(_NUM_TOKENS))
     if stage.partition.is_last:
-        logits: Tensor = stage.model(**read, use_cache=False).logits
-        return logits
-    hidden = stage.leave(read)
-    if hidden.shape != (_NUM_TOKENS, stage.hidden_width) or hidden.dtype != stage.dtype:
+        return output
+    if output.shape != (_NUM_TOKENS, stage.hidden_width) or output.dtype != stage.dtype:
         raise UnfitLayer("its layers do not all give the same kind of hidden states")
-    return hidden
+    return output
 
 
 def _draw(stage: LoadedStage, width: int) -> Tensor:
@@ -82,7 +81,7 @@ def _check_independence(stage: LoadedStage) -> None:
     seen = []
     for embeds in (torch.zeros_like(noise), noise):
         listener = _Listener()
-        with torch.inference_mode(), stage.door.use(listener):
+        with torch.inference_mode(), stage.attention.use(listener):
             output = _run(stage, tokens, positions, embeds)
         seen.append([*listener.heard, output])
     if not all(torch.equal(first, second) for first, second in zip(*seen)):
@@ -90,7 +89,7 @@ def _check_independence(stage: LoadedStage) -> None:
 
 
 class _Listener:
-    """An AttentionBackend that remembers all it is asked, and answers with values."""
+    """A StepAttention that remembers all it is asked, and answers with values."""
 
     def __init__(self) -> None:
         self.heard: list[Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ class LoadedStage(LoadedModel):
     that are here.
 
     Args:
-      share: which layers.
+      partition: which layers.
       entrance: takes what the stage before sends; None at the first stage.
       hidden_width: of what stages hand on.
       embedding_width: of what the model's embedding gives.
@@ -51,14 +52,17 @@ class LoadedStage(LoadedModel):
             )
         }
 
-    def leave(self, read: dict[str, Tensor]) -> Tensor:
-        """Compute what the next stage goes on with; not at the last stage.
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        """Run this stage's layers.
 
         Returns:
-          (num_tokens, hidden_width)
+          the logits of `tokens` at the last stage; (num_tokens, hidden_width) elsewhere,
+          the hidden states that the next stage reads
         """
+        if self.partition.is_last:
+            return LoadedModel.compute(self, arguments, tokens)
         try:
-            self.model(**read, use_cache=False)
+            self.model(**arguments, use_cache=False)
         except LeftStage as left:
             return left.hidden[0]
         raise AssertionError("the layers behind a stage's own end the pass")

@@ -1,4 +1,4 @@
-"""How a stage's steps begin and end, where they are not a whole model's.
+"""The two ends of a stage's steps.
 
 first stage   tokens   -> layers -> sends hidden states
 others        receives -> layers -> sends hidden states
@@ -15,40 +15,48 @@ from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart, StepPlan
 from ...types.transfers import AwaitedTokens, SampledTransfer
 from ..attention.layout import StepInputs
-from ..inputs.reading import StepReader, TokenReader
+from ..ends import StepReader, StepWriter
+from ..inputs.reading import TokenReader
 from ..loading.loading import LoadedModel
+from ..sampling.launched import LaunchedStep
+from ..sampling.writing import LogitRows, SamplingWriter
 from ..slots import SlotTables
 from ..tensors import send_ids
-from ..writing import LaunchedStep, SamplingWriter, StepWriter
 from .links import StageLinks
 from .stage import LoadedStage
 
 
-def make_reader(
-    model: LoadedModel, tables: SlotTables, links: StageLinks
-) -> StepReader:
-    """Return what a stage's steps begin with."""
-    assert isinstance(model, LoadedStage), "only stages have links"
-    if model.partition.is_first:
-        return _FirstReader(model, tables, links)
-    return _LaterReader(model, links)
+class StageEnds:
+    """The StepEnds of a stage.
 
+    Args:
+      links: to the other stages.
+    """
 
-def make_writer(
-    model: LoadedModel,
-    tables: SlotTables,
-    links: StageLinks,
-    logits_processors: Sequence[type[LogitsProcessor]],
-) -> StepWriter:
-    """Return what a stage's steps end with."""
-    assert isinstance(model, LoadedStage), "only stages have links"
-    if model.partition.is_last:
-        return _LastWriter(SamplingWriter(model, tables, logits_processors), links)
-    return _EarlierWriter(model, links)
+    def __init__(self, links: StageLinks) -> None:
+        self._links = links
+
+    def make_reader(self, model: LoadedModel, tables: SlotTables) -> StepReader:
+        assert isinstance(model, LoadedStage), "only stages have links"
+        if model.partition.is_first:
+            return _FirstReader(model, tables, self._links)
+        return _LaterReader(model, self._links)
+
+    def make_writer(
+        self,
+        model: LoadedModel,
+        tables: SlotTables,
+        logits_processors: Sequence[type[LogitsProcessor]],
+    ) -> StepWriter:
+        assert isinstance(model, LoadedStage), "only stages have links"
+        if model.partition.is_last:
+            sampling = SamplingWriter(model, tables, logits_processors)
+            return _LastWriter(sampling, self._links)
+        return _EarlierWriter(self._links)
 
 
 class _FirstReader:
-    """Reads tokens, of which the last stage has sampled some."""
+    """Reads tokens; those that the last stage has sampled come from there."""
 
     def __init__(
         self, model: LoadedStage, tables: SlotTables, links: StageLinks
@@ -62,27 +70,27 @@ class _FirstReader:
 
     def begin(self, plan: StepPlan) -> None:
         self._tokens.begin(plan)
-        # Waited for in `read`, when all that can be done without them is done.
+        # `read` waits for them, when all that can be done without them is done.
         self._due += self._awaited.take(plan)
 
     def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
-        for arrival in self._due:
-            self._take_in(arrival)
+        for transfer in self._due:
+            self._take_in(transfer)
         self._due.clear()
         self._links.expect_sampled(plan)
         return self._tokens.read(plan, inputs)
 
-    def _take_in(self, arrival: SampledTransfer) -> None:
-        token_ids = self._links.receive_sampled(arrival.step_id)
-        places = [i for i, slot in enumerate(arrival.slots) if slot is not None]
-        slots = [slot for slot in arrival.slots if slot is not None]
-        if len(slots) < len(arrival.slots):
+    def _take_in(self, transfer: SampledTransfer) -> None:
+        token_ids = self._links.receive_sampled(transfer.step_id)
+        places = [i for i, slot in enumerate(transfer.slots) if slot is not None]
+        slots = [slot for slot in transfer.slots if slot is not None]
+        if len(slots) < len(transfer.slots):
             token_ids = token_ids[send_ids(places, token_ids.device)]
         self._tables.keep_sampled(send_ids(slots, token_ids.device), token_ids)
 
 
 class _LaterReader:
-    """Reads what the stage before gives."""
+    """Receives hidden states from the stage before."""
 
     def __init__(self, model: LoadedStage, links: StageLinks) -> None:
         self._model = model
@@ -97,24 +105,24 @@ class _LaterReader:
 
 
 class _EarlierWriter:
-    """Hands on what its layers give; samples nothing."""
+    """Sends hidden states to the next stage; samples nothing."""
 
-    def __init__(self, model: LoadedStage, links: StageLinks) -> None:
-        self._model = model
+    def __init__(self, links: StageLinks) -> None:
         self._links = links
 
     def start(self, start: SlotStart) -> None:
         pass
 
-    def write(
-        self, plan: StepPlan, inputs: StepInputs, read: dict[str, Tensor]
-    ) -> LaunchedStep:
-        self._links.send_hidden(plan, self._model.leave(read))
+    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        return LogitRows()
+
+    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+        self._links.send_hidden(plan, output)
         return LaunchedStep(step_id=plan.step_id)
 
 
 class _LastWriter:
-    """Samples, and tells the first stage what."""
+    """Samples, and sends the tokens to the first stage."""
 
     def __init__(self, sampling: SamplingWriter, links: StageLinks) -> None:
         self._sampling = sampling
@@ -123,10 +131,11 @@ class _LastWriter:
     def start(self, start: SlotStart) -> None:
         self._sampling.start(start)
 
-    def write(
-        self, plan: StepPlan, inputs: StepInputs, read: dict[str, Tensor]
-    ) -> LaunchedStep:
-        launched = self._sampling.write(plan, inputs, read)
+    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        return self._sampling.select(plan, inputs)
+
+    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+        launched = self._sampling.write(plan, rows, output)
         sampled = launched.sampled
         self._links.send_sampled(
             plan, None if sampled is None else sampled.ids.on_device

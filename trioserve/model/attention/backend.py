@@ -1,0 +1,60 @@
+"""The protocol of attention backends: one file each, which owns its layout and its limits.
+
+    order   the order of rows among the flat tokens
+    begin   what all layers of one step read -> StepAttention, which the layers call
+
+Decoders keep keys and values in a paged cache, which their backend allocates. Encoders
+read whole inputs and keep nothing. choose.py lists the backends of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from ...types.plan import StepRow
+from ...types.pooling import PoolingInput
+from .bridge import StepAttention
+from .layout import StepInputs
+from .probe import LayerSpec
+
+RowT = TypeVar("RowT", contravariant=True)
+StepT = TypeVar("StepT", contravariant=True)
+
+
+class AttentionBackend(Protocol[RowT, StepT]):
+    """A way to compute attention, for one model on one device."""
+
+    def order(self, rows: Sequence[RowT]) -> list[int]:
+        """Return the order of rows among the flat tokens that is fastest to read.
+
+        Returns:
+          places in `rows`, each of them once
+        """
+
+    def begin(self, step: StepT) -> StepAttention:
+        """Lay out what the layers read in one step, whose rows are in `order`."""
+
+
+PagedBackend = AttentionBackend[StepRow, StepInputs]
+EncoderBackend = AttentionBackend[PoolingInput, Sequence[PoolingInput]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedModel:
+    """What a paged backend has to know of a model.
+
+    Args:
+      layers: its calls of attention, in order.
+      num_blocks: blocks of the KV cache, numbered from 0.
+      block_size: tokens in one block.
+    """
+
+    layers: tuple[LayerSpec, ...]
+    num_blocks: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device

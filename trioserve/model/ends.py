@@ -1,0 +1,88 @@
+"""The two ends of a step: what the layers read, and what becomes of their output.
+
+    reader  -- token ids, vectors -->  layers  -- logits -->  writer
+
+A whole model reads tokens and samples tokens. A stage of a pipeline receives and sends
+instead, at one end or at both (stages/ends.py). The runner knows only these protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from ..types.logits import LogitsProcessor
+from ..types.plan import SlotStart, StepPlan
+from .attention.layout import StepInputs
+from .inputs.reading import TokenReader
+from .loading.loading import LoadedModel
+from .sampling.launched import LaunchedStep
+from .sampling.writing import LogitRows, SamplingWriter
+from .slots import SlotTables
+
+
+class StepReader(Protocol):
+    """Gets the input of a model's first layer."""
+
+    def begin(self, plan: StepPlan) -> None:
+        """Take in the starts and ends of a plan; called for every plan, in their order."""
+
+    def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
+        """Return the model's arguments by name, except for positions.
+
+        Args:
+          plan: it has rows.
+        """
+
+
+class StepWriter(Protocol):
+    """Uses the output of a model's last layer."""
+
+    def start(self, start: SlotStart) -> None:
+        """Take the sampling parameters of a sequence, in place of its slot's former one."""
+
+    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        """Return the tokens whose logits a step needs; no stage but the last needs any."""
+
+    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+        """Use the output of a step.
+
+        Args:
+          rows: from `select`.
+          output: what LoadedModel.compute returned for them.
+        """
+
+
+class StepEnds(Protocol):
+    """Makes the two ends of a model."""
+
+    def make_reader(self, model: LoadedModel, tables: SlotTables) -> StepReader: ...
+
+    def make_writer(
+        self,
+        model: LoadedModel,
+        tables: SlotTables,
+        logits_processors: Sequence[type[LogitsProcessor]],
+    ) -> StepWriter:
+        """Make the writer.
+
+        Raises:
+          InvalidConfig: a plug-in cannot be made.
+        """
+
+
+class WholeModelEnds:
+    """The ends of a model whose layers are all here."""
+
+    def make_reader(self, model: LoadedModel, tables: SlotTables) -> StepReader:
+        return TokenReader(model, tables)
+
+    def make_writer(
+        self,
+        model: LoadedModel,
+        tables: SlotTables,
+        logits_processors: Sequence[type[LogitsProcessor]],
+    ) -> StepWriter:
+        return SamplingWriter(model, tables, logits_processors)

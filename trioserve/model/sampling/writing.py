@@ -1,0 +1,139 @@
+"""Sample the next tokens from logits, and report the log probabilities of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ...types.logits import LogitsProcessor
+from ...types.plan import SlotStart, StepPlan, StepRow
+from ..attention.layout import StepInputs
+from ..loading.loading import LoadedModel
+from ..slots import SlotTables
+from ..tensors import send_ids
+from .launched import LaunchedStep
+from .logprobs import LogprobReports
+from .sampled import Sampled
+from .sampler import Sampler
+
+# Rows of logits turned to float32 at once for prompts' log probabilities.
+_LOGPROB_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRows:
+    """The tokens of a step whose logits are needed.
+
+    Args:
+      sampled: the last flat token of each row that samples, in batch order.
+      prompts: row -> flat tokens whose logits give log probabilities of its prompt.
+    """
+
+    sampled: tuple[int, ...] = ()
+    prompts: dict[StepRow, range] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The flat tokens in the order of the logits' rows."""
+        prompt_tokens = [token for span in self.prompts.values() for token in span]
+        return [*self.sampled, *prompt_tokens]
+
+
+class SamplingWriter:
+    """Samples the next token of every row that asks for it.
+
+    Args:
+      tables: keep what was sampled.
+      logits_processors: plug-ins that sequences may name.
+
+    Raises:
+      InvalidConfig: a plug-in cannot be made.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        tables: SlotTables,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
+    ) -> None:
+        self._model = model
+        self._tables = tables
+        self._sampler = Sampler(
+            vocab_size=model.info.vocab_size,
+            device=model.device,
+            logits_processors=logits_processors,
+        )
+        # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
+        self._num_prompt_top: dict[int, int] = {}
+
+    def start(self, start: SlotStart) -> None:
+        self._sampler.start(start)
+        self._num_prompt_top.pop(start.slot, None)
+        if start.sampling.prompt_logprobs is not None:
+            self._num_prompt_top[start.slot] = start.sampling.prompt_logprobs
+
+    def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
+        return LogitRows(
+            sampled=tuple(
+                token for row, token in zip(plan.rows, inputs.last_tokens) if row.sample
+            ),
+            prompts=self._find_prompt_spans(plan, inputs),
+        )
+
+    def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
+        num_sampled = len(rows.sampled)
+        return LaunchedStep(
+            step_id=plan.step_id,
+            slots=tuple(row.slot for row in plan.rows if row.sample),
+            sampled=self._sample(plan, output[:num_sampled]) if num_sampled else None,
+            prompt_reports=self._report_prompts(rows.prompts, output[num_sampled:]),
+        )
+
+    def _sample(self, plan: StepPlan, logits: Tensor) -> Sampled:
+        rows = [row for row in plan.rows if row.sample]
+        slots = [row.slot for row in rows]
+        num_outputs = [self._tables.count_outputs(row) for row in rows]
+        sampled = self._sampler.sample(slots, num_outputs, logits)
+        self._tables.keep_sampled(
+            send_ids(slots, self._model.device), sampled.ids.on_device
+        )
+        return sampled
+
+    def _find_prompt_spans(
+        self, plan: StepPlan, inputs: StepInputs
+    ) -> dict[StepRow, range]:
+        """Return the flat tokens of prompts whose log probabilities are reported.
+
+        Each of them predicts the next token of its prompt.
+        """
+        spans = {}
+        for row, first in zip(plan.rows, inputs.first_tokens):
+            if row.slot in self._num_prompt_top:
+                last_target = self._tables.num_prompt_tokens[row.slot] - 1
+                end = min(row.end, last_target)
+                if row.start < end:
+                    spans[row] = range(first, first + end - row.start)
+        return spans
+
+    def _report_prompts(
+        self, spans: dict[StepRow, range], logits: Tensor
+    ) -> dict[int, list[LogprobReports]]:
+        reports, begin = {}, 0
+        for row, span in spans.items():
+            rows = logits[begin : begin + len(span)]
+            begin += len(span)
+            # The token at a position is predicted by the one before.
+            targets = self._tables.read_tokens(
+                row.slot, row.start + 1, row.start + 1 + len(span)
+            ).to(rows.device, non_blocking=True)
+            reports[row.slot] = [
+                LogprobReports(
+                    part, part_targets, [self._num_prompt_top[row.slot]] * len(part)
+                )
+                for part, part_targets in zip(
+                    rows.split(_LOGPROB_ROWS), targets.split(_LOGPROB_ROWS)
+                )
+            ]
+        return reports
