@@ -14,7 +14,6 @@ from .text import (
     TextEngine,
     TextParams,
     TextStream,
-    collect_texts,
 )
 
 __all__ = [
@@ -29,5 +28,4 @@ __all__ = [
     "TextEngine",
     "TextParams",
     "TextStream",
-    "collect_texts",
 ]

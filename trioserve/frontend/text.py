@@ -123,9 +123,26 @@ class TextStream:
     async def __anext__(self) -> TextDelta:
         return self._render(await self._tokens.__anext__())
 
-    async def collect(self) -> list[TextDelta]:
-        """Read to the end; returns each sequence whole, by index."""
-        return await collect_texts(self, self.num_sequences)
+    async def collect(
+        self, on_delta: Callable[[TextDelta], None] | None = None
+    ) -> list[TextDelta]:
+        """Read to the end; returns each whole sequence, by index.
+
+        Args:
+          on_delta: called with each delta when it comes.
+        """
+        gathered: list[list[TextDelta]] = [[] for _ in range(self.num_sequences)]
+        async for delta in self:
+            if on_delta is not None:
+                on_delta(delta)
+            parts = gathered[delta.index]
+            parts.append(delta)
+            # Sequences are joined as they end. There may be thousands, and joining all of
+            # them at once would hold the event loop up.
+            if delta.finish_reason is not None:
+                gathered[delta.index] = [TextDelta.join(parts)]
+        # Invariant: the last delta of a sequence, and no other, has a finish reason.
+        return [whole for [whole] in gathered]
 
     def _render(self, tokens: TokenDelta) -> TextDelta:
         detokenizer = self._find_detokenizer(tokens.index)
@@ -356,18 +373,3 @@ class TextEngine:
             TextParams(**text),  # type: ignore[arg-type]
             priority,
         )
-
-
-async def collect_texts(
-    deltas: AsyncIterator[TextDelta], num_sequences: int
-) -> list[TextDelta]:
-    """Read deltas to their end; returns each sequence whole, by index."""
-    gathered: list[list[TextDelta]] = [[] for _ in range(num_sequences)]
-    async for delta in deltas:
-        parts = gathered[delta.index]
-        parts.append(delta)
-        # One by one: there may be thousands, and others wait while they are joined.
-        if delta.finish_reason is not None:
-            gathered[delta.index] = [TextDelta.join(parts)]
-    # Invariant: a sequence's last delta, and no other, has a finish reason.
-    return [whole for [whole] in gathered]

@@ -33,7 +33,7 @@ from ..wire.responses import (
     ChatMessage,
     Usage,
 )
-from ..wire.usage import MeteredStream
+from ..wire.usage import StreamMeter
 from .generation import (
     make_header,
     make_sampling,
@@ -46,23 +46,23 @@ from .sse import respond_events
 
 
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
-    """Answer a conversation, whole or token by token."""
+    """Answer a conversation, at once or token by token."""
     body, engine = await read_request(state, request, ChatRequest)
     prompt, sampling = await _render(engine, body)
-    # Or megabytes of the body would be kept for as long as the answer takes.
+    # Without its messages, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, messages=())
-    stream = await open_stream(state, request, body, engine, [prompt], sampling)
+    meter = await open_stream(state, request, body, engine, [prompt], sampling)
     header = make_header("chatcmpl", request, body, engine)
     texts = make_token_texts(body, engine)
     if body.stream:
         return respond_events(
             request,
-            stream,
-            _ChatEvents(body, header, stream, texts),
+            meter,
+            _ChatEvents(body, header, meter, texts),
             engine.renderer.workers,
         )
-    completed = await stream.collect()
-    build = partial(_build_answer, body, header, stream, texts, completed)
+    completed = await meter.collect()
+    build = partial(_build_answer, body, header, meter, texts, completed)
     return await respond_built(engine.renderer.workers, build, count_entries(completed))
 
 
@@ -82,87 +82,88 @@ async def _render(
 
 
 class _ChatEvents:
-    """The EventWriter of a chat."""
+    """Writes the events of a streamed chat."""
 
     def __init__(
         self,
         body: ChatRequest,
         header: StreamHeader,
-        stream: MeteredStream,
+        meter: StreamMeter,
         texts: TokenTexts,
     ) -> None:
-        self._asked = body
+        self._body = body
         self._header = header
-        self._stream = stream
+        self._meter = meter
         self._texts = texts
         self._chunks: dict[int, ChatChunks] = {}
         self._thoughts: dict[int, ReasoningChunks] = {}
 
     def write(self, delta: TextDelta) -> bytes:
-        # The role goes out with the first token, not before it: whoever measures the
-        # time to the first chunk measures the time to the first token.
+        # The event with the role is sent with the first token, and not before it. So a
+        # client that measures the time to the first chunk measures the first token.
         events = b""
         if delta.index not in self._chunks:
             self._chunks[delta.index] = ChatChunks(self._header, delta.index)
             events = self._start(self._chunks[delta.index])
-        reasoning = delta.reasoning if self._asked.includes_reasoning else ""
-        # Of tokens that are both, the log probabilities come with the answer.
+        reasoning = delta.reasoning if self._body.includes_reasoning else ""
+        # If the tokens are partly reasoning and partly answer, the answer's event gets the
+        # log probabilities.
         if reasoning and delta.text:
-            events += self._choose(delta.index, reasoning).text(
-                reasoning, usage=self._usage_so_far()
+            events += self._find_chunks(delta.index, reasoning).text(
+                reasoning, usage=self._current_usage()
             )
             reasoning = ""
         return events + self._write_rest(delta, reasoning)
 
     def end(self) -> bytes:
-        if not self._asked.reports_usage:
+        if not self._body.reports_usage:
             return b""
-        return chat_usage_event(self._header, self._stream.usage)
+        return chat_usage_event(self._header, self._meter.usage)
 
     def _write_rest(self, delta: TextDelta, reasoning: str) -> bytes:
-        """Write the reasoning or the answer, and what else there is to say of it."""
-        logprobs = _report(self._asked, delta, self._texts)
-        token_ids = delta.token_ids if self._asked.return_token_ids else None
+        """Write one event with the reasoning or the answer, and all other fields."""
+        logprobs = _build_logprobs(self._body, delta, self._texts)
+        token_ids = delta.token_ids if self._body.return_token_ids else None
         text = reasoning or delta.text
-        # A delta may be all held back, as the beginning of a stop string is.
+        # All text may be held back, because it may be the beginning of a stop string.
         if not (text or delta.finish_reason or logprobs or token_ids):
             return b""
-        return self._choose(delta.index, reasoning).text(
+        return self._find_chunks(delta.index, reasoning).text(
             text,
             logprobs=logprobs,
             token_ids=token_ids,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
-            usage=self._usage_so_far(),
+            usage=self._current_usage(),
         )
 
-    def _choose(self, index: int, reasoning: str) -> ChatChunks:
+    def _find_chunks(self, index: int, reasoning: str) -> ChatChunks:
         if not reasoning:
             return self._chunks[index]
-        # Most models have none.
+        # Most models do not reason, so this is made when it is needed.
         if index not in self._thoughts:
             self._thoughts[index] = ReasoningChunks(self._header, index)
         return self._thoughts[index]
 
     def _start(self, chunks: ChatChunks) -> bytes:
-        shows_prompt = self._asked.return_token_ids
+        shows_prompt = self._body.return_token_ids
         return chunks.start(
             prompt_token_ids=(
-                self._stream.prompts[0].token_ids if shows_prompt else UNSET
+                self._meter.prompts[0].token_ids if shows_prompt else UNSET
             ),
-            usage=self._usage_so_far(),
+            usage=self._current_usage(),
         )
 
-    def _usage_so_far(self) -> Usage | None:
-        if not self._asked.reports_usage_continuously:
+    def _current_usage(self) -> Usage | None:
+        if not self._body.reports_usage_continuously:
             return None
-        return self._stream.usage
+        return self._meter.usage
 
 
 def _build_answer(
     body: ChatRequest,
     header: StreamHeader,
-    stream: MeteredStream,
+    meter: StreamMeter,
     texts: TokenTexts,
     completed: Sequence[TextDelta],
 ) -> ChatCompletion:
@@ -172,17 +173,19 @@ def _build_answer(
         model=header.model,
         system_fingerprint=header.system_fingerprint,
         choices=tuple(
-            _build_choice(body, whole, texts, splits_reasoning=stream.splits_reasoning)
+            _build_choice(
+                body, whole, texts, splits_reasoning=meter.stream.splits_reasoning
+            )
             for whole in completed
         ),
-        usage=stream.usage,
+        usage=meter.usage,
         prompt_logprobs=(
             UNSET
             if body.prompt_logprobs is None
             else build_prompt_logprobs(completed[0].prompt_logprobs, texts)
         ),
         prompt_token_ids=(
-            stream.prompts[0].token_ids if body.return_token_ids else UNSET
+            meter.prompts[0].token_ids if body.return_token_ids else UNSET
         ),
     )
 
@@ -201,14 +204,14 @@ def _build_choice(
             content=whole.text,
             reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
         ),
-        logprobs=_report(body, whole, texts),
+        logprobs=_build_logprobs(body, whole, texts),
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,
         token_ids=whole.token_ids if body.return_token_ids else UNSET,
     )
 
 
-def _report(
+def _build_logprobs(
     body: ChatRequest, delta: TextDelta, texts: TokenTexts
 ) -> ChatLogprobs | None:
     if not body.logprobs or not delta.logprobs:

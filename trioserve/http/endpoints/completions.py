@@ -27,7 +27,7 @@ from ..wire.logprobs import (
     count_entries,
 )
 from ..wire.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
-from ..wire.usage import MeteredStream
+from ..wire.usage import StreamMeter
 from .generation import (
     make_header,
     make_sampling,
@@ -40,19 +40,19 @@ from .sse import respond_events
 
 
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
-    """Continue one or several prompts, whole or token by token."""
+    """Continue one or several prompts, at once or token by token."""
     body, engine = await read_request(state, request, CompletionRequest)
     prompts, sampling = await _render(engine, body)
-    # Or megabytes of the body would be kept for as long as the answer takes.
+    # Without its prompts, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, prompt="", prompt_embeds=None)
-    stream = await open_stream(state, request, body, engine, prompts, sampling)
+    meter = await open_stream(state, request, body, engine, prompts, sampling)
     header = make_header("cmpl", request, body, engine)
-    choices = _Choices(body, stream, make_token_texts(body, engine))
+    choices = _Choices(body, meter, make_token_texts(body, engine))
     if body.stream:
         return respond_events(
-            request, stream, _CompletionEvents(header, choices), engine.renderer.workers
+            request, meter, _CompletionEvents(header, choices), engine.renderer.workers
         )
-    completed = await stream.collect()
+    completed = await meter.collect()
     build = partial(_build_answer, header, choices, completed)
     return await respond_built(engine.renderer.workers, build, count_entries(completed))
 
@@ -60,7 +60,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
 async def _render(
     engine: TextEngine, body: CompletionRequest
 ) -> tuple[list[Prompt], SamplingParams]:
-    """Render all prompts: first those of vectors, as vLLM orders them."""
+    """Render all prompts. Those of embeddings come first, as in vLLM."""
     sampling = make_sampling(body, engine)
     options = make_tokenize_options(body, sampling, engine)
     engine.renderer.check_sizes(body.texts, options)
@@ -89,7 +89,7 @@ async def _render_embeds(renderer: Renderer, body: CompletionRequest) -> list[Pr
 async def _render_ids(
     renderer: Renderer, body: CompletionRequest, options: TokenizeOptions
 ) -> list[Prompt]:
-    # One by one: those whose text is echoed wait for a worker.
+    # One by one, because a worker has to decode the text that is echoed.
     return [
         await renderer.render_ids(
             token_ids,
@@ -102,20 +102,20 @@ async def _render_ids(
 
 
 class _Choices:
-    """Says of each choice what was asked: its echo, logprobs and offsets."""
+    """Builds the fields of choices: their echo, log probabilities and text offsets."""
 
     def __init__(
-        self, body: CompletionRequest, stream: MeteredStream, texts: TokenTexts
+        self, body: CompletionRequest, meter: StreamMeter, texts: TokenTexts
     ) -> None:
         self.body = body
-        self.stream = stream
+        self.meter = meter
         self._texts = texts
-        self._num_per_prompt = stream.num_sequences // len(stream.prompts)
-        # Characters that the tokens reported so far stand for, by choice.
+        self._num_per_prompt = meter.stream.num_sequences // len(meter.prompts)
+        # Characters of the tokens that were reported so far, by choice.
         self._text_offsets: dict[int, int] = {}
 
     def prompt(self, index: int) -> Prompt:
-        return self.stream.prompts[index // self._num_per_prompt]
+        return self.meter.prompts[index // self._num_per_prompt]
 
     def begins(self, delta: TextDelta) -> bool:
         """Whether this is the choice's first delta with a token; true once."""
@@ -130,14 +130,14 @@ class _Choices:
     def report(
         self, delta: TextDelta, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
-        """Return the logprobs of a delta's tokens, behind its prompt's if echoed."""
+        """Return the log probabilities of a delta, after those of an echoed prompt."""
         if self.body.logprobs is None or not delta.logprobs:
             return None
         token_ids: tuple[int, ...] = delta.token_ids
         logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
         if with_prompt and self.body.echo:
             token_ids = self.prompt(delta.index).token_ids + token_ids
-            # Nothing predicted the first one.
+            # Nothing predicted the prompt's first token.
             logprobs = (None, *delta.prompt_logprobs, *logprobs)
         report = build_completion_logprobs(
             token_ids,
@@ -171,13 +171,13 @@ class _Choices:
 
 
 class _CompletionEvents:
-    """The EventWriter of completions."""
+    """Writes the events of a streamed completion."""
 
     def __init__(self, header: StreamHeader, choices: _Choices) -> None:
         self._header = header
         self._choices = choices
         self._chunks: dict[int, CompletionChunks] = {}
-        # Prompt logprobs come chunk by chunk, before the first token.
+        # Log probabilities of prompts come in parts, before the first token.
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
 
     def write(self, delta: TextDelta) -> bytes:
@@ -204,24 +204,24 @@ class _CompletionEvents:
             prompt_token_ids=prompt.token_ids if shows_ids and is_first else None,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
-            usage=self._usage_so_far(),
+            usage=self._current_usage(),
         )
 
     def end(self) -> bytes:
         if not self._choices.body.reports_usage:
             return b""
-        return completion_usage_event(self._header, self._choices.stream.usage)
+        return completion_usage_event(self._header, self._choices.meter.usage)
 
     def _find_chunks(self, index: int) -> CompletionChunks:
-        # PooledBatch when it is needed: there may be thousands of choices.
+        # Each is made when it is needed, because there may be thousands of choices.
         if index not in self._chunks:
             self._chunks[index] = CompletionChunks(self._header, index)
         return self._chunks[index]
 
-    def _usage_so_far(self) -> Usage | None:
+    def _current_usage(self) -> Usage | None:
         if not self._choices.body.reports_usage_continuously:
             return None
-        return self._choices.stream.usage
+        return self._choices.meter.usage
 
 
 def _build_answer(
@@ -233,5 +233,5 @@ def _build_answer(
         model=header.model,
         system_fingerprint=header.system_fingerprint,
         choices=tuple(choices.build(whole) for whole in completed),
-        usage=choices.stream.usage,
+        usage=choices.meter.usage,
     )

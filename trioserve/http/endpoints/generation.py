@@ -1,4 +1,4 @@
-"""What both generating endpoints do alike."""
+"""Steps that chats and completions share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..state import ServerState
 from ..stream_times import StreamTimes
 from ..wire.chunks import StreamHeader
 from ..wire.logprobs import TokenTexts
-from ..wire.usage import MeteredStream
+from ..wire.usage import StreamMeter
 
 
 def tell_time() -> int:
-    """Seconds since 1970 for `created`: clients show them, nothing depends on them."""
+    """Return seconds since 1970 for `created`, which clients show."""
     return int(time.time())
 
 
 def make_header(
     prefix: str, request: ScopedRequest, body: GenerationRequest, engine: TextEngine
 ) -> StreamHeader:
-    """Begin an answer."""
+    """Make the fields that all chunks of an answer share."""
     return StreamHeader(
         id=f"{prefix}-{request.id.take(body.request_id)}",
         created=tell_time(),
@@ -50,7 +50,10 @@ def make_token_texts(body: GenerationRequest, engine: TextEngine) -> TokenTexts:
 def make_tokenize_options(
     body: GenerationRequest, sampling: SamplingParams, engine: TextEngine
 ) -> TokenizeOptions:
-    """Say how prompts become token ids; -1 cuts to what leaves room for the output."""
+    """Return how prompts become token ids.
+
+    A truncate_prompt_tokens of -1 leaves just enough room for the output.
+    """
     limit = body.truncate_prompt_tokens
     if limit == -1:
         limit = max(1, engine.info.max_model_len - (sampling.max_tokens or 1))
@@ -65,7 +68,7 @@ def make_tokenize_options(
 def make_sampling(
     body: ChatRequest | CompletionRequest, engine: TextEngine
 ) -> SamplingParams:
-    """Work out how to sample, without the words that the tokenizer has to read.
+    """Return how to sample, without the bad words, which need the tokenizer.
 
     Raises:
       InvalidParameter: a number is out of its range.
@@ -78,7 +81,7 @@ async def tokenize_bad_words(
     engine: TextEngine,
     sampling: SamplingParams,
 ) -> SamplingParams:
-    """Add the words that must not be written.
+    """Add the token ids of the words that the model must not write.
 
     Raises:
       InvalidParameter: a word is too long, or has no token.
@@ -96,8 +99,11 @@ async def open_stream(
     engine: TextEngine,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
-) -> MeteredStream:
-    """Begin to generate; the request's scope ends it, and its body is needed no more."""
+) -> StreamMeter:
+    """Begin to generate, and release the body.
+
+    Generation ends when the scope of the request ends.
+    """
     request.body.release()
     request.progress.enter("queue")
     submitted_at = trio.current_time()
@@ -122,6 +128,6 @@ async def open_stream(
     times = StreamTimes(
         state.counts, arrived_at=request.arrived_at, submitted_at=submitted_at
     )
-    metered = MeteredStream(stream, times)
-    request.progress.follow(metered)
-    return metered
+    meter = StreamMeter(stream, times)
+    request.progress.follow(meter)
+    return meter

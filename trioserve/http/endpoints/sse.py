@@ -1,4 +1,4 @@
-"""Streams text as server-sent events."""
+"""Streams an answer as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ..connection.scope import ScopedRequest
 from ..respond import run_writing
 from ..wire.chunks import DONE, error_event
 from ..wire.logprobs import count_entries
-from ..wire.usage import MeteredStream
+from ..wire.usage import StreamMeter
 
 logger = logging.getLogger(__name__)
 
 
 class EventWriter(Protocol):
-    """Turns an endpoint's deltas into events."""
+    """Turns the deltas of an endpoint into events."""
 
     def write(self, delta: TextDelta) -> bytes:
-        """Return the events of a delta; none if it says nothing new."""
+        """Return the events of a delta; empty if the delta has nothing to report."""
 
     def end(self) -> bytes:
-        """Return what follows the last delta."""
+        """Return the events behind the last delta."""
 
 
 def respond_events(
     request: ScopedRequest,
-    stream: MeteredStream,
+    meter: StreamMeter,
     writer: EventWriter,
     workers: RendererWorkers,
 ) -> Response:
-    """Answer with a stream that may last for hours."""
+    """Answer with a stream, which may last for hours."""
     response = Response(
-        _generate_events(request, stream, writer, workers),
+        _generate_events(request, meter, writer, workers),
         headers={
             "Cache-Control": "no-cache",
-            # nginx would gather the tokens otherwise.
+            # Without this, nginx collects tokens before it passes them on.
             "X-Accel-Buffering": "no",
         },
         content_type="text/event-stream; charset=utf-8",
@@ -51,24 +51,37 @@ def respond_events(
     return response
 
 
-# The one async generator of the project: quart takes a body in no other form. Nothing
-# is opened in it, since it is not always started (scope.py).
+# The one async generator of the project: quart takes a streamed body in no other form.
+# It opens no resource, because quart does not always start it (connection/scope.py).
 async def _generate_events(  # noqa: ASYNC900
     request: ScopedRequest,
-    stream: MeteredStream,
+    meter: StreamMeter,
     writer: EventWriter,
     workers: RendererWorkers,
 ) -> AsyncIterator[bytes]:
     try:
-        async for delta in stream:
-            # A prompt's log probabilities come all at once, with its first token.
-            if events := await run_writing(
-                workers, partial(writer.write, delta), count_entries([delta])
-            ):
+        async for delta in meter.stream:
+            meter.count(delta)
+            meter.is_writing = True
+            if events := await _write(writer, delta, workers):
                 yield events
+            meter.is_writing = False
+        meter.finish()
         yield writer.end() + DONE
     except TrioserveError as error:
         yield error_event(error) + DONE
     except Exception:
         logger.exception("the stream of request %s failed", request.id)
         yield error_event(InternalError()) + DONE
+
+
+async def _write(
+    writer: EventWriter, delta: TextDelta, workers: RendererWorkers
+) -> bytes:
+    """Write the events of a delta, in a renderer worker if they are long."""
+    if not (delta.logprobs or delta.prompt_logprobs):
+        return writer.write(delta)
+    # All log probabilities of a prompt come with its first token.
+    return await run_writing(
+        workers, partial(writer.write, delta), count_entries([delta])
+    )

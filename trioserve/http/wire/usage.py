@@ -1,10 +1,10 @@
-"""Counts and times what a request's sequences give."""
+"""Counts and times the tokens of one answer."""
 
 from __future__ import annotations
 
 import trio
 
-from ...frontend.text import TextStream, collect_texts
+from ...frontend.text import TextStream
 from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ..progress import Phase
@@ -12,40 +12,37 @@ from ..stream_times import StreamTimes
 from .responses import Usage
 
 
-class MeteredStream:
-    """An async iterator over a TextStream's deltas that keeps the books.
+class StreamMeter:
+    """Counts the deltas of one request's stream, and knows the request's phase.
+
+    The reader of the stream calls `count` for each delta and `finish` behind the last.
 
     Args:
-      times: is told of each delta with tokens and of each end.
+      times: measures each delta with tokens, and the end of each sequence.
+
+    Attributes:
+      prompts: the prompts of the request.
+      is_writing: whether the client has not taken the last delta's events yet.
     """
 
     def __init__(self, stream: TextStream, times: StreamTimes) -> None:
+        self.stream = stream
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
-        self._stream = stream
+        self.is_writing = False
         self._times = times
-        # A reader that does not wait for us is writing what we gave it.
-        self._is_awaited = True
         self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}
 
     @property
-    def num_sequences(self) -> int:
-        return self._stream.num_sequences
-
-    @property
     def phase(self) -> Phase:
-        return self._stream.phase if self._is_awaited else "write"
-
-    @property
-    def splits_reasoning(self) -> bool:
-        return self._stream.splits_reasoning
+        return "write" if self.is_writing else self.stream.phase
 
     @property
     def usage(self) -> Usage:
-        """What the request has taken so far."""
-        # Siblings of a prompt find what the first computed: only that one's hits saved
-        # anything that somebody else had paid.
-        per_prompt = self.num_sequences // len(self.prompts)
+        """The tokens of the request so far."""
+        # Only the first sequence of a prompt saved work by its cached tokens. The others
+        # find in the cache what the first one computed.
+        per_prompt = self.stream.num_sequences // len(self.prompts)
         return Usage.of(
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=self._times.num_tokens,
@@ -55,7 +52,7 @@ class MeteredStream:
                 if index % per_prompt == 0
             ),
             num_reasoning_tokens=(
-                self._num_reasoning_tokens if self.splits_reasoning else None
+                self._num_reasoning_tokens if self.stream.splits_reasoning else None
             ),
         )
 
@@ -63,30 +60,8 @@ class MeteredStream:
     def _num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
-    def __aiter__(self) -> MeteredStream:
-        return self
-
-    async def __anext__(self) -> TextDelta:
-        self._is_awaited = True
-        try:
-            delta = await self._stream.__anext__()
-        except StopAsyncIteration:
-            self._is_awaited = False
-            self._times.note_end(
-                trio.current_time(),
-                started_at=self._stream.started_at,
-                num_prompt_tokens=self._num_prompt_tokens,
-            )
-            raise
-        self._is_awaited = False
-        self._count(delta)
-        return delta
-
-    async def collect(self) -> list[TextDelta]:
-        """Read to the end; returns each sequence whole, by index."""
-        return await collect_texts(self, self.num_sequences)
-
-    def _count(self, delta: TextDelta) -> None:
+    def count(self, delta: TextDelta) -> None:
+        """Count a delta that the stream has just given."""
         self._num_cached_tokens[delta.index] = delta.num_cached_tokens
         self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.token_ids:
@@ -95,3 +70,18 @@ class MeteredStream:
             )
         if delta.finish_reason is not None:
             self._times.note_finish(delta.index, delta.finish_reason)
+
+    def finish(self) -> None:
+        """Count the end of the stream; only the last bytes have to be written yet."""
+        self.is_writing = True
+        self._times.note_end(
+            trio.current_time(),
+            started_at=self.stream.started_at,
+            num_prompt_tokens=self._num_prompt_tokens,
+        )
+
+    async def collect(self) -> list[TextDelta]:
+        """Read the stream to its end; returns each whole sequence, by index."""
+        completed = await self.stream.collect(on_delta=self.count)
+        self.finish()
+        return completed
