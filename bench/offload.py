@@ -25,19 +25,24 @@ How to read it
 from __future__ import annotations
 
 import argparse
-import base64
 from collections.abc import Callable, Iterator
 from functools import partial
-import io
 import json
 from pathlib import Path
-import random
 import statistics
 import sys
 import tempfile
 import time
 
-from PIL import Image
+from kit.options import read_positive
+from kit.rendering.model import save_smolvlm_processor
+from kit.rendering.payloads import (
+    HIDDEN_SIZE,
+    draw_photo,
+    encode_image,
+    encode_tensor,
+)
+from kit.texts import write_words
 import torch
 import trio
 
@@ -53,29 +58,12 @@ from trioserve.render.text.chat import read_messages
 from trioserve.render.text.template import ChatOptions
 from trioserve.render.text.tokenizer import TokenizeOptions
 from trioserve.testing.fake_device import make_info
-from trioserve.testing.processors import VOCAB_SIZE, save_tiny_processor
+from trioserve.testing.processors import VOCAB_SIZE
 
-HIDDEN_SIZE = 4096
 TICK_SECONDS = 0.001
 CHUNK_BYTES = 65_536
 
 Work = Callable[[], object]
-
-
-def encode_tensor(num_rows: int) -> str:
-    file = io.BytesIO()
-    torch.save(torch.randn((num_rows, HIDDEN_SIZE), dtype=torch.bfloat16), file)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def make_image() -> Image.Image:
-    """Smooth colours with some noise, a megapixel, as photographs are."""
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand((1, 3, 20, 20), generator=generator)
-    smooth = torch.nn.functional.interpolate(coarse, (1000, 1000), mode="bicubic")
-    noise = torch.rand((1, 3, 1000, 1000), generator=generator) * 0.05
-    pixels = ((smooth + noise).clamp(0, 1)[0] * 255).to(torch.uint8)
-    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
 def cut(body: bytes) -> list[bytes]:
@@ -93,10 +81,7 @@ def decode_completion(body: bytes) -> object:
 
 def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
     """Yield every function that is handed to a worker, with an input of its kind."""
-    words = random.Random(0).choices(
-        "the dog sleeps on and on in Rome".split(), k=10**5
-    )
-    text = " ".join(words)
+    text = write_words(10**5, 0, words="the dog sleeps on and on in Rome".split())
     renderer = load_renderer(
         folder,
         RenderConfig(),
@@ -122,7 +107,7 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
     messages = MessageMappings(decode_body(ChatRequest, encoded).messages)
 
     def run_template() -> object:
-        conversation = read_messages(messages, template.form)
+        conversation = read_messages(messages, template.find_form(ChatOptions()))
         return template.prepare(conversation.messages, ChatOptions()).render()
 
     yield "template, 400 messages", run_template
@@ -150,11 +135,9 @@ def list_image_work(folder: Path) -> Iterator[tuple[str, Work]]:
     from trioserve.render.images.decode import decode_image
     from trioserve.render.images.processors import load_image_processor
 
-    image = make_image()
+    image = draw_photo(0)
     for kind in ("JPEG", "PNG"):
-        file = io.BytesIO()
-        image.save(file, kind)
-        data = file.getvalue()
+        data = encode_image(image, kind)
         yield f"decode a {kind} of 1 megapixel", partial(
             decode_image, data, max_pixels=2**26, param=""
         )
@@ -196,7 +179,7 @@ async def measure_gap(work: Work, *, in_thread: bool) -> tuple[float, float]:
 
 
 async def measure(folder: Path, rounds: int) -> None:
-    print(f"{'':36}{'time':>9}{'thread':>9}{'(max)':>9}{'loop':>9}   ms")
+    print(write_row("", "time", "thread", "(max)", "loop"), "  ms")
     for name, work in list_work(folder):
         work()
         in_thread, on_loop = [], []
@@ -210,26 +193,26 @@ async def measure(folder: Path, rounds: int) -> None:
             max(gaps),
             statistics.median(gap for gap, _ in on_loop),
         )
-        print(f"{name:36}" + "".join(f"{1000 * figure:9.1f}" for figure in figures))
+        print(write_row(name, *(f"{1000 * figure:.1f}" for figure in figures)))
+
+
+def write_row(name: str, *cells: str) -> str:
+    """Write a row at once, because the next one takes a while."""
+    return f"{name:36}" + "".join(f"{cell:>9}" for cell in cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=read_positive, default=9)
     arguments = parser.parse_args()
     # As the server does.
     sys.setswitchinterval(0.0005)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = save_tiny_processor(
-            "smolvlm",
-            Path(temporary) / "model",
-            max_image_size={"longest_edge": 364},
-            size={"longest_edge": 1456},
-        )
+        folder = save_smolvlm_processor(Path(temporary) / "model")
         trio.run(measure, folder, arguments.rounds)
 
 

@@ -1,24 +1,24 @@
 """Does a step cost more the longer outputs already are?
 
 Question
-  Tokens that are still on the device have to be filled in where somebody keeps the
-  history of outputs. vLLM once looked for the first of them from the front of each
+  Tokens that are still on the device leave placeholders in the history of outputs, which
+  are filled in later. vLLM once looked for the first of them from the front of each
   request's list, which took 10.9 ms a step at 60,000 tokens and 128 requests and starved
-  the GPU (#42938). Here they are counted. What does a step of 128 sequences cost the host
-  as outputs grow?
+  the GPU (#42938). Here they are counted. How much time does a step of 128 sequences cost
+  the host as outputs grow?
 
 Machine
   Any; no device and no model.
 
 How to read it
   scheduler   one `schedule` and one `update`, with another step in flight.
-  history     what the device's thread does for a plug-in that wants all output tokens of
-              all sequences: fill in the last step's, take note of this one's.
+  history     the work of the device's thread for a plug-in that wants all output tokens
+              of all sequences: fill in the last step's, note this one's.
   forward     stands for the defect: a list with a placeholder at its end each, searched
               from the front by `list.index`, the fastest way that Python has.
-  backward    how it was mended: searched from the end.
-  Medians of the rounds' medians in ms; the lines of the first two are to be flat. In
-  each round all lengths are visited in another order, and all kinds at each.
+  backward    vLLM's repair: searched from the end.
+  Medians of the rounds' medians in ms; the lines of the first two should be flat. Each
+  round visits all lengths in an order of its own, and measures all kinds at each.
 
     python bench/placeholders.py [--plot placeholders.png] [--json placeholders.json]
 """
@@ -27,14 +27,16 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable, Sequence
-import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-import random
 import statistics
-import sys
 import time
 
+from kit.options import add_outputs, read_positive
+from kit.plot import add_legend, dress, open_figure
+from kit.report import save
+from kit.rounds import shuffle, take_medians
+from kit.table import write_markdown, write_ratio
 import torch
 
 from trioserve.model.sampling.processors import LogitsProcessors
@@ -185,63 +187,49 @@ def measure(num_output: int, steps: int) -> dict[str, float]:
     return medians
 
 
-def draw(results: dict[int, dict[str, float]], path: Path) -> None:
-    import matplotlib
+def save_plot(results: dict[int, dict[str, float]], path: Path) -> None:
+    """Draw a line for each kind, into a PNG file."""
+    with open_figure(path, (7, 4.2)) as figure:
+        axes = figure.subplots()
+        for kind in KINDS:
+            points = [results[length][kind] for length in LENGTHS]
+            style = "--" if kind in ("forward", "backward") else "-"
+            axes.plot(LENGTHS, points, style, marker="o", label=kind)
+        dress(axes, "What placeholders cost: counted, and searched")
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens that each of 128 sequences has written")
+        axes.set_ylabel("ms of the host a step (median)")
+        add_legend(figure)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+def write_report(results: dict[int, dict[str, float]]) -> Iterator[str]:
+    """Write the table, and how much each kind grows from its first row to its last."""
+    yield f"{NUM_SEQUENCES} sequences, median ms of the host a step"
+    rows = [["tokens written", *KINDS]]
+    for length in LENGTHS:
+        rows.append([str(length)] + [f"{results[length][kind]:.3f}" for kind in KINDS])
+    yield from write_markdown(rows)
+    first, last = LENGTHS[0], LENGTHS[-1]
     for kind in KINDS:
-        points = [results[length][kind] for length in LENGTHS]
-        style = "--" if kind in ("forward", "backward") else "-"
-        axes.plot(LENGTHS, points, style, marker="o", label=kind)
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens that each of 128 sequences has written")
-    axes.set_ylabel("ms of the host a step (median)")
-    axes.set_title("What placeholders cost: counted, and searched")
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(KINDS))
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+        ratio = write_ratio(results[last][kind], results[first][kind])
+        yield f"{kind}: {ratio} times at {last} tokens what it takes at {first}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=read_positive, default=5)
+    parser.add_argument("--steps", type=read_positive, default=48)
+    add_outputs(parser)
     options = parser.parse_args()
     rounds: dict[int, list[dict[str, float]]] = {length: [] for length in LENGTHS}
-    chance = random.Random(0)
-    for _ in range(options.rounds):
-        for length in chance.sample(LENGTHS, len(LENGTHS)):
-            rounds[length].append(measure(length, options.steps))
-    results = {
-        length: {
-            kind: statistics.median(figures[kind] for figures in rounds[length])
-            for kind in KINDS
-        }
-        for length in LENGTHS
-    }
-    print(f"{NUM_SEQUENCES} sequences, median ms of the host a step")
-    print("| tokens written | " + " | ".join(KINDS) + " |")
-    print("| --- |" + " --- |" * len(KINDS))
-    for length in LENGTHS:
-        cells = " | ".join(f"{results[length][kind]:.3f}" for kind in KINDS)
-        print(f"| {length} | {cells} |")
-    for kind in KINDS:
-        ratio = results[LENGTHS[-1]][kind] / results[LENGTHS[0]][kind]
-        print(
-            f"{kind}: {ratio:.2f} times at {LENGTHS[-1]} what it takes at {LENGTHS[0]}"
-        )
-    if options.json:
-        options.json.write_text(json.dumps(results))
-    if options.plot:
-        draw(results, options.plot)
-    return 0
+    for _, length in shuffle(LENGTHS, options.rounds):
+        rounds[length].append(measure(length, options.steps))
+    results = {length: take_medians(rounds[length]) for length in LENGTHS}
+    print("\n".join(write_report(results)))
+    save(options.json, results)
+    if options.plot is not None:
+        save_plot(results, options.plot)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

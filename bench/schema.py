@@ -1,18 +1,19 @@
-"""Which library should decode requests, and what does a streamed chunk cost?
+"""Which library should decode requests?
 
-Question: msgspec or pydantic? A body is decoded in one call that holds the GIL, so
-that its time is a pause of every stream, in whichever thread it runs. Three bodies:
-a completion with 20 MB of text, one with 20 MB of token ids, and a chat of 200
-messages. Both sides check the same types and lengths: for msgspec trioserve's own
-requests, for pydantic the models below. Then one chunk of a streamed chat: with its
-prefix encoded beforehand (what trioserve does), as a whole msgspec struct, and as a
-pydantic model.
+Question
+  msgspec or pydantic? A body is decoded in one call that holds the GIL, so that its time
+  is a pause of every stream, in whichever thread it runs. Three bodies: a completion with
+  20 MB of text, one with 20 MB of token ids, and a chat of 200 messages. Both sides check
+  the same types and lengths: for msgspec trioserve's own requests, for pydantic the models
+  below.
 
-Machine: any; one core is used. Needs pydantic, which trioserve itself does not.
+Machine
+  Any; one core is used. Needs pydantic, which trioserve itself does not.
 
-How to read it: medians over alternating rounds, so that a busy machine slows both
-sides; "x" is how many times as long pydantic takes. Read the milliseconds first: they
-are how long every other stream waits for one such request.
+How to read the answer
+  Medians over rounds in which the two take turns; "x" is how many times as long pydantic
+  takes. Read the milliseconds first: every other stream waits so long for one such
+  request.
 
     python bench/schema.py [--rounds 7]
 """
@@ -20,18 +21,18 @@ are how long every other stream waits for one such request.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 import random
 import statistics
-import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from kit.options import read_positive
+from kit.rounds import take_turns, time_calls
 import msgspec
 
 from trioserve.http.decode.requests import ChatRequest, CompletionRequest
 from trioserve.http.decode.schema import decode_body
-from trioserve.http.wire.chunks import ChatChunks, StreamHeader
-from trioserve.http.wire.responses import Usage
 
 if TYPE_CHECKING:
     import pydantic
@@ -39,13 +40,10 @@ else:
     try:
         import pydantic
     except ImportError:
-        raise SystemExit(
-            "bench/schema.py compares with pydantic: pip install pydantic"
-        ) from None
+        raise SystemExit("this bench compares with pydantic: pip install pydantic")
 
 BODY_BYTES = 20_000_000
 NUM_MESSAGES = 200
-CHUNKS_PER_ROUND = 20_000
 
 TokenId = Annotated[int, pydantic.Field(strict=True, ge=0, le=2**31 - 1)]
 Text = Annotated[str, pydantic.Field(strict=True, min_length=1)]
@@ -104,42 +102,6 @@ class Chat(Sampling):
     messages: list[Message]
 
 
-class Delta(pydantic.BaseModel):
-    """What a chunk adds."""
-
-    content: str
-
-
-class ChunkChoice(pydantic.BaseModel):
-    """A chunk's choice."""
-
-    index: int
-    delta: Delta
-    logprobs: None = None
-    finish_reason: str | None = None
-
-
-class Chunk(pydantic.BaseModel):
-    """A chunk of a streamed chat."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-
-
-def measure(rounds: int, **calls: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each call; the calls take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
 def build_bodies() -> dict[str, bytes]:
     """Make the three bodies, the same in every run."""
     draw = random.Random(0)
@@ -161,60 +123,36 @@ def build_bodies() -> dict[str, bytes]:
     }
 
 
-def compare_decoding(rounds: int) -> None:
-    for name, body in build_bodies().items():
+def compare_decoding(rounds: int, bodies: dict[str, bytes]) -> Iterator[str]:
+    """Yield a line for each body and library, and one for their ratio."""
+    for name, body in bodies.items():
         is_chat = name == "chat"
-        ours = ChatRequest if is_chat else CompletionRequest
-        theirs = Chat if is_chat else Completion
+        ours: Any = ChatRequest if is_chat else CompletionRequest
+        theirs = (Chat if is_chat else Completion).model_validate_json
         # A small body is decoded many times a round.
         repeat = 200 if is_chat else 1
-
-        def decode_ours() -> None:
-            for _ in range(repeat):
-                decode_body(ours, body)
-
-        def decode_theirs() -> None:
-            for _ in range(repeat):
-                theirs.model_validate_json(body)
-
-        seconds = measure(rounds, msgspec=decode_ours, pydantic=decode_theirs)
-        for library, value in seconds.items():
-            print(f"decode_{name}_{library}: {value / repeat * 1e3:.3f} ms")
-        ratio = seconds["pydantic"] / seconds["msgspec"]
-        print(f"decode_{name}_ratio: {ratio:.1f} x ({len(body) / 1e6:.2f} MB)")
-
-
-def compare_chunks(rounds: int) -> None:
-    header = StreamHeader(id="chatcmpl-" + "0" * 32, created=1, model="m")
-    chunks = ChatChunks(header)
-    usage = Usage.of(num_prompt_tokens=9, num_output_tokens=9, num_cached_tokens=0)
-
-    def write_cut() -> None:
-        for _ in range(CHUNKS_PER_ROUND):
-            chunks.text(" token")
-
-    def write_whole() -> None:
-        for _ in range(CHUNKS_PER_ROUND):
-            chunks.text(" token", usage=usage)
-
-    def write_pydantic() -> None:
-        for _ in range(CHUNKS_PER_ROUND):
-            choice = ChunkChoice(index=0, delta=Delta(content=" token"))
-            chunk = Chunk(id=header.id, created=1, model="m", choices=[choice])
-            f"data: {chunk.model_dump_json()}\n\n".encode()
-
-    seconds = measure(rounds, cut=write_cut, whole=write_whole, pydantic=write_pydantic)
-    for name, value in seconds.items():
-        print(f"chunk_{name}: {value / CHUNKS_PER_ROUND * 1e6:.2f} us")
-    print(f"chunk_ratio: {seconds['pydantic'] / seconds['cut']:.1f} x")
+        seconds = take_turns(
+            rounds,
+            {
+                "msgspec": partial(
+                    time_calls, partial(decode_body, ours, body), repeat
+                ),
+                "pydantic": partial(time_calls, partial(theirs, body), repeat),
+            },
+        )
+        medians = {each: statistics.median(taken) for each, taken in seconds.items()}
+        for library, value in medians.items():
+            yield f"decode_{name}_{library}: {value * 1e3:.3f} ms"
+        ratio = medians["pydantic"] / medians["msgspec"]
+        yield f"decode_{name}_ratio: {ratio:.1f} x ({len(body) / 1e6:.2f} MB)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    compare_decoding(arguments.rounds)
-    compare_chunks(arguments.rounds)
+    parser.add_argument("--rounds", type=read_positive, default=7)
+    options = parser.parse_args()
+    for line in compare_decoding(options.rounds, build_bodies()):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import random
 import statistics
+import time
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -32,6 +33,14 @@ def take_turns(
         for name in alternate(list(calls), number):
             found[name].append(calls[name]())
     return found
+
+
+def time_calls(call: Callable[[], object], num_calls: int) -> float:
+    """Return the seconds of one call, of so many in a row."""
+    began = time.perf_counter()
+    for _ in range(num_calls):
+        call()
+    return (time.perf_counter() - began) / num_calls
 
 
 def take_medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
