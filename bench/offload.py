@@ -52,13 +52,11 @@ from trioserve.http.decode.body import decode_chunks
 from trioserve.http.decode.message_mappings import MessageMappings
 from trioserve.http.decode.requests import ChatRequest, CompletionRequest
 from trioserve.http.decode.schema import decode_body
-from trioserve.render.generation.loading import load_renderer
+from trioserve.render.generation.loading import load_text_parts
 from trioserve.render.tensors.embeds import decode_embeds
 from trioserve.render.text.chat import read_messages
-from trioserve.render.text.template import ChatOptions
-from trioserve.render.text.tokenizer import TokenizeOptions
-from trioserve.testing.fake_device import make_info
-from trioserve.testing.processors import VOCAB_SIZE
+from trioserve.render.text.template import ChatOptions, ChatTemplate
+from trioserve.render.text.tokenizer import TextTokenizer, TokenizeOptions
 
 TICK_SECONDS = 0.001
 CHUNK_BYTES = 65_536
@@ -82,12 +80,17 @@ def decode_completion(body: bytes) -> object:
 def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
     """Yield every function that is handed to a worker, with an input of its kind."""
     text = write_words(10**5, 0, words="the dog sleeps on and on in Rome".split())
-    renderer = load_renderer(
+    parts = load_text_parts(
         folder,
         RenderConfig(),
-        info=make_info(10**6, vocab_size=VOCAB_SIZE, takes_images=True),
+        media=MediaConfig(),
+        takes_images=False,
+        chat_template=None,
     )
-    tokenizer, template = renderer._tokenizer, renderer._template
+    tokenizer = TextTokenizer(
+        parts.tokenizer.backend_tokenizer, parts.vocabulary, max_model_len=10**6
+    )
+    template = ChatTemplate(parts.tokenizer, trusts_requests=False, image_token=None)
     ids = tokenizer.encode(text, False, param="")
     yield "idle", partial(time.sleep, 0.05)
 
@@ -112,7 +115,7 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
 
     yield "template, 400 messages", run_template
     yield "tokenize 500 KB", partial(
-        tokenizer.tokenize, text, TokenizeOptions(), param=""
+        tokenizer.make_prompt, text, TokenizeOptions(), param=""
     )
     yield "detokenize 100,000 ids", partial(
         tokenizer.decode, ids, skip_special_tokens=False

@@ -34,16 +34,28 @@ How to read it
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-import random
 import statistics
-import sys
 from typing import TYPE_CHECKING
 
+from kit.options import add_outputs, read_positive
+from kit.plot import (
+    BLUE,
+    GREEN,
+    INK,
+    VERMILION,
+    dress,
+    open_figure,
+    write_title,
+)
+from kit.process import tell
+from kit.report import save
+from kit.rounds import describe_ratios, list_ratios, shuffle, take_medians
+from kit.table import write_markdown
+from kit.texts import open_chance
 import psutil
 import trio
 
@@ -148,7 +160,7 @@ async def open_configuration(
             assert isinstance(loaded.core, LocalCore), "the model generates"
             core, info = loaded.core, loaded.info
         else:
-            module = "every_step_stage" if name == "forced" else STAGE_PROCESS
+            module = "kit.every_step_stage" if name == "forced" else STAGE_PROCESS
             core, info = await stack.enter_async_context(
                 open_pipeline_core(config, module)
             )
@@ -232,7 +244,7 @@ async def stream_all(
 def make_prompts(
     number: int, count: int, length: int, vocab_size: int
 ) -> tuple[Prompt, ...]:
-    chance = random.Random(number)
+    chance = open_chance(number)
     return tuple(
         Prompt(token_ids=tuple(chance.choices(range(vocab_size), k=length)))
         for _ in range(count)
@@ -261,12 +273,11 @@ async def take_turn(
 
 
 async def measure(
-    model: str, dtype: str, load: Load, rounds: int, show: Callable[[str], None]
+    model: str, dtype: str, load: Load, num_rounds: int
 ) -> tuple[Rounds, float]:
     """Return figures, and the share of a core that idle stages take."""
     found: Rounds = {name: [] for name in CONFIGURATIONS}
     idle: list[float] = []
-    chance = random.Random(0)
     async with AsyncExitStack() as stack:
         opened = {
             name: await stack.enter_async_context(
@@ -276,18 +287,17 @@ async def measure(
         }
         await settle_interpreter()
         # The first round warms up.
-        for number in range(rounds + 1):
-            for name in chance.sample(CONFIGURATIONS, len(CONFIGURATIONS)):
-                others = [each for key, each in opened.items() if key != name]
-                began = trio.current_time()
-                spent = sum(each.cpu_seconds() for each in others)
-                turn = load if number else WARM_UP
-                figures = await take_turn(opened[name], name, turn, number)
-                spent = sum(each.cpu_seconds() for each in others) - spent
-                if number:
-                    found[name].append(figures)
-                    idle.append(spent / (trio.current_time() - began))
-                    show(f"round {number}, {name}: {describe_figures(figures)}")
+        for number, name in shuffle(CONFIGURATIONS, num_rounds + 1):
+            others = [each for key, each in opened.items() if key != name]
+            began = trio.current_time()
+            spent = sum(each.cpu_seconds() for each in others)
+            turn = load if number else WARM_UP
+            figures = await take_turn(opened[name], name, turn, number)
+            spent = sum(each.cpu_seconds() for each in others) - spent
+            if number:
+                found[name].append(figures)
+                idle.append(spent / (trio.current_time() - began))
+                tell(f"round {number}, {name}: {describe_figures(figures)}")
     return found, statistics.median(idle)
 
 
@@ -298,27 +308,15 @@ def describe_figures(figures: dict[str, float]) -> str:
     return ", ".join(f"{value:.1f} {FIGURES[key]}" for key, value in figures.items())
 
 
-def take_median(rounds: Rounds, name: str, figure: str) -> float | None:
-    """Return None where it is not measured."""
-    values = [each[figure] for each in rounds[name] if figure in each]
-    return statistics.median(values) if values else None
-
-
-def list_ratios(rounds: Rounds, name: str, other: str, figure: str) -> list[float]:
-    """Return how many times another one's a figure is, for each round."""
-    return [
-        ours[figure] / theirs[figure]
-        for ours, theirs in zip(rounds[name], rounds[other])
-    ]
-
-
 def write_table(rounds: Rounds) -> Iterator[str]:
-    yield "| | " + " | ".join(CONFIGURATIONS) + " |"
-    yield "| --- |" + " --- |" * len(CONFIGURATIONS)
+    medians = {name: take_medians(rounds[name]) for name in CONFIGURATIONS}
+    rows = [["", *CONFIGURATIONS]]
     for figure, meaning in FIGURES.items():
-        medians = [take_median(rounds, name, figure) for name in CONFIGURATIONS]
-        cells = ["" if median is None else f"{median:.1f}" for median in medians]
-        yield f"| {meaning} | " + " | ".join(cells) + " |"
+        seen = [medians[name].get(figure) for name in CONFIGURATIONS]
+        rows.append(
+            [meaning, *("" if each is None else f"{each:.1f}" for each in seen)]
+        )
+    yield from write_markdown(rows)
 
 
 def write_ratios(rounds: Rounds) -> Iterator[str]:
@@ -329,15 +327,14 @@ def write_ratios(rounds: Rounds) -> Iterator[str]:
         ("the first token comes after", "two", "one", "first_ms"),
         ("two stages write", "two", "one", "written"),
     ):
-        ratios = list_ratios(rounds, name, other, figure)
-        yield (
-            f"{told} {statistics.median(ratios):.2f} times "
-            f"({min(ratios):.2f} to {max(ratios):.2f})"
+        ratios = list_ratios(
+            (each[figure] for each in rounds[name]),
+            (each[figure] for each in rounds[other]),
         )
+        yield f"{told} {describe_ratios(ratios)}"
 
 
-# Okabe and Ito's palette, as in bench/serving.py.
-COLORS = {"one": "#0072B2", "two": "#009E73", "forced": "#D55E00"}
+COLORS = {"one": BLUE, "two": GREEN, "forced": VERMILION}
 LABELS = {
     "one": "1 stage",
     "two": "2 stages",
@@ -345,24 +342,19 @@ LABELS = {
 }
 
 
-def draw(rounds: Rounds, title: str, path: Path) -> None:
+def save_plot(rounds: Rounds, title: str, path: Path) -> None:
     """Draw a panel for each figure, into a PNG file: medians, and the rounds as points."""
-    from matplotlib.figure import Figure
-
-    # A Figure of its own draws with Agg and leaves nothing in pyplot's list.
-    figure = Figure(figsize=(11.5, 4.2), dpi=150)
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    for axes, key in zip(figure.subplots(1, len(FIGURES)), FIGURES):
-        draw_figure(axes, rounds, key)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.savefig(path, format="png")
+    with open_figure(path, (11.5, 4.2)) as figure:
+        for axes, key in zip(figure.subplots(1, len(FIGURES)), FIGURES):
+            dress(axes, FIGURES[key])
+            draw_figure(axes, rounds, key)
+        write_title(figure, title)
 
 
 def draw_figure(axes: Axes, rounds: Rounds, key: str) -> None:
-    names = [name for name in CONFIGURATIONS if take_median(rounds, name, key)]
+    names = [name for name in CONFIGURATIONS if key in rounds[name][0]]
     for place, name in enumerate(names):
-        median = take_median(rounds, name, key)
-        assert median is not None, "it has been measured"
+        median = take_medians(rounds[name])[key]
         axes.bar(place, median, width=0.6, color=COLORS[name], alpha=0.85)
         axes.annotate(
             f"{median:.0f}",
@@ -372,12 +364,8 @@ def draw_figure(axes: Axes, rounds: Rounds, key: str) -> None:
             fontweight="bold",
         )
         values = [each[key] for each in rounds[name]]
-        axes.plot([place] * len(values), values, "o", color="#333333", markersize=3)
+        axes.plot([place] * len(values), values, "o", color=INK, markersize=3)
     axes.set_xticks(range(len(names)), [LABELS[name] for name in names])
-    axes.set_title(FIGURES[key], loc="left", fontweight="bold", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def describe_load(load: Load, dtype: str) -> str:
@@ -388,35 +376,25 @@ def describe_load(load: Load, dtype: str) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="float32", help="auto is the model's own")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=read_positive, default=5)
     parser.add_argument("--quick", action="store_true", help="only to see that it runs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
+    add_outputs(parser)
     options = parser.parse_args()
     prepare_interpreter()
     load = QUICK if options.quick else Load()
-    rounds, idle = trio.run(
-        measure,
-        options.model,
-        options.dtype,
-        load,
-        1 if options.quick else options.rounds,
-        lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    print(describe_load(load, options.dtype))
-    for line in (*write_table(rounds), *write_ratios(rounds)):
-        print(line)
+    num_rounds = 1 if options.quick else options.rounds
+    rounds, idle = trio.run(measure, options.model, options.dtype, load, num_rounds)
+    title = describe_load(load, options.dtype)
+    print(title, *write_table(rounds), *write_ratios(rounds), sep="\n")
     print(f"idle: {100 * idle:.1f} % of a core")
-    if options.json:
-        options.json.write_text(json.dumps({"load": asdict(load), "rounds": rounds}))
-    if options.plot:
-        draw(rounds, describe_load(load, options.dtype), options.plot)
-    return 0
+    save(options.json, {"load": load, "rounds": rounds})
+    if options.plot is not None:
+        save_plot(rounds, title, options.plot)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

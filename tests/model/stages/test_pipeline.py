@@ -12,7 +12,7 @@ import runpy
 import threading
 from typing import Any
 
-from every_step_stage import EveryStepLinks
+from kit.every_step_stage import EveryStepLinks
 import pytest
 
 from trioserve.config import ModelConfig

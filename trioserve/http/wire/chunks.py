@@ -2,7 +2,7 @@
 
 All chunks of a choice are the same but for the text. So a chunk is encoded once, cut
 where its text stands, and every token costs the encoding of its text alone; chunks
-that say more are encoded whole. bench/schema.py measures both.
+that say more are encoded whole. bench/chunk_encoding.py measures both.
 """
 
 from __future__ import annotations

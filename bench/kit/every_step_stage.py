@@ -3,7 +3,7 @@
 bench/pipeline.py starts it in place of trioserve's own stage, to measure what a pipeline
 gains because most steps of long prompts send no tokens back.
 
-    python -m every_step_stage DESCRIPTOR PARENT
+    python -m kit.every_step_stage DESCRIPTOR PARENT
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def make_rounds() -> dict[str, list[dict[str, float]]]:
 
 def test_the_table_has_medians_and_leaves_out_what_was_not_measured() -> None:
     assert list(pipeline.write_table(make_rounds())) == [
-        "| | one | two | forced |",
+        "|  | one | two | forced |",
         "| --- | --- | --- | --- |",
         "| tokens read per second | 100.0 | 180.0 | 90.0 |",
         "| ms to the first token | 900.0 | 450.0 | 800.0 |",
@@ -46,7 +46,7 @@ def test_ratios_are_those_of_rounds() -> None:
 
 
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    pipeline.draw(make_rounds(), "a title", tmp_path / "plot.png")
+    pipeline.save_plot(make_rounds(), "a title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
