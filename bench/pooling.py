@@ -57,8 +57,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
-import sys
 from typing import Protocol
 
 from kit.clients import Round
@@ -87,7 +85,7 @@ from kit.embedding.server import (
     write_own_command,
 )
 from kit.embedding.table import render_report
-from kit.options import add_outputs, read_positive, read_seconds
+from kit.options import add_compare, add_outputs, read_positive, read_seconds
 from kit.process import ProcessEnded, raise_at_sigterm, tell
 from kit.report import (
     check_same,
@@ -95,6 +93,7 @@ from kit.report import (
     load_reports,
     run_or_explain,
     save,
+    show,
     write_now,
 )
 from kit.rounds import alternate
@@ -297,14 +296,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds for everything but starting",
     )
     add_outputs(parser)
-    add(
-        "--compare",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE.json",
-        help="saved results to show, side by side; nothing is run",
-    )
+    add_compare(parser, "saved results to show side by side; nothing is run")
     return parser
 
 
@@ -348,13 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = run_or_explain(partial(gather, options), expected)
     if report is None:
         return 2
-    print(render_report(report))
-    if options.plot is not None:
-        save_plot(report, options.plot)
-    if failed := report.list_failed():
-        print(f"no request succeeded: {', '.join(failed)}", file=sys.stderr)
-        return 1
-    return 0
+    return show(report, render_report, save_plot, options.plot)
 
 
 if __name__ == "__main__":

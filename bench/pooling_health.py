@@ -40,7 +40,15 @@ from functools import partial
 import statistics
 
 from kit.clients import Round, report_clients
-from kit.embedding.cases import CASES, Case, Load, Vocabulary, read_cases, write_texts
+from kit.embedding.cases import (
+    CASES,
+    Case,
+    Load,
+    Vocabulary,
+    build_server_parser,
+    read_cases,
+    write_texts,
+)
 from kit.embedding.figures import find_speed
 from kit.embedding.server import (
     Timed,
@@ -61,7 +69,7 @@ from kit.metrics import (
     find_new,
     try_metrics,
 )
-from kit.options import read_positive, read_seconds
+from kit.options import read_seconds
 from kit.probe import HealthProbe
 from kit.process import ProcessEnded, raise_at_sigterm, tell
 from kit.report import describe_machine, run_or_explain
@@ -204,20 +212,13 @@ def render(seen: Sequence[Seen]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    load = Load()
+    parser = build_server_parser(__doc__)
     add = parser.add_argument
-    add("--url", help="a server that runs already")
-    add("--model", default=load.model, help="as `trioserve serve` takes it")
-    add("--num-threads", type=read_positive, default=load.num_threads)
     read = partial(read_cases, known=LARGE_CASES)
     names = ",".join(case.name for case in LARGE_CASES)
     add("--cases", type=read, default=LARGE_CASES, metavar="NAME,NAME", help=names)
-    add("--rounds", type=read_positive, default=load.rounds)
-    add("--seconds", type=read_seconds, default=load.seconds, help="of a round")
-    add("--seed", type=int, default=load.seed)
+    add("--seconds", type=read_seconds, default=Load().seconds, help="of a round")
+    add("--seed", type=int, default=Load().seed)
     return parser
 
 

@@ -34,7 +34,7 @@ import statistics
 
 from kit.client import RequestFailed
 from kit.clients import run_clients
-from kit.embedding.cases import SHORT, Case, Load, write_texts
+from kit.embedding.cases import SHORT, Case, Load, build_server_parser, write_texts
 from kit.embedding.encoder import (
     Encoder,
     check_installed,
@@ -149,15 +149,8 @@ def build_table(found: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    load = Load()
+    parser = build_server_parser(__doc__)
     add = parser.add_argument
-    add("--url", help="a server that runs already")
-    add("--model", default=load.model, help="as `trioserve serve` takes it")
-    add("--num-threads", type=read_positive, default=load.num_threads)
-    add("--rounds", type=read_positive, default=load.rounds)
     add("--requests", type=read_positive, default=200, help="of each round")
     return parser
 

@@ -50,8 +50,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
-import sys
 
 from kit.clients import Round, run_clients
 from kit.generation.answers import Answer, stream_answer
@@ -59,7 +57,13 @@ from kit.generation.figures import Report, ServerReport, merge_reports, report_l
 from kit.generation.load import Dialect, Load, issue_bodies, learn_dialect
 from kit.generation.plot import save_plot
 from kit.generation.table import render_report
-from kit.options import add_outputs, read_count, read_positive, read_seconds
+from kit.options import (
+    add_compare,
+    add_outputs,
+    read_count,
+    read_positive,
+    read_seconds,
+)
 from kit.probe import HealthProbe
 from kit.report import (
     check_same,
@@ -67,6 +71,7 @@ from kit.report import (
     load_reports,
     run_or_explain,
     save,
+    show,
     write_now,
 )
 from kit.rounds import alternate
@@ -204,14 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=load.seed)
     add("--timeout", type=read_seconds, default=load.timeout, help="seconds for all")
     add_outputs(parser)
-    add(
-        "--compare",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE.json",
-        help="saved results to set beside this run's; without --url nothing is run",
-    )
+    add_compare(parser, "saved results beside this run's; without --url nothing is run")
     return parser
 
 
@@ -250,14 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = run_or_explain(partial(gather, options), expected)
     if report is None:
         return 2
-    print(render_report(report))
-    if options.plot:
-        save_plot(report, options.plot)
-    failed = report.list_failed()
-    if failed or not report.servers:
-        print(f"no request succeeded: {', '.join(failed)}", file=sys.stderr)
-        return 1
-    return 0
+    return show(report, render_report, save_plot, options.plot)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,18 @@ def read_output(text: str) -> Path:
     return path
 
 
+def add_compare(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add --compare, which reads saved results."""
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE.json",
+        help=meaning,
+    )
+
+
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Add --json and --plot."""
     parser.add_argument(

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 import platform
 import sys
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kit.process import list_errors
 import msgspec
@@ -77,6 +77,33 @@ def number_labels(labels: Sequence[Iterable[str]]) -> list[dict[str, str]]:
 
 def join_distinct(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
+
+
+class Shown(Protocol):
+    """A report that can be shown."""
+
+    def list_failed(self) -> list[str]:
+        """List the systems that answered no measured request."""
+        ...
+
+
+ShownT = TypeVar("ShownT", bound=Shown)
+
+
+def show(
+    report: ShownT,
+    render: Callable[[ShownT], str],
+    save_plot: Callable[[ShownT, Path], None],
+    plot: Path | None,
+) -> int:
+    """Print a report and draw it, if a plot is wanted; returns the exit code."""
+    print(render(report))
+    if plot is not None:
+        save_plot(report, plot)
+    if failed := report.list_failed():
+        print(f"no request succeeded: {', '.join(failed)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def run_or_explain(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 import math
 from typing import Literal
 
-from kit.options import read_choice
+from kit.options import read_choice, read_positive
 from kit.texts import open_chance
 import msgspec
 
@@ -117,6 +118,20 @@ class Load:
             f"{self.model}, {self.num_threads} threads, {self.encoding} vectors, "
             f"at most {self.max_model_len} tokens a text"
         )
+
+
+def build_server_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Describe the options of a bench of one server, which may run already."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    load = Load()
+    add = parser.add_argument
+    add("--url", help="a server that runs already")
+    add("--model", default=load.model, help="as `trioserve serve` takes it")
+    add("--num-threads", type=read_positive, default=load.num_threads)
+    add("--rounds", type=read_positive, default=load.rounds)
+    return parser
 
 
 class Vocabulary(msgspec.Struct, kw_only=True):

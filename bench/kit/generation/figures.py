@@ -84,6 +84,8 @@ class Report:
 
     def list_failed(self) -> list[str]:
         """List the servers that answered no measured request."""
+        if not self.servers:
+            return ["all servers"]
         return [
             server.label
             for server in self.servers
