@@ -37,7 +37,7 @@ from kit.rounds import take_medians
 import trio
 
 from trioserve.config import MediaConfig, RenderConfig
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.frontend.text import TextEngine, TextParams
 from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
@@ -87,7 +87,7 @@ async def step_device(
         executor,
         info=info,
     )
-    engine = Engine(core, info=info, max_num_sequences=NUM_STREAMS)
+    engine = TokenEngine(core, info=info, max_num_sequences=NUM_STREAMS)
     renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())
     text_engine = TextEngine(engine, renderer)
     sampling = SamplingParams(max_tokens=num_tokens, seed=0)

@@ -60,7 +60,7 @@ import psutil
 import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.pipeline.pipeline import load_stages
 from trioserve.pipeline.stages import STAGE_PROCESS, open_local_stages
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
@@ -119,7 +119,7 @@ class Opened:
       stages: processes that it has besides this one.
     """
 
-    engine: Engine
+    engine: TokenEngine
     stages: tuple[psutil.Process, ...]
 
     def cpu_seconds(self) -> float:
@@ -164,7 +164,7 @@ async def open_configuration(
             core, info = await stack.enter_async_context(
                 open_pipeline_core(config, module)
             )
-        engine = Engine(core, info=info, max_num_sequences=1024)
+        engine = TokenEngine(core, info=info, max_num_sequences=1024)
         children = psutil.Process().children()
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
@@ -221,7 +221,7 @@ class Arrivals:
 
 
 async def stream_all(
-    engine: Engine, prompts: Sequence[Prompt], num_tokens: int
+    engine: TokenEngine, prompts: Sequence[Prompt], num_tokens: int
 ) -> Arrivals:
     """Have all prompts answered at once, each by so many tokens."""
     arrivals = Arrivals(len(prompts))

@@ -8,7 +8,7 @@ import pipeline
 import pytest
 import trio
 
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 
@@ -67,7 +67,7 @@ async def test_a_turn_counts_what_a_device_of_known_speed_gives(
         FakeExecutor(FakeDevice().step, step_seconds=0.01, depth=2),
         info=info,
     )
-    engine = Engine(core, info=info, max_num_sequences=1024)
+    engine = TokenEngine(core, info=info, max_num_sequences=1024)
     opened = pipeline.Opened(engine=engine, stages=())
     load = pipeline.Load(
         num_prompts=4, prompt_tokens=512, num_streams=8, stream_tokens=5

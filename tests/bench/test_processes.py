@@ -32,7 +32,7 @@ import pytest
 import start
 import trio
 
-from trioserve.engine import Engine
+from trioserve.engine import TokenEngine
 from trioserve.http.metrics import METRICS
 from trioserve.testing.fake_device import make_info
 from trioserve.types.prompt import Prompt
@@ -204,7 +204,7 @@ async def test_an_engine_process_without_a_model_answers() -> None:
             open_core(DEVICES["2 ms"], "outside") as core,
             trio.open_nursery() as nursery,
         ):
-            engine = Engine(core, info=info, max_num_sequences=1)
+            engine = TokenEngine(core, info=info, max_num_sequences=1)
             await nursery.start(engine.run)
             prompt = Prompt(token_ids=(1, 2, 3))
             async with engine.open_stream([prompt], sampling) as deltas:

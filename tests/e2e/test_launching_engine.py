@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import trio
 
 from trioserve.config import ModelConfig
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.executor import LocalExecutor
 from trioserve.model import ModelRunner, load_model
 from trioserve.scheduler import Scheduler
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def open_engine(folder: Path) -> AsyncIterator[Engine]:
+async def open_engine(folder: Path) -> AsyncIterator[TokenEngine]:
     """As on a GPU: the CPU has done a step when it is launched, but nobody knows."""
     model = load_model(folder, ModelConfig(), name="tiny")
     runner = ModelRunner(
@@ -52,7 +52,7 @@ async def open_engine(folder: Path) -> AsyncIterator[Engine]:
         runner.launch, methodcaller("finish"), depth=2
     )
     core = LocalCore(scheduler, executor, info=model.info)
-    engine = Engine(core, info=model.info, max_num_sequences=100)
+    engine = TokenEngine(core, info=model.info, max_num_sequences=100)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         yield engine
@@ -84,7 +84,7 @@ async def test_streams_are_what_generate_says_while_others_come_and_leave(
     written: dict[int, list[int]] = {}
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
-    async def read(engine: Engine, number: int) -> None:
+    async def read(engine: TokenEngine, number: int) -> None:
         tokens: list[int] = []
         prompts = [Prompt(token_ids=make_prompt(number))]
         async with engine.open_stream(prompts, params) as deltas:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor
 from trioserve.testing.processes import HostedCore
@@ -30,7 +30,7 @@ def is_remote(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
+def make_engine(depth: int, is_remote: bool) -> Callable[..., TokenEngine]:
     """Return a function that builds an engine; nothing runs until somebody runs it."""
 
     def make(
@@ -45,7 +45,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
         device: FakeDevice | None = None,
         reopen: Any = None,
         **executor: object,
-    ) -> Engine:
+    ) -> TokenEngine:
         info = ModelInfo(
             name="fake",
             architecture="Fake",
@@ -70,7 +70,7 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., Engine]:
             ),
             info=info,
         )
-        return Engine(
+        return TokenEngine(
             HostedCore(core) if is_remote else core,
             info=info,
             max_num_sequences=max_num_seqs + max_num_waiting,

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import Engine, EngineProcessDied
+from trioserve.engine import EngineProcessDied, TokenEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -23,7 +23,7 @@ from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., TokenEngine]
 
 
 def prompt_of(length: int, first: int = 0) -> Prompt:
@@ -31,7 +31,7 @@ def prompt_of(length: int, first: int = 0) -> Prompt:
 
 
 async def collect(
-    engine: Engine,
+    engine: TokenEngine,
     *prompts: Prompt,
     priority: int = 0,
     **sampling: object,
@@ -438,7 +438,7 @@ async def test_more_than_half_of_all_places_is_never_given(
 ) -> None:
     engine = make_engine(max_num_seqs=8, max_num_waiting=92)
     await nursery.start(engine.run)
-    with pytest.raises(InvalidParameter, match="50 are the most") as caught:
+    with pytest.raises(InvalidParameter, match="at most 50") as caught:
         await collect(engine, *[prompt_of(2)] * 51)
     assert caught.value.param == "n"
     await collect(engine, *[prompt_of(2)] * 50)
@@ -496,7 +496,7 @@ async def test_without_max_tokens_a_sequence_fills_the_models_length(
 
 
 async def test_a_long_prompt_is_hashed_before_it_waits(
-    make_engine: Callable[..., Engine],
+    make_engine: Callable[..., TokenEngine],
 ) -> None:
     """In a thread, where cancelling it leaves nothing behind."""
     # All of it in one step, which takes real seconds here.
@@ -519,7 +519,7 @@ async def test_a_long_prompt_is_hashed_before_it_waits(
 
 
 async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
-    make_engine: Callable[..., Engine],
+    make_engine: Callable[..., TokenEngine],
 ) -> None:
     engine = make_engine(num_blocks=4096, max_model_len=16_000)
     prompt = Prompt(token_ids=tuple(range(1000)) * 8)
@@ -540,7 +540,7 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
 
 
 async def test_an_idle_device_is_told_to_forget_vectors(
-    make_engine: Callable[..., Engine], autojump_clock: trio.testing.MockClock
+    make_engine: Callable[..., TokenEngine], autojump_clock: trio.testing.MockClock
 ) -> None:
     """A client leaves in the middle of its prompt, and nobody else comes."""
     device = FakeDevice(block_size=4)
@@ -572,7 +572,7 @@ async def test_an_idle_device_is_told_to_forget_vectors(
 
 
 async def test_what_is_far_too_many_is_refused_before_it_is_made(
-    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    make_engine: Callable[..., TokenEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
 

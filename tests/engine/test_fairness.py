@@ -9,12 +9,12 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import Engine
+from trioserve.engine import TokenEngine
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., TokenEngine]
 
 TARGET = 0.25
 
@@ -33,7 +33,7 @@ BLOCK_SECONDS = 0.03
 
 @pytest.fixture
 def make_server(make_engine: MakeEngine) -> MakeEngine:
-    def make(max_step_seconds: float = TARGET) -> Engine:
+    def make(max_step_seconds: float = TARGET) -> TokenEngine:
         return make_engine(
             num_blocks=40_000,
             max_num_seqs=128,
@@ -53,7 +53,7 @@ class Stream:
       longest_gap: seconds between two of its tokens, since `reset`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine
         self._last: float | None = None
         self.longest_gap = 0.0
@@ -76,7 +76,7 @@ def make_prompt(length: int, first: int = 0) -> Prompt:
     return Prompt(token_ids=tuple((first + i) % 2000 for i in range(length)))
 
 
-async def collect(engine: Engine, prompts: list[Prompt], max_tokens: int) -> float:
+async def collect(engine: TokenEngine, prompts: list[Prompt], max_tokens: int) -> float:
     """Have prompts answered; returns after how long the first token came."""
     begin = trio.current_time()
     first = None

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import EngineProcessDied, LocalPoolingCore, PoolingLoop
+from trioserve.engine import EngineProcessDied, LocalPoolingCore, TensorEngine
 from trioserve.errors import (
     ContextLengthExceeded,
     EngineDied,
@@ -65,7 +65,7 @@ class Bench:
                 self.device.step, token_seconds=0.001, fail_at_step=fail_at_step
             ),
         )
-        self.loop = PoolingLoop(
+        self.loop = TensorEngine(
             HostedPoolingCore(core) if self.is_remote else core,
             info=make_info(64, vocab_size=1000),
             pooling=make_pooling_info(task, matryoshka=matryoshka),
@@ -269,7 +269,7 @@ async def test_more_than_there_is_room_for_is_refused(
             with bench.loop.open_request(5, EMBED):
                 raise AssertionError("it does not fit in")
         assert caught.value.retry_after_seconds == 60
-    with pytest.raises(InvalidParameter, match="10 are the most"):
+    with pytest.raises(InvalidParameter, match="at most 10"):
         with bench.loop.open_request(11, EMBED):
             raise AssertionError("it never fits in")
     await bench.check_nothing_is_held()

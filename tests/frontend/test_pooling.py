@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.engine import LocalPoolingCore, PoolingLoop
+from trioserve.engine import LocalPoolingCore, TensorEngine
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, TaskNotServed
 from trioserve.frontend import PoolingEngine
 from trioserve.render import TextOptions, load_pooling_renderer
@@ -51,7 +51,7 @@ class Bench:
             PoolingScheduler(max_num_seqs=8, max_num_batched_tokens=64),
             FakeExecutor(self.device.step, step_seconds=step_seconds),
         )
-        self.loop = PoolingLoop(
+        self.loop = TensorEngine(
             core,
             info=info,
             pooling=pooling,
@@ -232,7 +232,7 @@ async def test_more_documents_than_are_taken_are_refused_by_their_name(
 ) -> None:
     bench = make_bench()
     await nursery.start(bench.loop.run)
-    with pytest.raises(InvalidParameter, match="1000 are the most") as caught:
+    with pytest.raises(InvalidParameter, match="at most 1000") as caught:
         await bench.engine.score("a question", write_texts(1000))
     assert caught.value.param == "documents"
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.errors import InvalidParameter
 from trioserve.frontend import TextEngine, TextParams
 from trioserve.render import load_renderer
@@ -51,7 +51,7 @@ def make_engine(tokenizer_folder: Path) -> MakeEngine:
             max_model_len=256,
         )
         core = LocalCore(scheduler, FakeExecutor(device.step), info=info)
-        engine = Engine(core, info=info, max_num_sequences=100, max_num_running=8)
+        engine = TokenEngine(core, info=info, max_num_sequences=100, max_num_running=8)
         renderer = load_renderer(tokenizer_folder, RenderConfig(), info=info)
         return TextEngine(engine, renderer)
 
@@ -72,7 +72,6 @@ async def engine(
 
 
 async def start(engine: TextEngine, nursery: trio.Nursery) -> None:
-    assert isinstance(engine.engine, Engine)
     await nursery.start(engine.engine.run)
 
 

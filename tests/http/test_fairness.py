@@ -103,7 +103,7 @@ async def test_more_prompts_than_a_request_may_have_are_refused(
     body: dict[str, Any] = {"prompt": [[5, 6]] * 501, "max_tokens": 1}
     answer = await client.post(COMPLETION_PATH, json=body)
     assert answer.status_code == 400
-    assert "500 are the most" in answer.json()["error"]["message"]
+    assert "at most 500" in answer.json()["error"]["message"]
 
 
 async def test_a_crowd_of_large_requests_leaves_places_to_others(

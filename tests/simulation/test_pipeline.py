@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve.engine import Engine
+from trioserve.engine import TokenEngine
 from trioserve.simulation import (
     Bar,
     PipelineSimulator,
@@ -131,7 +131,10 @@ async def test_one_stage_tells_nobody_anything(
 
 
 async def leave_at_random(
-    engine: Engine, number: int, chance: random.Random, written: dict[int, list[int]]
+    engine: TokenEngine,
+    number: int,
+    chance: random.Random,
+    written: dict[int, list[int]],
 ) -> None:
     await trio.sleep(chance.uniform(0, 30))
     length = chance.randint(1, 40)
@@ -317,7 +320,7 @@ async def test_nobody_starves_while_long_prompts_keep_coming(
     """Eleven sequences fill no number of stages evenly, and their priorities differ."""
     gaps: list[float] = []
 
-    async def read(engine: Engine, number: int) -> None:
+    async def read(engine: TokenEngine, number: int) -> None:
         prompt = Prompt(token_ids=(number,))
         sampling = SamplingParams(max_tokens=60, seed=number)
         async with engine.open_stream(

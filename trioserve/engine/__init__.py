@@ -1,38 +1,44 @@
-"""Owns requests and the loop that steps the device.
+"""The engine: it owns requests and the loop that steps the device.
 
-It speaks token ids; it knows no text, no HTTP and no tensor. The doors are `run`, which
-lives in somebody's nursery, and `Engine.open_stream` for models that write,
-`PoolingLoop.open_request` for models that pool: leaving that block is the only way to
-abort a request, and always enough.
+It speaks token ids; it knows no text, no HTTP and no tensor library. The doors are
+`Engine.run`, which lives in a nursery, and two ways to open a request:
+`TokenEngine.open_stream` for models that generate, `TensorEngine.open_request` for models
+that pool. Leaving the block of a request is the only way to abort it.
+
+engine, requests, restarts, priority    the base of both engines, and its parts
+core, loop                              the protocol of a core, and the loop that steps
+generation/  pooling/                   one engine each, with its core
+process/                                cores in another process
 """
 
-from .generation.client import EngineClient
+from .engine import Engine
 from .generation.core import GenerationCore, LocalCore
-from .generation.engine import Engine, EngineStatistics
+from .generation.engine import TokenEngine, TokenEngineStatistics
 from .generation.token_stream import StreamPhase, TokenStream
 from .pooling.admission import check_params
 from .pooling.core import LocalPoolingCore, PoolingCore
-from .pooling.engine import PoolingEngineStatistics, PoolingLoop, PoolingRequest
+from .pooling.engine import TensorEngine, TensorEngineStatistics
+from .pooling.request import TensorRequest
 from .process.core_server import host_core, host_pooling_core
 from .process.remote import EngineProcessDied, RemoteCore, RemotePoolingCore
 
 __all__ = [
+    "check_params",
     "Engine",
-    "EngineClient",
-    "EngineStatistics",
     "EngineProcessDied",
     "GenerationCore",
+    "host_core",
+    "host_pooling_core",
     "LocalCore",
     "LocalPoolingCore",
     "PoolingCore",
-    "PoolingEngineStatistics",
-    "PoolingLoop",
-    "PoolingRequest",
     "RemoteCore",
     "RemotePoolingCore",
     "StreamPhase",
+    "TensorEngine",
+    "TensorEngineStatistics",
+    "TensorRequest",
+    "TokenEngine",
+    "TokenEngineStatistics",
     "TokenStream",
-    "check_params",
-    "host_core",
-    "host_pooling_core",
 ]

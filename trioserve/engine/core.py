@@ -1,10 +1,10 @@
-"""A scheduler and the loop that asks it, as an engine sees them.
+"""The protocol of a core: a scheduler and the loop that runs its plans.
 
-    Engine        requests and streams, in the process of its user
-      Core        sequences, plans and steps, in the same process or in another one
+    Engine      requests and streams, in the process of its user
+      Core      sequences, plans and steps, in the same process or in another one
 
-An Engine checks each request, so a core refuses nothing: all that crosses between the two
-are values without an answer, and an abort is one of them.
+An engine checks each request, so a core refuses nothing: its calls return nothing, not
+even an abort, and can be sent to another process as messages.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
         *,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        """Step until cancelled; `deliver` gets what each step gave.
+        """Step until cancelled; `deliver` gets the outputs of each step.
 
-        Raises: what a step raises, or EngineProcessDied.
+        Raises:
+          the error of a failed step, or EngineProcessDied.
         """
 
     def statistics(self) -> StatisticsT:
         """Return what is held at this moment."""
 
     def counters(self) -> CountersT:
-        """Return what has happened since the start."""
+        """Return the counts since the start."""
 
     def stalled_seconds(self) -> float:
-        """Return for how long nothing has been heard of a step that runs."""
+        """Return the seconds since the running step began; 0 if none runs."""

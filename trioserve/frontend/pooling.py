@@ -13,10 +13,9 @@ from functools import partial
 import math
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..engine import PoolingLoop
+from ..engine import TensorEngine
 from ..errors import InvalidParameter, TaskNotServed
 from ..render import PoolingRenderer, TextInput, TextOptions, count_text, run_together
-from ..types.model_info import ModelInfo
 from ..types.pooling import (
     LongText,
     PoolingInfo,
@@ -27,6 +26,7 @@ from ..types.pooling import (
 from ..types.tensors import TensorBytes
 from .pooling_jobs import PoolingJobs, as_kind
 from .scoring import ScoreOptions, Scores, Scoring
+from .served import ServedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,28 +63,23 @@ class Classification:
     probs: tuple[float, ...]
 
 
-class PoolingEngine:
-    """What open_pooling_engine gives.
+class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
+    """A model that pools texts; open_pooling_engine gives one.
 
     Args:
-      engine, renderer: running, respectively loaded.
-      long_texts: what is done with them where nothing is said.
+      engine, renderer: see ServedModel.
+      long_texts: the treatment of long texts, for requests that do not choose one.
     """
 
     def __init__(
         self,
-        engine: PoolingLoop,
+        engine: TensorEngine,
         renderer: PoolingRenderer,
         *,
         long_texts: LongText = "refuse",
     ) -> None:
-        self.engine = engine
-        self.renderer = renderer
+        super().__init__(engine, renderer)
         self._long_texts: LongText = long_texts
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.engine.info
 
     @property
     def pooling(self) -> PoolingInfo:
@@ -183,7 +178,7 @@ class PoolingEngine:
           param: the request's field, for errors.
           on_submit: is called when the device can begin with some of them.
 
-        Raises: what PoolingRenderer.render_texts and PoolingLoop.open_request raise, and
+        Raises: what PoolingRenderer.render_texts and TensorEngine.open_request raise, and
           RendererFull: other requests bring too much text.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))

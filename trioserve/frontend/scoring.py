@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from ..engine import PoolingLoop, PoolingRequest
+from ..engine import TensorEngine, TensorRequest
 from ..render import PoolingRenderer, TextOptions, count_text, run_together
 from ..types.pooling import PoolingInput, PoolingParams, QueryKey
 from ..types.tensors import TensorBytes
@@ -52,7 +52,7 @@ class Scoring:
       queries: one, or one for each document.
     """
 
-    engine: PoolingLoop
+    engine: TensorEngine
     renderer: PoolingRenderer
     queries: Sequence[str]
     documents: Sequence[str]
@@ -105,7 +105,7 @@ class Scoring:
     @contextmanager
     def _open_request(
         self, num_inputs: int, params: PoolingParams
-    ) -> Iterator[PoolingRequest]:
+    ) -> Iterator[TensorRequest]:
         with (
             self.engine.open_request(
                 num_inputs,
@@ -131,7 +131,7 @@ class _Comparison:
     """One request's queries and documents, a job of each at a time."""
 
     def __init__(
-        self, request: PoolingRequest, renderer: PoolingRenderer, options: ScoreOptions
+        self, request: TensorRequest, renderer: PoolingRenderer, options: ScoreOptions
     ) -> None:
         self.num_query_tokens = 0
         self._request = request

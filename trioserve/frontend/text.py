@@ -19,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from ..engine import EngineClient, StreamPhase, TokenStream
+from ..engine import StreamPhase, TokenEngine, TokenStream
 from ..errors import InvalidParameter
 from ..render import (
     Detokenizer,
@@ -28,10 +28,10 @@ from ..render import (
     count_characters,
 )
 from ..types.logits import LogitsProcessor
-from ..types.model_info import ModelInfo
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt
 from ..types.sampling import ReasoningBudget, SamplingParams
+from .served import ServedModel
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARACTERS = 1024
@@ -186,28 +186,23 @@ class TextStream:
         return delta.token_ids
 
 
-class TextEngine:
-    """What open_engine gives.
+class TextEngine(ServedModel[TokenEngine, Renderer]):
+    """A model that generates text; open_engine gives one.
 
     Args:
-      engine, renderer: running, respectively loaded.
+      engine, renderer: see ServedModel.
       logits_processors: the plug-ins that the engine's device has.
     """
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: TokenEngine,
         renderer: Renderer,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
-        self.engine = engine
-        self.renderer = renderer
+        super().__init__(engine, renderer)
         self._processors = {each.name: each for each in logits_processors}
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.engine.info
 
     @contextmanager
     def admit(self, num_sequences: int, num_characters: int) -> Iterator[None]:
@@ -217,7 +212,7 @@ class TextEngine:
           num_sequences: that it asks for.
           num_characters: of its text, about.
 
-        Raises: what EngineClient.check_room raises, and
+        Raises: what TokenEngine.check_room raises, and
           RendererFull: too many requests are rendered, or wait for it.
         """
         self.engine.check_room(num_sequences)
@@ -239,7 +234,7 @@ class TextEngine:
         Args:
           splits_reasoning: tell reasoning apart, if the server does that; for chats.
 
-        Raises: what EngineClient.open_stream raises, and
+        Raises: what TokenEngine.open_stream raises, and
           InvalidParameter: a budget is asked for where nothing tells reasoning apart, or
             a plug-in refuses its arguments.
         """

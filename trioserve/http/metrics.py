@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client.core import Metric as Family
 
-from ..engine import EngineClient, PoolingLoop
+from ..engine import TensorEngine, TokenEngine
 from ..frontend import PoolingEngine
 from ..frontend.text import TextEngine
 from ..observe import (
@@ -189,19 +189,19 @@ GENERATION_REQUESTS: Rows[RequestCounts] = (
 )
 
 
-def _count_requests(engine: EngineClient | PoolingLoop) -> int:
-    if isinstance(engine, PoolingLoop):
+def _count_requests(engine: TokenEngine | TensorEngine) -> int:
+    if isinstance(engine, TensorEngine):
         return engine.statistics().num_requests
     return engine.statistics().num_streams
 
 
-def _count_prompt_tokens(engine: EngineClient | PoolingLoop) -> int:
-    if isinstance(engine, PoolingLoop):
+def _count_prompt_tokens(engine: TokenEngine | TensorEngine) -> int:
+    if isinstance(engine, TensorEngine):
         return engine.counters().num_input_tokens
     return engine.counters().num_prompt_tokens
 
 
-ENGINE: Rows[EngineClient | PoolingLoop] = (
+ENGINE: Rows[TokenEngine | TensorEngine] = (
     GaugeMetric(
         "trioserve_num_requests_open",
         "Requests in the engine, whatever the number of their sequences or texts.",
@@ -235,12 +235,12 @@ ENGINE: Rows[EngineClient | PoolingLoop] = (
 )
 
 
-def _find_kv_usage(engine: EngineClient) -> float:
+def _find_kv_usage(engine: TokenEngine) -> float:
     scheduler = engine.statistics().scheduler
     return scheduler.num_used_blocks / scheduler.num_blocks
 
 
-GENERATION: Rows[EngineClient] = (
+GENERATION: Rows[TokenEngine] = (
     GaugeMetric(
         "trioserve_steps_in_flight",
         "Steps that the device works on or will begin next.",
@@ -295,7 +295,7 @@ GENERATION: Rows[EngineClient] = (
 )
 
 
-POOLING: Rows[PoolingLoop] = (
+POOLING: Rows[TensorEngine] = (
     CounterMetric(
         "trioserve_pooling_texts_total",
         "Texts read; a chunk of a long text counts as one.",

@@ -50,7 +50,7 @@ class ServerState:
     def is_healthy(self) -> bool:
         return (
             self.engine is not None
-            and self.engine.engine.is_alive
+            and self.engine.is_alive
             and not self.engine.renderer.is_stuck
             and not self.lifecycle.is_draining
         )
@@ -58,7 +58,7 @@ class ServerState:
     def find_illness(self) -> TrioserveError:
         """Return why no request is taken."""
         try:
-            self.require_engine().engine.check_alive()
+            self.require_engine().check_alive()
         except TrioserveError as error:
             return error
         return RendererStuck()
@@ -66,14 +66,14 @@ class ServerState:
     @property
     def stalled_seconds(self) -> float:
         """For how long nothing has been heard of a step that runs."""
-        return 0.0 if self.engine is None else self.engine.engine.stalled_seconds()
+        return 0.0 if self.engine is None else self.engine.stalled_seconds()
 
     @property
     def makes_progress(self) -> bool:
         if self.engine is None:
             return False
         try:
-            self.engine.engine.check_alive()
+            self.engine.check_alive()
         except EngineRestarting:
             # Who restarts the server now, would begin it anew.
             return True
@@ -88,7 +88,7 @@ class ServerState:
         error that its client can read, where a cancellation would only cut it.
         """
         if not await self.lifecycle.wait_drained() and self.engine is not None:
-            self.engine.engine.close_requests(ShuttingDown())
+            self.engine.close_requests(ShuttingDown())
 
     def require_engine(self, model: str | None = None) -> TextEngine | PoolingEngine:
         """Return the engine if it takes requests, for this model where one is named.

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from ..engine import Engine, LocalCore, TokenStream
+from ..engine import LocalCore, TokenEngine, TokenStream
 from ..scheduler import Scheduler
 from ..testing.fake_device import FakeDevice
 from ..types.model_info import ModelInfo
@@ -91,7 +91,7 @@ async def open_simulated_engine(
     *,
     step: Callable[[StepPlan], StepResult] | None = None,
     prefix_caching: bool = False,
-) -> AsyncIterator[tuple[Engine, PipelineSimulator]]:
+) -> AsyncIterator[tuple[TokenEngine, PipelineSimulator]]:
     """Run an engine over simulated stages until the block is left.
 
     The trio program must run under a MockClock whose autojump_threshold is 0.
@@ -114,7 +114,7 @@ async def open_simulated_engine(
     )
     info = _describe_model(config)
     core = LocalCore(_make_scheduler(config, prefix_caching), pipeline, info=info)
-    engine = Engine(
+    engine = TokenEngine(
         core,
         info=info,
         max_num_sequences=max_num_sequences,
@@ -184,7 +184,7 @@ class _Opened:
 
 
 async def play(
-    engine: Engine, requests: Sequence[SimulatedRequest]
+    engine: TokenEngine, requests: Sequence[SimulatedRequest]
 ) -> list[RequestRecord]:
     """Let requests come when it is their time; returns once all of them have ended.
 
@@ -211,7 +211,7 @@ async def play(
 
 
 async def _open_request(
-    engine: Engine, number: int, request: SimulatedRequest
+    engine: TokenEngine, number: int, request: SimulatedRequest
 ) -> _Opened:
     prompt = Prompt(token_ids=(0,) * request.prompt_tokens)
     sampling = SamplingParams(max_tokens=request.output_tokens, seed=number)

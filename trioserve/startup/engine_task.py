@@ -12,7 +12,7 @@ from ..errors import EngineDied
 
 
 class RunsEngine(Protocol):
-    """An engine.Engine or an engine.PoolingLoop."""
+    """An engine.TokenEngine or an engine.TensorEngine."""
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..engine import Engine, PoolingLoop
+from ..engine import TensorEngine, TokenEngine
 from ..errors import InvalidConfig
 from ..frontend import PoolingEngine
 from ..frontend.text import TextEngine
@@ -39,7 +39,7 @@ class LoadedFrontend:
     """What is served, and the engine that has to run for it."""
 
     served: TextEngine | PoolingEngine
-    engine: Engine | PoolingLoop
+    engine: TokenEngine | TensorEngine
 
 
 class Frontend:
@@ -126,7 +126,7 @@ def _finish_text(
 ) -> LoadedFrontend:
     assert isinstance(prepared.parts, TextParts), "the core generates"
     renderer = make_renderer(prepared.parts, config.render, info=core.info)
-    engine = Engine(
+    engine = TokenEngine(
         core.core,
         info=core.info,
         max_num_sequences=count_sequences(config.scheduler),
@@ -146,7 +146,7 @@ def _finish_pooling(
     renderer = make_pooling_renderer(
         prepared.parts, config.render, info=core.info, pooling=core.pooling
     )
-    engine = PoolingLoop(
+    engine = TensorEngine(
         core.core,
         info=core.info,
         pooling=core.pooling,

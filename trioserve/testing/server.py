@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 import trio
 
 from ..config import HttpConfig, MediaConfig, RenderConfig
-from ..engine import Engine, LocalCore, LocalPoolingCore, PoolingLoop
+from ..engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
 from ..frontend import PoolingEngine
 from ..frontend.text import TextEngine
 from ..http import ServerState, create_http_app, install_guard, make_config
@@ -54,7 +54,7 @@ class FakeServer:
     url: str
     port: int
     state: ServerState
-    engine: Engine
+    engine: TokenEngine
     answer: str
     answer_ids: tuple[int, ...]
     device: FakeDevice
@@ -110,7 +110,7 @@ async def open_fake_server(
         ),
         info=info,
     )
-    engine = Engine(
+    engine = TokenEngine(
         core, info=info, max_num_sequences=32 + max_num_waiting, max_num_running=32
     )
     renderer = load_renderer(
@@ -146,7 +146,7 @@ class FakePoolingServer:
     url: str
     port: int
     state: ServerState
-    engine: PoolingLoop
+    engine: TensorEngine
     device: FakePoolingDevice
 
 
@@ -178,7 +178,7 @@ async def open_fake_pooling_server(
         PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
         FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
     )
-    engine = PoolingLoop(
+    engine = TensorEngine(
         core,
         info=info,
         pooling=pooling,
@@ -205,7 +205,7 @@ async def open_fake_pooling_server(
 
 @asynccontextmanager
 async def _open_server(
-    state: ServerState, engine: Engine | PoolingLoop
+    state: ServerState, engine: TokenEngine | TensorEngine
 ) -> AsyncIterator[int]:
     """Run an engine and serve it on a free port."""
     install_guard(enable_h2c=state.config.enable_h2c)

@@ -46,7 +46,7 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     import hypercorn.trio
 
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
-    from trioserve.engine import Engine
+    from trioserve.engine import TokenEngine
     from trioserve.frontend.text import TextEngine
     from trioserve.http import ServerState, create_http_app, install_guard, make_config
     from trioserve.processes.interpreter import settle_interpreter
@@ -59,7 +59,7 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     trio.lowlevel.add_instrument(state.loop_stall)
     install_guard()
     async with open_core(device, mode) as core, trio.open_nursery() as nursery:
-        engine = Engine(core, info=info, max_num_sequences=2 * NUM_SEQUENCES)
+        engine = TokenEngine(core, info=info, max_num_sequences=2 * NUM_SEQUENCES)
         state.engine = TextEngine(engine, renderer)
         await nursery.start(engine.run)
         await settle_interpreter()

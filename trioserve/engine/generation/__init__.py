@@ -1,8 +1,7 @@
 """The engine of models that generate text: requests, streams, and their core.
 
-engine          checks requests and hands their outputs to their streams
+engine          checks requests and hands their tokens to their streams
 admission       checks of one request against the model
-token_stream    outputs on their way from the loop to one reader
-core            a scheduler and the loop that asks it
-client          the protocol that readers of an engine rely on
+token_stream    tokens on their way from the loop to one reader
+core            a scheduler, and the loop that runs its plans
 """

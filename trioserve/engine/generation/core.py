@@ -58,7 +58,7 @@ class SequenceGroup:
 class GenerationCore(
     Core[Iterable[TokenDelta], SchedulerStatistics, SchedulerCounters], Protocol
 ):
-    """The core of an Engine."""
+    """The core of an TokenEngine."""
 
     async def add(self, group: SequenceGroup) -> None:
         """Let sequences wait for their admission. None of them is known if cancelled."""

@@ -1,88 +1,47 @@
-"""The engine that generates: requests on one side, a core that steps on the other.
+"""The engine of models that generate: it holds requests and gives their tokens to streams.
 
-open_stream --> core --> outputs --> stream
+open_stream --> core --> deltas --> stream
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-import logging
 import secrets
 
 import trio
 
 from ...config import SchedulingPolicy
-from ...errors import EngineRestarting, InvalidParameter, QueueFull
-from ...observe import Pace
+from ...errors import InvalidParameter, QueueFull
 from ...scheduler import SchedulerCounters, SchedulerStatistics
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import TokenDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
+from ..engine import Engine
 from ..priority import check_priority
-from ..requests import OpenRequests
 from .admission import check_request
 from .core import GenerationCore, SequenceGroup
 from .token_stream import TokenStream
 
-logger = logging.getLogger(__name__)
-
-# So many restarts in so many seconds, and no more: a model takes as long to load as some
-# people take to look after it.
-_MAX_RESTARTS = 3
-_RESTART_SECONDS = 600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
+class TokenEngineStatistics:
     """What is held at this moment; equal to a fresh engine's when all is done."""
 
     num_streams: int
     scheduler: SchedulerStatistics
 
 
-class _Restarts:
-    """Bounds how often an engine starts again: what always fails, fails."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_MAX_RESTARTS)
-
-    def take(self) -> bool:
-        """Count a restart, or refuse it."""
-        now = trio.current_time()
-        is_full = len(self._times) == _MAX_RESTARTS
-        if is_full and now - self._times[0] < _RESTART_SECONDS:
-            return False
-        self._times.append(now)
-        return True
-
-
-class _OnStarted(trio.TaskStatus[None]):
-    """Calls a function in place of telling a nursery."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def started(self, value: None = None) -> None:
-        self._call()
-
-
-class Engine:
-    """Runs in a nursery, serves any number of streams.
+class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters]):
+    """Generates token ids from token ids, for any number of streams.
 
     Args:
-      core: what computes, here or in another process.
-      info: bounds every request is checked against.
-      max_num_sequences: those that run and wait together; more are refused.
-      max_num_running: how many of them run at once.
-      scheduling_policy: whether requests may have a priority.
-      reopen: what to put in the place of a core that has failed; by default the engine
-        fails with it.
+      core, info, scheduling_policy, reopen: see Engine.
+      max_num_sequences: the most sequences that run and wait together; more are refused.
+      max_num_running: the most sequences that run at once.
     """
 
     def __init__(
@@ -95,57 +54,27 @@ class Engine:
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
     ) -> None:
-        self.info = info
-        self._core = core
-        self._reopen = reopen
+        super().__init__(
+            core, info=info, scheduling_policy=scheduling_policy, reopen=reopen
+        )
         self._max_num_sequences = max_num_sequences
         self._max_num_running = max_num_running
-        self._scheduling_policy: SchedulingPolicy = scheduling_policy
         self._next_id = 0
         self._streams: dict[SequenceId, TokenStream] = {}
-        self._requests = OpenRequests()
-        self._pace = Pace()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._requests.is_alive
-
-    def check_alive(self) -> None:
-        """Raise why no request can be opened now, if none can."""
-        self._requests.check_alive()
-
-    def statistics(self) -> EngineStatistics:
-        return EngineStatistics(
+    def statistics(self) -> TokenEngineStatistics:
+        """Return what is held at this moment."""
+        return TokenEngineStatistics(
             num_streams=len(self._requests), scheduler=self._core.statistics()
         )
 
-    def counters(self) -> SchedulerCounters:
-        return self._core.counters()
-
-    def stalled_seconds(self) -> float:
-        """Return for how long the running step has given nothing; 0 where none runs."""
-        return self._core.stalled_seconds()
-
-    async def run(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Step until cancelled; see OpenRequests.serve."""
-        await self._requests.serve(partial(self._run_cores, task_status))
-
-    def close_requests(self, error: Exception) -> None:
-        """Raise `error` in every open stream and in whoever would open one.
-
-        What a stream has gathered is read first. Only the first call counts.
-        """
-        self._requests.close(error)
-
     def check_room(self, num_sequences: int) -> None:
-        """Refuse a request that has no room now, before anything is made for it.
+        """Refuse a request that has no room now, before anything is prepared for it.
 
         Raises:
-          InvalidParameter: there is never room for so many sequences.
-          QueueFull: too many wait.
-          EngineDied, ShuttingDown: there is no engine any more.
+          InvalidParameter: the request has more sequences than ever have room.
+          QueueFull: too many sequences wait.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
         self._check_room(num_sequences)
@@ -163,7 +92,7 @@ class Engine:
         Raises:
           InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
           QueueFull: too many sequences wait.
-          EngineDied, ShuttingDown: there is no engine any more.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
@@ -179,34 +108,17 @@ class Engine:
             self._note_held()
             try:
                 await self._core.add(group)
-                # It may have ended while a long prompt was on its way.
+                # The engine may have ended while a long prompt was prepared.
                 self._requests.check_alive()
                 yield stream
             finally:
                 self._abort(ids)
 
-    async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
-        restarts = _Restarts()
-        while True:
-            try:
-                await self._core.run(self._deliver, task_status=task_status)
-            except Exception:
-                if self._reopen is None or not restarts.take():
-                    raise
-                logger.error("the engine failed and starts again", exc_info=True)
-            self._requests.pause(EngineRestarting())
-            self._streams.clear()
-            # What is lost was not done.
-            self._pace = Pace()
-            assert self._reopen is not None, "or the failure was raised"
-            self._core = await self._reopen()
-            task_status = _OnStarted(self._requests.resume)
-
     def _check_room(self, num_new: int) -> None:
         most = self._count_places(0)
         if num_new > most:
             raise InvalidParameter(
-                "n", f"{num_new} sequences were asked for, {most} are the most"
+                "n", f"at most {most} sequences are possible, got {num_new}"
             )
         if num_new > self._count_places(len(self._streams)):
             raise QueueFull(
@@ -216,14 +128,17 @@ class Engine:
                 ),
             )
 
+    def _forget_jobs(self) -> None:
+        self._streams.clear()
+
     def _note_held(self) -> None:
         self._pace.observe(trio.current_time(), len(self._streams))
 
     def _count_places(self, num_held: int) -> int:
-        """Return how many sequences a request may have while others hold so many.
+        """Return how many sequences a request may have while others hold `num_held`.
 
-        Half of the places that are free: so requests with many sequences leave room for
-        those with one, however many of them come. What can run at once does not wait.
+        Half of the free places: so requests with many sequences always leave room for
+        requests with one. A request that can run at once is never refused.
 
         Source: Choudhury and Hahne 1998 (Dynamic Queue Length Thresholds), with alpha 1.
         """

@@ -45,7 +45,7 @@ PoolingOutputs = Iterable[tuple[JobId, TensorBytes]]
 
 
 class PoolingCore(Core[PoolingOutputs, PoolingStatistics, PoolingCounters], Protocol):
-    """The core of a PoolingLoop."""
+    """The core of a TensorEngine."""
 
     def add(self, batch: PoolingBatch) -> None:
         """Let inputs wait for their turn."""

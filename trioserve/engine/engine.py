@@ -1,0 +1,118 @@
+"""The base of both engines: start, end, restart, and the questions that servers ask.
+
+    TokenEngine    (generation/engine.py)   token ids in, token ids out
+    TensorEngine   (pooling/engine.py)      token ids in, tensors out
+
+An engine holds the requests and drives a core (core.py), which computes them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
+import logging
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from ..config import SchedulingPolicy
+from ..errors import EngineRestarting
+from ..observe import Pace
+from ..types.model_info import ModelInfo
+from .core import Core
+from .requests import OpenRequests
+from .restarts import Restarts, StartedCall
+
+logger = logging.getLogger(__name__)
+
+CoreT = TypeVar("CoreT", bound=Core[Any, Any, Any])
+OutputsT = TypeVar("OutputsT")
+CountersT = TypeVar("CountersT")
+
+
+class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
+    """Holds requests and drives the core that computes them; runs in a nursery.
+
+    Args:
+      core: computes, in this process or in another one.
+      info: the bounds that every request is checked against.
+      scheduling_policy: "priority" lets requests have a priority.
+      reopen: returns a new core after a failure; by default the engine fails with its
+        core.
+    """
+
+    def __init__(
+        self,
+        core: CoreT,
+        *,
+        info: ModelInfo,
+        scheduling_policy: SchedulingPolicy = "fcfs",
+        reopen: Callable[[], Awaitable[CoreT]] | None = None,
+    ) -> None:
+        self.info = info
+        self._core = core
+        self._reopen = reopen
+        self._scheduling_policy: SchedulingPolicy = scheduling_policy
+        self._requests = OpenRequests()
+        self._pace = Pace()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be opened now."""
+        return self._requests.is_alive
+
+    def check_alive(self) -> None:
+        """Raise the reason why no request can be opened now, if there is one.
+
+        Raises:
+          EngineDied, EngineRestarting, ShuttingDown
+        """
+        self._requests.check_alive()
+
+    def counters(self) -> CountersT:
+        """Return the counts since the start of the core."""
+        counters: CountersT = self._core.counters()
+        return counters
+
+    def stalled_seconds(self) -> float:
+        """Return the seconds since the running step began; 0 if none runs."""
+        return self._core.stalled_seconds()
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Compute requests until cancelled; see OpenRequests.serve."""
+        await self._requests.serve(partial(self._run_cores, task_status))
+
+    def close_requests(self, error: Exception) -> None:
+        """Raise `error` in every open request, and in every attempt to open one.
+
+        A stream gives its unread deltas first. Only the first call counts.
+        """
+        self._requests.close(error)
+
+    @abstractmethod
+    def _deliver(self, outputs: OutputsT) -> None:
+        """Hand the outputs of a step to their requests."""
+
+    @abstractmethod
+    def _forget_jobs(self) -> None:
+        """Forget everything that a core has lost by its failure."""
+
+    async def _run_cores(self, task_status: trio.TaskStatus[None]) -> None:
+        restarts = Restarts()
+        while True:
+            try:
+                await self._core.run(self._deliver, task_status=task_status)
+            except Exception:
+                if self._reopen is None or not restarts.take():
+                    raise
+                logger.error("the engine failed and starts again", exc_info=True)
+            self._requests.pause(EngineRestarting())
+            self._forget_jobs()
+            # A fresh one, because the lost work must not count as done.
+            self._pace = Pace()
+            assert self._reopen is not None, "without it the failure was raised"
+            self._core = await self._reopen()
+            task_status = StartedCall(self._requests.resume)

@@ -1,0 +1,46 @@
+"""The base of both front ends: an engine, and the renderer that feeds it."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from ..engine import Engine
+from ..types.model_info import ModelInfo
+
+EngineT = TypeVar("EngineT", bound=Engine[Any, Any, Any])
+RendererT = TypeVar("RendererT")
+
+
+class ServedModel(Generic[EngineT, RendererT]):
+    """A model that takes requests: TextEngine or PoolingEngine.
+
+    Args:
+      engine: runs.
+      renderer: is loaded.
+    """
+
+    def __init__(self, engine: EngineT, renderer: RendererT) -> None:
+        self.engine = engine
+        self.renderer = renderer
+
+    @property
+    def info(self) -> ModelInfo:
+        """The facts about the model."""
+        return self.engine.info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine takes requests now."""
+        return self.engine.is_alive
+
+    def check_alive(self) -> None:
+        """Raise the reason why the engine takes no requests now; see Engine."""
+        self.engine.check_alive()
+
+    def stalled_seconds(self) -> float:
+        """Return the seconds since the running step began; 0 if none runs."""
+        return self.engine.stalled_seconds()
+
+    def close_requests(self, error: Exception) -> None:
+        """Raise `error` in every open request, and in every attempt to open one."""
+        self.engine.close_requests(error)
