@@ -455,3 +455,9 @@ class StagesNotMet(StartupError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the stages of the pipeline did not meet: {reason}")
+
+
+def shorten_message(error: BaseException) -> str:
+    """Return the first line of a library's message; the lines after it are advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

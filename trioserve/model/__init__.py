@@ -33,7 +33,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # isort: split
-from .loading.loading import LoadedModel, load_model, takes_images  # noqa: E402
+from .loading.facts import takes_images  # noqa: E402
+from .loading.load import load_model  # noqa: E402
+from .loading.loaded import LoadedModel  # noqa: E402
 from .loading.outline import Outline, outline_model  # noqa: E402
 from .runner import ModelRunner, count_blocks  # noqa: E402
 

@@ -17,7 +17,7 @@ from ..types.logits import LogitsProcessor
 from ..types.plan import SlotStart, StepPlan
 from .attention.layout import StepInputs
 from .inputs.reading import TokenReader
-from .loading.loading import LoadedModel
+from .loading.loaded import LoadedModel
 from .sampling.launched import LaunchedStep
 from .sampling.writing import LogitRows, SamplingWriter
 from .slots import SlotTables

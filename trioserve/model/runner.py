@@ -25,7 +25,7 @@ from .attention.choose import choose_paged_backend
 from .attention.layout import StepInputs, lay_out
 from .ends import StepEnds, WholeModelEnds
 from .inputs.grid import GridPositions
-from .loading.loading import LoadedModel
+from .loading.loaded import LoadedModel
 from .sampling.launched import LaunchedStep
 from .slots import SlotTables
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...errors import UnsupportedModel
+from ...errors import UnsupportedModel, shorten_message
 from ...types.pooling import PoolingInput
 from ..attention.bridge import IMPLEMENTATION, AttentionContext
 from ..attention.choose import choose_encoder_backend
 from ..attention.probe import probe_layers
-from ..loading.loading import check_windows, shorten
+from ..loading.architecture import check_windows
 from ..loading.packing import fuse_activations, pack_products
 from .encoder import ForwardPass
 from .flat import FlatPass
@@ -98,7 +98,7 @@ def examine(
     except Exception as error:
         # Which arguments a model misses, and how it says so, differs from one to the next.
         raise UnsupportedModel(
-            architecture, f"it cannot read tokens alone ({shorten(error)})"
+            architecture, f"it cannot read tokens alone ({shorten_message(error)})"
         ) from error
     pack_products(model)
     fuse_activations(model)

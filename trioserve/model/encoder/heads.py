@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from ...errors import UnsupportedModel, WeightsBroken
+from ...errors import UnsupportedModel, WeightsBroken, shorten_message
 from ...types.pooling import PoolingInput, PoolingTask
 from ...types.sentence import PoolingMode
-from ..loading.loading import shorten
 from .check import agree
 from .encoder import Activation
 from .task import name_architecture
@@ -150,7 +149,9 @@ def _read_activation(config: PreTrainedConfig, folder: Path) -> str | None:
             or getattr(config, "sbert_ce_default_activation_function", None)
         )
     except (OSError, ValueError, AttributeError) as error:
-        raise WeightsBroken(str(folder), f"{path.name}: {shorten(error)}") from None
+        raise WeightsBroken(
+            str(folder), f"{path.name}: {shorten_message(error)}"
+        ) from None
     return str(name).rpartition(".")[2] if name else None
 
 

@@ -22,18 +22,15 @@ from transformers import (
 )
 
 from ...config import ModelConfig
-from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken, shorten_message
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
-from ..loading.loading import (
-    count_positions,
-    read_config,
-    read_weights,
-    resolve_device,
-    shorten,
-)
+from ..loading.config_file import read_config
+from ..loading.device import resolve_device
+from ..loading.positions import count_positions
 from ..loading.rotary import freeze_rotary
+from ..loading.weights import read_weights
 from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
 from .heads import PartedHead, find_activation, name_labels, part_head
@@ -270,5 +267,7 @@ def _read_projection(path: Path) -> Tensor | None:
                     projection: Tensor = tensors.get_tensor(_PROJECTION)
                     return projection
         except (OSError, SafetensorError) as error:
-            raise WeightsBroken(str(path), f"{file.name}: {shorten(error)}") from None
+            raise WeightsBroken(
+                str(path), f"{file.name}: {shorten_message(error)}"
+            ) from None
     return None

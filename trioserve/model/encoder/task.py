@@ -16,7 +16,7 @@ from ...config import PoolingConfig
 from ...errors import UnsupportedModel
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
-from ..loading.loading import read_config
+from ..loading.config_file import read_config
 
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 

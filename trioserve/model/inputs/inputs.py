@@ -20,7 +20,7 @@ from torch import Tensor
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ...types.prompt import KEY_BYTES, EmbeddedInput
 from ..attention.layout import StepInputs
-from ..loading.loading import LoadedModel
+from ..loading.loaded import LoadedModel
 from ..loading.vision import ImageEncoder
 from ..tensors import read_rows
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...types.plan import StepPlan
 from ..attention.layout import StepInputs
-from ..loading.loading import LoadedModel
+from ..loading.loaded import LoadedModel
 from ..slots import SlotTables
 from .inputs import EmbeddedInputs
 

@@ -1,9 +1,17 @@
-"""From a folder to a model: weights, quantisation, and what attention needs to know.
+"""From a folder to a model on its device.
 
-loading         a folder -> LoadedModel
-outline         what is known of a model before its weights are read
-quantisation    types of weights that are stored smaller than they are computed
-packing         weights in the layout that this device multiplies fastest
-rotary          position encodings that depend on the prompt's length
-vision          the kinds of models that see, and their encoders
+load                a folder -> LoadedModel
+loaded              LoadedModel
+outline             the size of a model's KV cache before its weights are read
+facts               all else that is known before the weights are read:
+  config_file         config.json
+  generation_config   generation_config.json
+  architecture        the architectures that can be served
+  positions           how many tokens a model can take
+  device              the device that a model runs on
+weights             build a model and read its weights
+quantisation        types of weights that are stored smaller than they are computed
+packing             weights in the layout that this device multiplies fastest
+rotary              position encodings that depend on the prompt's length
+vision              the kinds of models that see, and their encoders
 """

@@ -22,7 +22,8 @@ from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_fitting_blocks, count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
-from .loading import ModelFacts, check_causality, check_windows, find_class, read_facts
+from .architecture import check_causality, check_windows, find_class
+from .facts import ModelFacts, read_facts
 from .quantisation import plan_dequantisation
 
 logger = logging.getLogger(__name__)

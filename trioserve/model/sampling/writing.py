@@ -10,7 +10,7 @@ from torch import Tensor
 from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ..attention.layout import StepInputs
-from ..loading.loading import LoadedModel
+from ..loading.loaded import LoadedModel
 from ..slots import SlotTables
 from ..tensors import send_ids
 from .launched import LaunchedStep

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from ..loading.loading import shorten
+from ...errors import shorten_message
 from .links import Channels, StageLinks, StageLost
 from .stage import LoadedStage
 
@@ -86,7 +86,7 @@ def _telling_loss(peer: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # torch.distributed has no other class for a connection that ended.
-        raise StageLost(f"stage {peer} is lost: {shorten(error)}") from error
+        raise StageLost(f"stage {peer} is lost: {shorten_message(error)}") from error
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def open_links(
             timeout=timeout,
         )
     except RuntimeError as error:
-        raise StageLost(f"stages did not meet: {shorten(error)}") from error
+        raise StageLost(f"stages did not meet: {shorten_message(error)}") from error
     try:
         channels = _make_channels(stage, timeout)
         yield links_type(stage, channels)
@@ -151,7 +151,7 @@ def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
             for pair in (*pairs, (0, last))
         ]
     except RuntimeError as error:
-        raise StageLost(f"stages did not meet: {shorten(error)}") from error
+        raise StageLost(f"stages did not meet: {shorten_message(error)}") from error
     by_pair = dict(zip(pairs, groups))
 
     def open_channel(group: Any, peer: int) -> DistributedChannel:

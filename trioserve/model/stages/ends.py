@@ -17,7 +17,7 @@ from ...types.transfers import AwaitedTokens, SampledTransfer
 from ..attention.layout import StepInputs
 from ..ends import StepReader, StepWriter
 from ..inputs.reading import TokenReader
-from ..loading.loading import LoadedModel
+from ..loading.loaded import LoadedModel
 from ..sampling.launched import LaunchedStep
 from ..sampling.writing import LogitRows, SamplingWriter
 from ..slots import SlotTables

@@ -8,21 +8,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import UnsupportedModel
+from ...errors import UnsupportedModel, shorten_message
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
-from ..loading.loading import (
-    ModelFacts,
-    check_causality,
-    check_windows,
-    describe,
-    make_ready,
-    read_facts,
-    read_weights,
-    shorten,
-    takes_logits_to_keep,
-)
+from ..loading.architecture import check_causality, check_windows
+from ..loading.facts import ModelFacts, read_facts
+from ..loading.load import describe_model, make_ready, takes_logits_to_keep
 from ..loading.outline import Outline, build_on_meta, describe_outline, outline_layers
+from ..loading.weights import read_weights
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers
 from .probing import probe_stage
@@ -86,7 +79,7 @@ def _load(
     make_ready(model, facts)
     loaded = LoadedStage(
         model=model,
-        info=describe(model, facts, name=name, layers=(), whole=whole),
+        info=describe_model(model, facts, name=name, layers=(), whole=whole),
         attention=AttentionContext(model),
         layers=(),
         takes_logits_to_keep=takes_logits_to_keep(model),
@@ -101,7 +94,7 @@ def _load(
     layers = probe_stage(loaded)
     check_causality(layers)
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
-    info = describe(model, facts, name=name, layers=layers, whole=whole)
+    info = describe_model(model, facts, name=name, layers=layers, whole=whole)
     return replace(loaded, layers=layers, info=info)
 
 
@@ -116,7 +109,7 @@ def _build_whole(facts: ModelFacts) -> PreTrainedModel:
         return build_on_meta(facts)
     except Exception as error:
         raise UnfitLayer(
-            f"it cannot be built without memory ({shorten(error)})"
+            f"it cannot be built without memory ({shorten_message(error)})"
         ) from error
 
 

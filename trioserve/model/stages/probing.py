@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...errors import shorten_message
 from ..attention.bridge import AttentionCall
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
-from ..loading.loading import shorten
 from .stage import LoadedStage
 
 _NUM_TOKENS = 2
@@ -31,7 +31,9 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
         raise
     except Exception as error:
         # A model's own code runs without modules that it has everywhere else.
-        raise UnfitLayer(f"it needs more than its layers ({shorten(error)})") from error
+        raise UnfitLayer(
+            f"it needs more than its layers ({shorten_message(error)})"
+        ) from error
     return layers
 
 

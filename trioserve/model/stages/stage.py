@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..loading.loading import LoadedModel
+from ..loading.loaded import LoadedModel
 from .partition import Partition
 from .placeholder_layers import Entrance, LeftStage
 

@@ -1,0 +1,31 @@
+"""The device that a model runs on."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import InvalidConfig, shorten_message
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that a configuration names.
+
+    Args:
+      name: auto, cpu, cuda or cuda:N; auto is a GPU if there is one.
+
+    Raises:
+      InvalidConfig: the machine does not have it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        # To allocate is the only test that works for every device.
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InvalidConfig(
+            "device", f"{name!r} cannot be used: {shorten_message(error)}"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidConfig("device", f"{name!r} is not one of cpu, cuda, cuda:N, auto")
+    return device

@@ -1,0 +1,126 @@
+"""Load a model from a folder, or say in one sentence why it cannot be served."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from ...config import ModelConfig
+from ...errors import UnsupportedModel
+from ...types.model_info import ModelInfo
+from ..attention.bridge import AttentionContext
+from ..attention.cache_memory import count_kv_bytes
+from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
+from .architecture import check_causality, check_windows
+from .facts import ModelFacts, read_facts
+from .generation_config import find_eos
+from .loaded import LoadedModel
+from .packing import pack_products
+from .rotary import freeze_rotary
+from .weights import read_weights
+
+
+def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
+    """Load the model in `folder`, a folder in Hugging Face layout.
+
+    Args:
+      folder: holds config.json and the weights.
+      config: type, device and limits.
+      name: what clients call the model.
+
+    Raises:
+      UnsupportedModel: its architecture cannot run on paged attention.
+      WeightsBroken: its files cannot be read.
+      InvalidConfig: an option does not fit the model or the machine.
+    """
+    facts = read_facts(folder, config)
+    model = read_weights(
+        AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
+        folder,
+        config,
+        attention=facts.attention,
+    )
+    make_ready(model, facts)
+    context = AttentionContext(model)
+    try:
+        layers = probe_layers(model, context)
+        check_causality(layers)
+        check_windows(facts.config, layers)
+    except UnfitLayer as error:
+        raise UnsupportedModel(facts.architecture, str(error)) from None
+    return LoadedModel(
+        model=model,
+        info=describe_model(model, facts, name=name, layers=layers),
+        attention=context,
+        layers=layers,
+        takes_logits_to_keep=takes_logits_to_keep(model),
+        vision=facts.vision,
+    )
+
+
+def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
+    """Send a model to its device and prepare it to run there."""
+    # nn.Module's own, because transformers wraps it without types.
+    torch.nn.Module.to(model, facts.device)
+    model.eval()
+    freeze_rotary(model, facts.max_model_len)
+    pack_products(model)
+
+
+def describe_model(
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    *,
+    name: str,
+    layers: tuple[LayerSpec, ...],
+    whole: PreTrainedModel | None = None,
+) -> ModelInfo:
+    """Describe a model for other rooms.
+
+    Args:
+      layers: the layers whose keys and values are kept here.
+      whole: the model with all its modules, if `model` is a stage of it.
+    """
+    return ModelInfo(
+        name=name,
+        architecture=facts.architecture,
+        vocab_size=_count_vocabulary(whole or model),
+        max_model_len=facts.max_model_len,
+        eos_token_ids=find_eos(model),
+        default_sampling=facts.default_sampling,
+        kv_bytes_per_token=count_kv_bytes(layers, model.dtype),
+        hidden_size=_count_hidden(whole or model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        takes_images=facts.vision is not None,
+    )
+
+
+def takes_logits_to_keep(model: PreTrainedModel) -> bool:
+    """Whether its forward pass can leave out unwanted logits."""
+    return "logits_to_keep" in inspect.signature(type(model).forward).parameters
+
+
+def _count_vocabulary(model: PreTrainedModel) -> int:
+    projection = model.get_output_embeddings()
+    if projection is not None:
+        return int(projection.weight.shape[0])
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _count_hidden(model: PreTrainedModel) -> int:
+    """Return the width of vectors that can stand for tokens, 0 where none can."""
+    if getattr(
+        model.config.get_text_config(decoder=True), "hidden_size_per_layer_input", 0
+    ):
+        # Every layer looks the token up again, and a vector has none.
+        return 0
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[1])

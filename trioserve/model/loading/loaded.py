@@ -1,0 +1,65 @@
+"""A model on its device, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...types.model_info import ModelInfo
+from ..attention.bridge import AttentionContext
+from ..attention.probe import LayerSpec
+from ..tensors import send_ids
+from .vision import VisionKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, ready for a ModelRunner.
+
+    Only one runner at a time may step it, because its attention uses one cache.
+
+    Args:
+      model: transformers' model, in evaluation mode.
+      info: its description for other rooms.
+      attention: the link from its modules to the attention of the present step.
+      layers: its calls of attention, in order.
+      takes_logits_to_keep: its forward pass can leave out unwanted logits.
+      vision: its kind of vision; None if it reads text alone.
+    """
+
+    model: PreTrainedModel
+    info: ModelInfo
+    attention: AttentionContext
+    layers: tuple[LayerSpec, ...]
+    takes_logits_to_keep: bool
+    vision: VisionKind | None = None
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        """Run the model over one step; its attention is in use.
+
+        Args:
+          arguments: what the model reads, by name.
+          tokens: the flat tokens whose logits are wanted.
+
+        Returns:
+          (len(tokens), vocab_size) logits
+        """
+        index = send_ids(tokens, self.device)
+        wanted = {"logits_to_keep": index} if self.takes_logits_to_keep else {}
+        output = self.model(**arguments, use_cache=False, **wanted)
+        logits: Tensor = output.logits[0]
+        return logits if self.takes_logits_to_keep else logits[index]
