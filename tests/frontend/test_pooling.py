@@ -326,3 +326,76 @@ async def test_a_short_request_does_not_queue_behind_all_jobs_of_a_long_one(
             most = max(most, statistics.waiting)
             await trio.lowlevel.checkpoint()
     assert most <= 1
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "message"),
+    [
+        ([], ["a"], "queries: must not be empty"),
+        (["a"], [], "documents: must not be empty"),
+        (
+            ["a", "b"],
+            ["a"],
+            "documents: 2 queries and 1 documents do not match: send one query, or one "
+            "for each document",
+        ),
+    ],
+)
+async def test_a_refusal_says_how_many_queries_and_documents_go_together(
+    make_bench: MakeBench, queries: list[str], documents: list[str], message: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        await make_bench().engine.score(queries, documents)
+    assert str(caught.value) == message
+
+
+async def test_a_side_of_a_search_that_does_not_exist_is_refused(
+    make_bench: MakeBench,
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        await make_bench().engine.embed(["a"], kind="poem")
+    assert str(caught.value) == "kind: must be query or document"
+
+
+async def test_a_size_that_the_models_vectors_do_not_have_is_refused(
+    make_bench: MakeBench,
+) -> None:
+    with pytest.raises(InvalidParameter, match="Matryoshka") as caught:
+        await make_bench().engine.embed(["a"], dimensions=4)
+    assert caught.value.param == "dimensions"
+
+
+async def test_texts_are_compared_by_vectors_of_length_1(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    """Whatever the model gives by default."""
+    bench = make_bench()
+    await nursery.start(bench.loop.run)
+    await bench.engine.score("a question", ["a document"])
+    params = {row.params for plan in bench.device.plans for row in plan.rows}
+    assert params == {PoolingParams(task="embed", use_activation=True)}
+
+
+async def test_tokens_of_all_queries_count(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    """Also where they are so many that several jobs read them."""
+    bench = make_bench()
+    await nursery.start(bench.loop.run)
+    texts = write_texts(200)
+    assert len(bench.engine.renderer.cut_batches(texts)) > 1
+    scores = await bench.engine.score(texts, texts)
+    num_tokens = sum([len(await bench.tokenize(text)) for text in texts])
+    assert scores.num_tokens == 2 * num_tokens
+
+
+async def test_a_pair_that_is_too_long_is_named_wherever_it_stands(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench("classify", num_outputs=1, labels=("relevance",))
+    await nursery.start(bench.loop.run)
+    documents = write_texts(200)
+    documents[150] = "far too long " * 100
+    with pytest.raises(ContextLengthExceeded) as caught:
+        await bench.engine.score("a question", documents)
+    assert caught.value.param == "documents[150]"

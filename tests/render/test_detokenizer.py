@@ -231,3 +231,12 @@ def test_special_tokens_are_named_only_if_asked_for(byte_level: Subject) -> None
 def test_an_empty_push_adds_nothing(byte_level: Subject, stop: tuple[str, ...]) -> None:
     detokenizer = byte_level.renderer.open_detokenizer(PROMPT, stop=stop)
     assert detokenizer.push([]) == TextDelta(text="")
+
+
+def test_a_stop_string_ends_nothing_up_to_min_tokens(byte_level: Subject) -> None:
+    num_tokens = len(byte_level.encode("Yes!"))
+    for min_tokens, text in ((num_tokens - 1, "Yes"), (num_tokens, "Yes! Yes")):
+        detokenizer = byte_level.renderer.open_detokenizer(
+            PROMPT, stop=("!",), min_tokens=min_tokens
+        )
+        assert push_text(byte_level, detokenizer, "Yes! Yes!").text == text

@@ -407,3 +407,80 @@ def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
     tokenizer = TextTokenizer(backend, vocabulary, max_model_len=256)
     with pytest.raises(InvalidConfig, match="--reasoning-parser: .* cannot write"):
         load_reasoning_tags("kimi", tokenizer, vocabulary)
+
+
+def test_text_that_a_stop_string_held_back_comes_with_the_end(reader: Reader) -> None:
+    whole, _ = reader.read("[THINK]Hm. S", stop=("STOP",))
+    assert (whole.reasoning, whole.text) == ("Hm. S", "")
+    whole, _ = reader.read("[THINK]Hm.[/THINK]Yes. S", stop=("STOP",))
+    assert (whole.reasoning, whole.text) == ("Hm.", "Yes. S")
+
+
+def test_an_answer_with_reasoning_keeps_its_stop_string_if_asked_to(
+    reader: Reader,
+) -> None:
+    text, stop = "[THINK]Hm.[/THINK]Yes. STOP No.", ("STOP",)
+    cut, _ = reader.read(text, stop=stop)
+    kept, _ = reader.read(text, stop=stop, include_stop_str_in_output=True)
+    assert (cut.text, kept.text) == ("Yes. ", "Yes. STOP")
+
+
+def test_an_answer_with_reasoning_is_not_stopped_before_its_min_tokens(
+    reader: Reader,
+) -> None:
+    text, stop = "[THINK]Hm.[/THINK]Yes! Yes!", ("!",)
+    num_tokens = len(reader.encode("[THINK]Hm.[/THINK]Yes!"))
+    stopped, _ = reader.read(text, stop=stop, min_tokens=num_tokens - 1)
+    longer, _ = reader.read(text, stop=stop, min_tokens=num_tokens)
+    assert (stopped.text, longer.text) == ("Yes", "Yes! Yes")
+
+
+def test_an_answer_with_reasoning_shows_special_tokens_if_asked_to(
+    special_folder: Path,
+) -> None:
+    reader = make_reader(special_folder, "mistral")
+    whole, _ = reader.read("[THINK]Hm.[/THINK]Y[OTHER]es.", skip_special_tokens=False)
+    assert (whole.reasoning, whole.text) == ("Hm.", "Y[OTHER]es.")
+
+
+def test_sentencepieces_first_space_is_dropped_with_reasoning_too(
+    sentencepiece_folder: Path,
+) -> None:
+    reader = make_reader(sentencepiece_folder, "qwen3")
+    special = next(iter(reader.renderer.vocabulary.special_token_ids))
+    ids = reader.encode("Yes.")
+    for prompt, text in ((special, "Yes."), (300, " Yes.")):
+        answer = reader.renderer.open_detokenizer(
+            Prompt(token_ids=(prompt,)), splits_reasoning=True
+        )
+        assert answer.push(ids).text + answer.finish().text == text
+
+
+def test_tokens_of_reasoning_are_counted_as_they_come(special_folder: Path) -> None:
+    reader = make_reader(special_folder, "mistral")
+    prompt = Prompt(token_ids=(300,))
+    answer = reader.renderer.open_detokenizer(prompt, splits_reasoning=True)
+    ids = reader.encode("[THINK]Hm.")
+    assert [answer.push((i,)).num_reasoning_tokens for i in ids] == [1] * len(ids)
+
+
+def test_space_before_the_tag_is_no_reasoning(special_folder: Path) -> None:
+    reader = make_reader(special_folder, "mistral")
+    whole, num_tokens = reader.read("\n[THINK]Hm.[/THINK]Yes.")
+    num_reasoning = len(reader.encode("[THINK]Hm.[/THINK]"))
+    assert whole.num_reasoning_tokens == num_reasoning < num_tokens
+    assert reader.encode("\n[THINK]")[1:] == reader.encode("[THINK]")
+
+
+@pytest.mark.parametrize("prompt, num_reasoning", [("<think>\n", 1), ("Hi.", 0)])
+def test_half_a_character_alone_belongs_to_the_section_that_is_open(
+    byte_level_folder: Path, prompt: str, num_reasoning: int
+) -> None:
+    reader = make_reader(byte_level_folder, "qwen3")
+    answer = reader.renderer.open_detokenizer(
+        Prompt(token_ids=(300,), text=prompt), splits_reasoning=True
+    )
+    deltas = [answer.push(reader.encode("🙂")[:1]), answer.finish()]
+    whole = TextDelta.join(deltas)
+    assert whole.num_reasoning_tokens == num_reasoning
+    assert whole.reasoning == num_reasoning * "\N{REPLACEMENT CHARACTER}"

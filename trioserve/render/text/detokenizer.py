@@ -52,12 +52,12 @@ class Detokenizer:
         self,
         vocabulary: Vocabulary,
         *,
-        at_start: bool = False,
-        stop: tuple[str, ...] = (),
-        include_stop_str_in_output: bool = False,
-        skip_special_tokens: bool = True,
+        at_start: bool,
+        stop: tuple[str, ...],
+        include_stop_str_in_output: bool,
+        skip_special_tokens: bool,
         kept_token_ids: frozenset[int] = frozenset(),
-        min_tokens: int = 0,
+        min_tokens: int,
     ) -> None:
         self._spell = vocabulary.choose_speller(
             skip_special_tokens=skip_special_tokens, kept_token_ids=kept_token_ids

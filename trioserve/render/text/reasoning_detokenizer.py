@@ -32,11 +32,11 @@ class ReasoningDetokenizer(Detokenizer):
         tags: ReasoningTags,
         place: Place,
         *,
-        at_start: bool = False,
-        stop: tuple[str, ...] = (),
-        include_stop_str_in_output: bool = False,
-        skip_special_tokens: bool = True,
-        min_tokens: int = 0,
+        at_start: bool,
+        stop: tuple[str, ...],
+        include_stop_str_in_output: bool,
+        skip_special_tokens: bool,
+        min_tokens: int,
     ) -> None:
         super().__init__(
             vocabulary,
