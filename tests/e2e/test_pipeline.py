@@ -350,7 +350,7 @@ async def wait_told(engine: TextEngine, is_told: trio.Event) -> None:
     ("num_stages", "signum", "end"),
     [
         (2, signal.SIGKILL, "stage 1 was ended by SIGKILL"),
-        (3, signal.SIGSTOP, "stage 1 has not been heard of for a while"),
+        (3, signal.SIGSTOP, "stage 1 has been silent for 5 s"),
     ],
 )
 def test_a_stage_that_dies_or_stands_still_ends_its_engine(

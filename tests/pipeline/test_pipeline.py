@@ -14,7 +14,7 @@ import trio
 from trioserve.config import EngineConfig, ModelConfig, ParallelConfig
 from trioserve.errors import InvalidConfig, StagesNotMet, StartupError, WeightsNotFound
 from trioserve.pipeline.executor import StageDied, StagePeer
-from trioserve.pipeline.messages import Begin, FromStage, Loaded, ToStage
+from trioserve.pipeline.messages import FromStage, LoadStage, StageLoaded, ToStage
 from trioserve.pipeline.pipeline import load_stages
 from trioserve.pipeline.stages import StartedStage
 from trioserve.processes import MessageStream
@@ -27,7 +27,7 @@ CONFIG = EngineConfig(
     parallel=ParallelConfig(pipeline_parallel_size=3),
 )
 
-LOADED = Loaded(
+LOADED = StageLoaded(
     version="1.0",
     info=replace(make_info(), kv_bytes_per_token=100),
     device_type="cpu",
@@ -36,12 +36,12 @@ LOADED = Loaded(
 )
 
 # None hangs up.
-Answer = Callable[[int], Loaded | NotLoaded | None]
+Answer = Callable[[int], StageLoaded | NotLoaded | None]
 
 
 @asynccontextmanager
 async def start_stages(
-    answer: Answer, begins: list[Begin]
+    answer: Answer, begins: list[LoadStage]
 ) -> AsyncIterator[tuple[StartedStage, ...]]:
     """Start three, of which the last one is alone on a machine."""
 
@@ -82,7 +82,7 @@ async def start_stages(
 
 
 async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
-    def answer(number: int) -> Loaded:
+    def answer(number: int) -> StageLoaded:
         # Each keeps its own layers' part, and the first one listens.
         return change(
             LOADED,
@@ -91,7 +91,7 @@ async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
             port=0 if number else 4321,
         )
 
-    begins: list[Begin] = []
+    begins: list[LoadStage] = []
     async with start_stages(answer, begins) as stages:
         pipeline = await load_stages(CONFIG, stages)
     assert pipeline.stages == tuple(stage.peer for stage in stages)
@@ -111,7 +111,7 @@ async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
         (
             change(LOADED, version="1.1"),
             StagesNotMet,
-            "stage 2 is trioserve 1.1, and stage 0 1.0",
+            "stage 2 runs trioserve 1.1, and stage 0 runs 1.0",
         ),
         (
             change(LOADED, device_type="cuda"),
@@ -121,7 +121,7 @@ async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
         (
             change(LOADED, info=replace(LOADED.info, dtype="bfloat16")),
             InvalidConfig,
-            "--model: stage 2 has found another one than stage 0",
+            "--model: stage 2 has loaded another model than stage 0",
         ),
         (
             NotLoaded.of(WeightsNotFound("some-model", "it is nowhere")),
@@ -131,7 +131,7 @@ async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
     ],
 )
 async def test_a_stage_that_does_not_go_with_the_others_is_refused(
-    other: Loaded | NotLoaded, error: type[StartupError], reason: str
+    other: StageLoaded | NotLoaded, error: type[StartupError], reason: str
 ) -> None:
     async with start_stages(lambda n: other if n == 2 else LOADED, []) as stages:
         with pytest.raises(error, match=reason):

@@ -1,9 +1,9 @@
 """Carries a plan to the device and its result back.
 
-It knows threads and devices; it does not know sequences, requests or why a plan is what
-it is. The door is the Executor protocol. LocalExecutor runs a model in this process,
+This room knows threads and devices. It does not know sequences, requests or the reasons
+of a plan. Its door is the Executor protocol. LocalExecutor runs a model in this process,
 pipeline.PipelineExecutor runs a model whose layers are in other processes, and
-testing.FakeExecutor runs none.
+testing.FakeExecutor runs no model.
 """
 
 from .local import LocalExecutor, make_local_executor

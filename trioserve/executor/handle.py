@@ -1,4 +1,4 @@
-"""What becomes of a submitted step."""
+"""The handle of a submitted step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handle(Generic[ResultT]):
         return self._outcome is not None
 
     def set(self, result: outcome.Outcome[ResultT]) -> None:
-        """Take what the step gave; called in the event loop, once."""
+        """Store the result of the step; called once, in the event loop."""
         self._outcome = result
         self._notify()
 

@@ -1,4 +1,4 @@
-"""One model in this process, stepped in threads."""
+"""The executor of a model in this process, which runs its steps in threads."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from .handle import Handle
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
 
-# A step on its way, with what the stage before made of its plan; None is the end.
+# A step in progress, with the output of the stage before; None ends the thread.
 _Item = tuple[Handle[Any], outcome.Outcome[Any]] | None
 
 
 class LocalExecutor(Generic[PlanT, ResultT]):
     """Runs steps in threads, in the order of submission.
 
-    Each stage has one thread for all steps. GNU OpenMP keeps a team of threads for every
-    thread that ever called it, and where all teams together have more threads than there
-    are cores, it puts them to sleep at once whenever they wait: 12 tokens of a small
-    encoder then take 9 ms in place of 5.5. trio would lend a step now one thread, now
-    another.
+    Each stage has one thread for all steps; trio's own threads would change from step to
+    step. GNU OpenMP keeps a team of threads for every thread that ever called it. If all
+    teams together have more threads than there are cores, waiting threads sleep at once:
+    12 tokens of a small encoder then take 9 ms instead of 5.5.
 
     Args:
-      stages: blocking; the first gets the plan, each other what the one before it gave,
-        the last gives the result. One for a device that has done a step when the call
-        returns; two for one that works by itself, so that the thread which launches the
-        next step need not wait for this one. The event loop never touches a tensor.
-      depth: steps in flight at most.
+      stages: blocking functions. The first takes the plan, each other takes the output of
+        the one before, and the last returns the result. A CPU needs one stage. A GPU
+        works by itself and needs two: one thread launches the next step while the other
+        waits for this one. The event loop never touches a tensor.
+      depth: largest number of steps in flight.
     """
 
     def __init__(self, *stages: Callable[[Any], Any], depth: int = 1) -> None:
@@ -51,8 +50,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        # Threads are not abandoned on cancel, or the device would go on writing into
-        # memory that somebody frees; so this task is what a cancellation reaches.
+        # A cancellation must not abandon the threads: the device would go on writing to
+        # memory that is freed. So the cancellation reaches this task alone.
         limiter = trio.CapacityLimiter(len(self._stages))
         async with trio.open_nursery() as nursery:
             for work in self._list_work(trio.lowlevel.current_trio_token()):
@@ -70,7 +69,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         return handle
 
     def _list_work(self, token: trio.lowlevel.TrioToken) -> list[Callable[[], None]]:
-        """Return what each stage's thread does."""
+        """Return the function that each stage's thread runs."""
 
         def tell(item: _Item) -> None:
             if item is not None:
@@ -91,7 +90,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     ) -> None:
         while (item := queue.get()) is not None and not self._is_over:
             handle, given = item
-            # What failed goes through the other stages untouched, in its turn.
+            # A failure passes through the other stages unchanged, in its turn.
             if isinstance(given, outcome.Value):
                 given = outcome.capture(stage, given.value)
             put((handle, given))
@@ -111,7 +110,7 @@ class _Runner(Protocol):
 def make_local_executor(
     runner: _Runner, device_type: str, *, depth: int
 ) -> LocalExecutor[StepPlan, StepResult]:
-    """Make one with as many threads as a device of this type needs.
+    """Make an executor with as many threads as a device of this type needs.
 
     Args:
       runner: a model.ModelRunner.
@@ -119,7 +118,7 @@ def make_local_executor(
     """
     if device_type == "cpu" or depth == 1:
         return LocalExecutor(runner.step, depth=depth)
-    # The thread that launches the next step must not be the one that waits for this.
+    # The thread that launches the next step must not wait for this one.
     return LocalExecutor(runner.launch, methodcaller("finish"), depth=depth)
 
 

@@ -1,4 +1,4 @@
-"""What the engine loop expects of whatever runs its steps."""
+"""The protocol between the engine loop and the executor of its steps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ class StepHandle(Protocol[ResultT]):
 class Executor(Protocol[PlanT, ResultT]):
     """Runs steps one after the other, in the order in which they were submitted.
 
-    What a plan and its result are is between those who make plans and the model:
-    StepPlan and StepResult where text is generated, PoolingPlan and PoolingResult where
-    it is pooled.
+    An executor does not look into plans and results. They are StepPlan and StepResult
+    for generation, PoolingPlan and PoolingResult for pooling.
     """
 
     @property
     def depth(self) -> int:
-        """Steps that may be in flight at once, the running one included."""
+        """Largest number of steps in flight, including the running one."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until cancelled; started before anything is submitted."""
 
     def submit(self, plan: PlanT, notify: Callable[[], None]) -> StepHandle[ResultT]:
-        """Hand a plan over; never blocks.
+        """Accept a plan; never blocks.
 
         Args:
           notify: called in the event loop when the step is done.

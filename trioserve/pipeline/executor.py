@@ -1,10 +1,11 @@
-"""A model spread over processes, each with some of its layers.
+"""The executor of a model that is spread over processes.
 
-    submit --plan--> every stage          over a connection of each
-                     stage 0 -> 1 -> ...  hidden states and tokens, among themselves
+    submit --plan--> every stage          each stage has its own connection
+                     stage 0 -> 1 -> ...  hidden states and tokens, between the stages
            <--result-- the last stage
 
-All stages get all plans, in one order; what they exchange follows from that alone.
+All stages get all plans in the same order, and derive from the plans alone which messages
+to exchange.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from ..types.output import StepResult
 from ..types.plan import StepPlan
 from .messages import Beat, Step, Stepped
 
-# A stage that is there beats every second, whatever it computes.
+# A stage that is alive sends a Beat every second, even while it computes.
 _MAX_SILENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
 
 
 class StageDied(Exception):
-    """Raised when a stage has ended, hangs, or cannot be heard any more."""
+    """Raised when a stage has ended, hangs or is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePeer:
-    """A stage, as who drives it sees it.
+    """The connection to a stage.
 
     Args:
-      name: for people, as "stage 1".
+      name: for people, such as "stage 1".
       stream: to its process.
-      describe_end: tells how the process ended, once it has hung up.
+      describe_end: says how the process ended, after it has hung up.
     """
 
     name: str
@@ -47,7 +48,7 @@ class StagePeer:
     describe_end: Callable[[], Awaitable[str]]
 
     async def send(self, message: object) -> None:
-        """Send a message now, before the executor runs.
+        """Send a message; only before the executor runs.
 
         Raises:
           StageDied
@@ -73,10 +74,10 @@ class PipelineExecutor:
     """The Executor of a pipeline.
 
     Args:
-      stages: ready, in their order.
-      depth: steps in flight at most; one for each stage keeps all of them busy, and one
-        more lies ready when the first stage is done.
-      step_timeout: seconds after which a step that has not ended is given up.
+      stages: the stages, ready for plans, in their order.
+      depth: largest number of steps in flight. One for each stage keeps all of them busy;
+        one more is ready when the first stage has finished a step.
+      step_timeout: seconds that a step may take.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class PipelineExecutor:
         self._stages = stages
         self._step_timeout = step_timeout
         self._in_flight: deque[Handle[StepResult]] = deque()
-        # Since when the oldest of them may have been at the last stage.
+        # The time since which the last stage may have worked on the oldest step.
         self._waiting_since = 0.0
         self._heard_at: dict[str, float] = {}
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Hand plans on until cancelled.
+        """Send plans and receive results until cancelled.
 
         Raises:
           StageDied
@@ -112,7 +113,7 @@ class PipelineExecutor:
         handle = Handle[StepResult](notify)
         self._in_flight.append(handle)
         message = Step(plan=plan)
-        # Once for all of them, or once for all who share no memory with us.
+        # Pack once for all stages that share memory with us, and once for the others.
         packed = {
             shares: pack(message, shares_memory=shares)
             for shares in {stage.stream.shares_memory for stage in self._stages}
@@ -134,19 +135,21 @@ class PipelineExecutor:
                 case Beat():
                     pass
                 case _:
-                    raise AssertionError(f"{stage.name} says {message}")
+                    raise AssertionError(f"{stage.name} sent {message}")
 
     async def _watch(self) -> None:
         while True:
             began = trio.current_time()
             await trio.sleep(_WATCH_SECONDS)
             now = trio.current_time()
-            # Then it was us who did not listen, stopped or at something else, and what
-            # they said has yet to be read.
+            # This process did not run for a while. It has yet to read the messages that
+            # came meanwhile, so silence means nothing now.
             if now - began > 2 * _WATCH_SECONDS:
                 continue
             for name, heard_at in self._heard_at.items():
                 if now - heard_at > _MAX_SILENCE_SECONDS:
-                    raise StageDied(f"{name} has not been heard of for a while")
+                    raise StageDied(
+                        f"{name} has been silent for {_MAX_SILENCE_SECONDS:g} s"
+                    )
             if self._in_flight and now - self._waiting_since > self._step_timeout:
                 raise StageDied(f"a step has taken more than {self._step_timeout:g} s")

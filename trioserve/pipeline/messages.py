@@ -1,12 +1,12 @@
-"""What a pipeline's executor and its stages tell each other.
+"""The messages between the engine and the stages of a pipeline.
 
-Begin -->               the configuration, first of all
-     <-- Loaded | NotLoaded
-Allocate -->            once all are loaded
-     <-- Ready          once all are connected, and warm
-Step -->                each plan to each stage
-     <-- Stepped        what it gave, from the last stage alone
-     <-- Beat           every second, from all
+LoadStage -->           the first message, with the configuration
+     <-- StageLoaded | NotLoaded
+Allocate -->            when all stages are loaded
+     <-- Ready          when all stages are connected and warm
+Step -->                each plan, to each stage
+     <-- Stepped        its result, from the last stage alone
+     <-- Beat           every second, from all stages
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..types.output import StepResult
 from ..types.plan import StepPlan
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LoadStage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load a stage.
 
     Args:
-      stage, num_stages: which of how many; from 0.
-      local_stage, num_local_stages: the same among those on its machine, which share its
-        cores, its memory and its GPUs.
-      listens_on: at the first stage, the address at which the others will meet it.
+      stage, num_stages: number of this stage, from 0, and of all stages.
+      local_stage, num_local_stages: the same among the stages on its machine, which share
+        its cores, its memory and its GPUs.
+      listens_on: the address of the first stage, to which the other stages connect.
       log_level: as in logging.
     """
 
@@ -40,14 +40,14 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     log_level: int
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A stage's layers are there.
+class StageLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The layers of a stage are loaded.
 
     Args:
       version: trioserve's.
       info: the whole model's.
       device_type: torch's.
-      num_blocks: KV blocks that its memory holds.
+      num_blocks: KV blocks that fit into its memory.
       port: where the first stage listens; 0 elsewhere.
     """
 
@@ -59,7 +59,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make the KV cache, meet the other stages and run a first step together.
+    """Allocate the KV cache, connect to the other stages and run a first step with them.
 
     Args:
       port: where the first stage listens.
@@ -71,20 +71,24 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Plans may come."""
+    """The stage is ready for plans."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run a plan."""
+
     plan: StepPlan
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of a plan."""
+
     result: StepResult
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The process is there."""
+    """The process is alive."""
 
 
-ToStage = Begin | Allocate | Step
-FromStage = Loaded | NotLoaded | Ready | Stepped | Beat
+ToStage = LoadStage | Allocate | Step
+FromStage = StageLoaded | NotLoaded | Ready | Stepped | Beat

@@ -1,4 +1,4 @@
-"""Have the stages of a pipeline load a model, and bring them together."""
+"""Let the stages of a pipeline load a model, and connect them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from ..errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from ..types.model_info import ModelInfo
 from ..types.not_loaded import NotLoaded
 from .executor import PipelineExecutor, StageDied, StagePeer
-from .messages import Allocate, Begin, Loaded, Ready
+from .messages import Allocate, LoadStage, Ready, StageLoaded
 from .stages import StartedStage, open_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Stages with their layers, but without a KV cache yet.
+    """Stages that have loaded their layers, and have no KV cache yet.
 
     Args:
-      info: the model's.
-      device_type: torch's, of all of them.
-      num_blocks: KV blocks that fit each of them.
+      stages: in their order.
+      info: the whole model's.
+      device_type: torch's; the same for all stages.
+      num_blocks: KV blocks that fit into the memory of each stage.
+      port: where the first stage listens.
     """
 
     stages: tuple[StagePeer, ...]
@@ -37,7 +39,7 @@ class Pipeline:
     async def connect(
         self, config: EngineConfig, max_model_len: int
     ) -> PipelineExecutor:
-        """Let them meet and run a first step together.
+        """Connect the stages and let them run a first step together.
 
         Raises:
           StartupError, StageDied
@@ -51,13 +53,13 @@ class Pipeline:
         async def ask(stage: StagePeer) -> None:
             await stage.send(allocate)
             answer = await stage.receive()
-            assert isinstance(answer, Ready), "that is the answer to Allocate"
+            assert isinstance(answer, Ready), "Ready answers Allocate"
 
         await _for_each(self.stages, ask)
         num_stages = len(self.stages)
         return PipelineExecutor(
             self.stages,
-            # Without, a sequence's token is known before it is planned again.
+            # Without async scheduling, each token is known before the next is planned.
             depth=num_stages + config.scheduler.async_scheduling,
             step_timeout=config.parallel.step_timeout,
         )
@@ -65,11 +67,11 @@ class Pipeline:
 
 @asynccontextmanager
 async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
-    """Start the stages and load the model; they end when the block is left.
+    """Start the stages and load the model; the stages end when the block is left.
 
     Raises:
-      StartupError: as where it is loaded here, or they did not come together.
-      StageDied: one of them has ended.
+      StartupError: the model cannot be loaded, or a stage did not come.
+      StageDied: a stage has ended.
     """
     async with open_stages(config.parallel) as stages:
         yield await load_stages(config, stages)
@@ -78,19 +80,19 @@ async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
 async def load_stages(
     config: EngineConfig, stages: tuple[StartedStage, ...]
 ) -> Pipeline:
-    """Have stages that have been told nothing yet load the model.
+    """Let freshly started stages load the model.
 
     Raises:
       StartupError, StageDied
     """
-    loaded: dict[str, Loaded] = {}
+    loaded: dict[str, StageLoaded] = {}
     level = logging.getLogger("trioserve").getEffectiveLevel()
     peers = tuple(stage.peer for stage in stages)
 
     async def ask(peer: StagePeer) -> None:
         number = peers.index(peer)
         stage = stages[number]
-        begin = Begin(
+        begin = LoadStage(
             config=config,
             stage=number,
             num_stages=len(stages),
@@ -103,7 +105,7 @@ async def load_stages(
         answer = await peer.receive()
         if isinstance(answer, NotLoaded):
             raise answer.restore()
-        assert isinstance(answer, Loaded), "that is the answer to Begin"
+        assert isinstance(answer, StageLoaded), "StageLoaded answers LoadStage"
         loaded[peer.name] = answer
 
     await _for_each(peers, ask)
@@ -119,16 +121,16 @@ async def load_stages(
     )
 
 
-def _check_alike(first: Loaded, other: Loaded, name: str) -> None:
-    """Refuse what machines may have different, and would compute nonsense with.
+def _check_alike(first: StageLoaded, other: StageLoaded, name: str) -> None:
+    """Refuse stages whose differences would make the results wrong.
 
     Raises:
       StagesNotMet: they run different versions of this program.
-      InvalidConfig
+      InvalidConfig: their devices or their models differ.
     """
     if other.version != first.version:
         raise StagesNotMet(
-            f"{name} is trioserve {other.version}, and stage 0 {first.version}"
+            f"{name} runs trioserve {other.version}, and stage 0 runs {first.version}"
         )
     if other.device_type != first.device_type:
         raise InvalidConfig(
@@ -136,16 +138,16 @@ def _check_alike(first: Loaded, other: Loaded, name: str) -> None:
             f"{name} has a device of type {other.device_type}, and stage 0 one of type "
             f"{first.device_type}",
         )
-    # All but what the layers keep that each of them has.
+    # Each stage counts the bytes of its own layers alone.
     alike = replace(other.info, kv_bytes_per_token=first.info.kv_bytes_per_token)
     if alike != first.info:
-        raise InvalidConfig("model", f"{name} has found another one than stage 0")
+        raise InvalidConfig("model", f"{name} has loaded another model than stage 0")
 
 
 async def _for_each(
     stages: Sequence[StagePeer], ask: Callable[[StagePeer], Awaitable[None]]
 ) -> None:
-    """Ask all stages at once; the first one that fails ends it."""
+    """Ask all stages at the same time; the first failure ends the others."""
     failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:

@@ -1,14 +1,18 @@
-"""How the engine meets stages that torchrun has started, on whichever machine.
+"""The rendezvous of the engine with the stages that torchrun has started on any machine.
 
-    engine                             stage
-    listens, and writes down where -->  reads it in torchrun's store
-                                   <--  connects, and says hello
+    engine                                stage
+    listens, and writes its address  -->  reads the address in torchrun's store
+                                     <--  connects, and says hello
 
-and then they speak as with a child process (messages.py).
+After that, both exchange the same messages as with a child process (messages.py).
 
-Whoever says hello knows the secret that is written down with the address: a stray
-connection, or a stage of another run, is hung up on. It keeps no enemy out, because the
-store tells it to everybody.
+torch's TCPStore, which torchrun runs, carries the address. It cannot carry the messages:
+it has only blocking reads of single values, and notices no process that ends. So each
+stage needs a connection of its own, and the rest of this module makes those.
+
+A stage shows in its hello the secret that is in the store beside the address. The engine
+hangs up on stray connections and on stages of another run. The secret keeps no attacker
+out, because the store tells it to everybody.
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ from .torchrun import Torchrun
 
 logger = logging.getLogger(__name__)
 
-# How long all of them may take to come once the engine is there. torchrun has started
-# them at the same time, and they import torch: seconds, from a slow disk many.
+# The time for all stages to come after the engine listens. torchrun starts all processes
+# together, and they import torch, which takes seconds, or much longer from a slow disk.
 _COME_SECONDS = 300.0
 
-# For the few bytes that come first.
+# The time for the few bytes of a hello.
 _HELLO_SECONDS = 5.0
 
-# To connect; and so long a machine may answer nothing until its connection is lost.
+# The time to connect; and the time after which a silent machine counts as lost.
 _SILENCE_SECONDS = 20
 
 _KEY = "engine"
@@ -51,7 +55,7 @@ _HELLO = struct.Struct(f"!{_SECRET_BYTES}sIII")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the engine waits for stages, and what they have to know."""
+    """The address at which the engine waits for stages, and the secret of this run."""
 
     host: str
     port: int
@@ -60,11 +64,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a stage says first. Its size is fixed, and nothing else is read before it.
+    """The first message of a stage. Its size is fixed, and it is read before all else.
 
     Args:
       stage: from 1, because the engine starts the first one itself.
-      local_stage, num_local_stages: as in executor.messages.Begin.
+      local_stage, num_local_stages: as in messages.LoadStage.
     """
 
     stage: int
@@ -81,13 +85,13 @@ class StageConnection:
 
 
 class Rendezvous:
-    """Lets stages in.
+    """Accepts the connections of stages.
 
     Args:
-      listener: where they come to.
-      num_stages: all of them; the first one does not come.
-      come_seconds: for all of them to come.
-      hello_seconds: for each to say hello, when it has connected.
+      listener: where the stages connect.
+      num_stages: all stages; the first one is a child process and does not connect.
+      come_seconds: time for all stages to connect.
+      hello_seconds: time for each stage to say hello after it has connected.
     """
 
     def __init__(
@@ -103,29 +107,29 @@ class Rendezvous:
         self._num_stages = num_stages
         self._come_seconds = come_seconds
         self._hello_seconds = hello_seconds
-        self._guests: dict[int, StageConnection] = {}
+        self._connections: dict[int, StageConnection] = {}
         self._waiting = trio.CancelScope()
 
     async def gather(self) -> tuple[StageConnection, ...]:
-        """Wait for all, who come in any order; returns them in theirs.
+        """Wait for all stages, which come in any order; returns them by their number.
 
         Raises:
-          StagesNotMet: one of them does not come.
+          StagesNotMet: a stage does not come.
         """
         with trio.move_on_after(self._come_seconds) as self._waiting:
             async with trio.open_nursery() as nursery:
                 while True:
                     stream = await self._listener.accept()
                     nursery.start_soon(self._greet, stream.socket)
-        missing = sorted({*range(1, self._num_stages)} - {*self._guests})
+        missing = sorted({*range(1, self._num_stages)} - {*self._connections})
         if missing:
             stages = ", ".join(f"stage {stage}" for stage in missing)
             raise StagesNotMet(f"{stages} did not come within {self._come_seconds:g} s")
-        return tuple(self._guests[stage] for stage in sorted(self._guests))
+        return tuple(self._connections[stage] for stage in sorted(self._connections))
 
     def close(self) -> None:
-        """Hang up on all."""
-        for connection in self._guests.values():
+        """Close all connections."""
+        for connection in self._connections.values():
             connection.sock.close()
 
     async def _greet(self, sock: trio.socket.SocketType) -> None:
@@ -135,27 +139,29 @@ class Rendezvous:
             with trio.move_on_after(self._hello_seconds):
                 hello = await _receive_hello(sock, self.secret)
             if hello is None or not self._is_expected(hello):
-                logger.warning("hung up on somebody who is not a stage that is awaited")
+                logger.warning(
+                    "hung up on a peer that is not one of the awaited stages"
+                )
                 return
             hanging_up.pop_all()
         logger.info("stage %s has come", hello.stage)
         _notice_loss(sock)
-        self._guests[hello.stage] = StageConnection(hello=hello, sock=sock)
-        if len(self._guests) == self._num_stages - 1:
+        self._connections[hello.stage] = StageConnection(hello=hello, sock=sock)
+        if len(self._connections) == self._num_stages - 1:
             self._waiting.cancel()
 
     def _is_expected(self, hello: Hello) -> bool:
         is_one = 1 <= hello.stage < self._num_stages
-        return is_one and hello.stage not in self._guests
+        return is_one and hello.stage not in self._connections
 
 
 @asynccontextmanager
 async def open_stage_connections(
     torchrun: Torchrun,
 ) -> AsyncIterator[tuple[StageConnection, ...]]:
-    """Let all other ranks know where we are, and wait for them.
+    """Publish the engine's address, and wait for all other ranks.
 
-    They are hung up on when the block is left.
+    The connections are closed when the block is left.
 
     Raises:
       StagesNotMet
@@ -196,7 +202,7 @@ async def connect_stage(address: Address, hello: Hello) -> trio.socket.SocketTyp
     """Connect to an engine as one of its stages.
 
     Raises:
-      StagesNotMet: there is none.
+      StagesNotMet: the engine cannot be reached.
     """
     stage = hello.stage, hello.local_stage, hello.num_local_stages
     try:
@@ -216,17 +222,17 @@ async def _listen(host: str) -> trio.SocketListener:
         listener, *others = await trio.open_tcp_listeners(0, host=host)
     except OSError as error:
         raise StagesNotMet(
-            f"cannot listen at {host}, torchrun's --master-addr, which has to be an "
-            f"address of the machine with node rank 0: {error}"
+            f"cannot listen at {host}: torchrun's --master-addr must be an address "
+            f"of the machine with node rank 0: {error}"
         ) from error
-    # Where a name has several addresses, each would have a port of its own.
+    # A name may have several addresses; each of them would get its own port.
     for other in others:
         await other.aclose()
     return listener
 
 
 async def _receive_hello(sock: trio.socket.SocketType, secret: bytes) -> Hello | None:
-    """Read what somebody says first; None if it is no hello that knows the secret."""
+    """Read the first message of a peer; None if it is no hello with the secret."""
     data = b""
     while len(data) < _HELLO.size:
         try:
@@ -245,10 +251,10 @@ async def _receive_hello(sock: trio.socket.SocketType, secret: bytes) -> Hello |
 
 
 def _notice_loss(sock: trio.socket.SocketType) -> None:
-    """Have the system notice that the other machine is gone, who then says nothing."""
+    """Let the system notice if the other machine is gone and can close nothing."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    # In place of a number of probes, and for what was sent and is not acknowledged.
+    # It also ends a connection whose sent bytes are not acknowledged in time.
     milliseconds = 1000 * _SILENCE_SECONDS
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

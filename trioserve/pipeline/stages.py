@@ -1,4 +1,4 @@
-"""Start the processes of a pipeline's stages, or wait for those that torchrun has started."""
+"""Start the stages of a pipeline, or wait for the stages that torchrun has started."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STAGE_PROCESS = "trioserve.startup.stage_process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedStage:
-    """A stage that has been told nothing yet.
+    """A stage that has received no message yet.
 
     Args:
-      local_stage, num_local_stages, listens_on: as in executor.messages.Begin.
+      local_stage, num_local_stages, listens_on: as in messages.LoadStage.
     """
 
     peer: StagePeer
@@ -38,13 +38,13 @@ class StartedStage:
 async def open_stages(
     config: ParallelConfig,
 ) -> AsyncIterator[tuple[StartedStage, ...]]:
-    """Start all stages as children; or the first one, where torchrun starts the others.
+    """Start all stages as child processes; torchrun may start all but the first.
 
     They end when the block is left.
 
     Raises:
-      InvalidConfig: torchrun has started another number of processes.
-      StagesNotMet: not all came.
+      InvalidConfig: torchrun has started a different number of processes.
+      StagesNotMet: a stage did not come.
     """
     torchrun = find_torchrun()
     async with AsyncExitStack() as stack:
@@ -84,8 +84,8 @@ def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
     if torchrun.rank > 0:
         raise InvalidConfig(
             "pipeline_parallel_size",
-            f"torchrun has started this process as stage {torchrun.rank}, which is "
-            "served by the command `trioserve serve` alone",
+            f"torchrun has started this process as stage {torchrun.rank}; only the "
+            "command `trioserve serve` can run such a stage",
         )
 
 

@@ -1,8 +1,8 @@
-"""What torchrun tells a process that it has started, and the store that all of them share.
+"""The environment that torchrun sets, and the store that its processes share.
 
-The names are torch.distributed's, which reads the same environment. torch itself is
-imported only where the store is opened: the command line asks here, and --help must not
-wait.
+torch.distributed reads the same environment, and the names are the same. torch itself is
+imported only when the store is opened, because the command line uses this module and
+--help must not wait.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import os
 from typing import Any
 
 from ..config import ParallelConfig
-from ..errors import InvalidConfig, StagesNotMet
+from ..errors import InvalidConfig, StagesNotMet, shorten_message
 
 LOOPBACK = "127.0.0.1"
 
-# For stages of one machine: gloo would listen at the address that its name has.
+# For stages on one machine: gloo would listen at the address of the machine's name.
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}
 
-# torchrun has the first machine's agent serve the store, so a process that finds none has
-# lost its agent, too.
+# torchrun's agent on the first machine serves the store. If a process finds no store, its
+# agent is gone, too.
 _CONNECT_SECONDS = 60.0
 
-# For what another process writes. It may download a model first; if it fails, the store
-# goes with it and the wait ends.
+# To wait for another process. It may download a model first. If it fails, the store ends
+# with it, and so does the wait.
 _READ_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torchrun:
-    """One of the processes that torchrun has started; all of them have other ranks.
+    """A process that torchrun has started.
 
     Args:
-      rank, world_size: which of how many; from 0.
-      local_rank, local_world_size: the same among those of this machine.
-      master_addr, master_port: where the store is; the machine of rank 0 has the address.
-      num_restarts: how often torchrun has started them again.
+      rank, world_size: number of this process, from 0, and of all processes.
+      local_rank, local_world_size: the same among the processes of this machine.
+      master_addr, master_port: the address of the store; it is the machine of rank 0.
+      num_restarts: how often torchrun has restarted the processes.
     """
 
     rank: int
@@ -51,15 +51,15 @@ class Torchrun:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """All are, for all that can be told: nobody else reaches a loopback address."""
+        """Whether all processes are on this machine, as far as the environment tells."""
         is_loopback = self.master_addr in (LOOPBACK, "localhost")
         return is_loopback or self.local_world_size == self.world_size
 
     def check(self, config: ParallelConfig) -> None:
-        """Let each process be a stage.
+        """Check that each process can be a stage.
 
         Raises:
-          InvalidConfig
+          InvalidConfig: an option does not fit.
         """
         if config.pipeline_parallel_size != self.world_size:
             raise InvalidConfig(
@@ -70,11 +70,11 @@ class Torchrun:
         if config.restart_stages:
             raise InvalidConfig(
                 "restart_stages",
-                "it is torchrun that starts the stages, and they end with the engine",
+                "torchrun starts the stages, and they end with the engine",
             )
 
     def write(self, key: str, value: str) -> None:
-        """Put something into the store; blocking.
+        """Write a value to the store; blocking.
 
         Raises:
           StagesNotMet: there is no store.
@@ -85,10 +85,10 @@ class Torchrun:
             raise self._explain(error) from error
 
     def read(self, key: str) -> str:
-        """Wait for what another process writes; blocking.
+        """Wait until another process has written a value, and return it; blocking.
 
         Raises:
-          StagesNotMet: there is no store, or none any more.
+          StagesNotMet: there is no store, or it has ended.
         """
         try:
             store = self._open_store()
@@ -99,7 +99,7 @@ class Torchrun:
         return value.decode()
 
     def _name(self, key: str) -> str:
-        # What was written before a restart is still there.
+        # The store still has the values from before a restart.
         return f"trioserve/{self.num_restarts}/{key}"
 
     def _open_store(self) -> Any:
@@ -113,16 +113,14 @@ class Torchrun:
         )
 
     def _explain(self, error: Exception) -> StagesNotMet:
-        # What follows the first line is a trace of C++.
-        first_line = (str(error).splitlines() or [""])[0]
         return StagesNotMet(
             f"torchrun's store at {self.master_addr}:{self.master_port} cannot be "
-            f"asked, or not any more, because rank 0 has ended: {first_line}"
+            f"reached; perhaps rank 0 has ended: {shorten_message(error)}"
         )
 
 
 def find_torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
-    """Return what torchrun says; None if it has not started this process."""
+    """Return torchrun's description of this process; None if it was started otherwise."""
     # As torch.distributed.is_torchelastic_launched does.
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None

@@ -29,9 +29,9 @@ from ..observe.log_lines import set_up_logging
 from ..pipeline.messages import (
     Allocate,
     Beat,
-    Begin,
-    Loaded,
+    LoadStage,
     Ready,
+    StageLoaded,
     Step,
     Stepped,
     ToStage,
@@ -71,7 +71,7 @@ async def serve_stage(
       links_type: a subclass of StageLinks, if this stage exchanges other messages.
     """
     begin = await stream.receive()
-    assert isinstance(begin, Begin), "that comes first"
+    assert isinstance(begin, LoadStage), "that comes first"
     # One that torchrun has started has logged before, and knew no level then.
     set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
@@ -138,7 +138,7 @@ class _Stage:
       held: what is never left, because the process ends with it.
     """
 
-    begin: Begin
+    begin: LoadStage
     model: LoadedStage
     num_blocks: int
     listener: socket.socket | None
@@ -149,8 +149,8 @@ class _Stage:
     def is_last(self) -> bool:
         return self.begin.stage == self.begin.num_stages - 1
 
-    def describe(self) -> Loaded:
-        return Loaded(
+    def describe(self) -> StageLoaded:
+        return StageLoaded(
             version=__version__,
             info=self.model.info,
             device_type=self.model.device.type,
@@ -231,7 +231,7 @@ class _Steps:
 
 
 @telling_shortage()
-def _load(begin: Begin, links_type: type[StageLinks] | None) -> _Stage:
+def _load(begin: LoadStage, links_type: type[StageLinks] | None) -> _Stage:
     config = begin.config
     # First: what is wrong is told before torch is imported.
     source = find_source(config, "generate")
