@@ -1,13 +1,14 @@
 """Turns text and chat messages into engine inputs, and token ids back into text.
 
-Work that grows with its input runs in threads under limiters, above all the *renderer
-workers*; a Detokenizer is cheap enough for the event loop. The room knows the
-tokenizer, its chat template, and how images and tensors come in; it does not know HTTP
-or the engine.
+Work that grows with its input runs in threads under limiters, mostly in the *renderer
+workers*. A Detokenizer is cheap enough for the event loop. This room knows the
+tokenizer, its chat template, and the formats of images and tensors. It does not know
+HTTP or the engine.
 
-The doors are load_renderer, which gives a Renderer, and load_pooling_renderer for models
-that pool, whose results `vectors` writes. Each is two steps, load_text_parts and
-make_renderer for one: the first needs no loaded model.
+Its doors are load_renderer, which returns a Renderer, and load_pooling_renderer for
+models that pool. The module pooling.vectors writes the results of the latter. Each door
+also exists as two steps, such as load_text_parts and make_renderer; the first step
+needs no loaded model.
 """
 
 from .generation.loading import TextParts, load_renderer, load_text_parts, make_renderer

@@ -1,4 +1,4 @@
-"""A model's tokenizer, from its folder to a Renderer that is ready to work."""
+"""Loads a model's folder into a Renderer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from ..images.renderer import ImageRenderer
 
-# More than the longest tag takes, a token for each of its 27 bytes.
+# More than the longest tag needs: it has 27 bytes, so at most 27 tokens.
 _MAX_TAG_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextParts:
-    """What a Renderer consists of and does not depend on the loaded model.
+    """The parts of a Renderer that do not depend on the loaded model.
 
     Args:
-      reasoning: the tags of the model's reasoning, where that is told apart.
-      images: what prepares images, where the model takes some.
+      reasoning: the tags of the model's reasoning; None if it is not separated.
+      images: prepares images; None for a model that sees none.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -48,11 +48,7 @@ def load_renderer(
     media: MediaConfig = MediaConfig(),
     chat_template: str | None = None,
 ) -> Renderer:
-    """Load a tokenizer and make a renderer of it, as load_text_parts and make_renderer.
-
-    Args:
-      info: the model's.
-    """
+    """Load a tokenizer and make a renderer: load_text_parts, then make_renderer."""
     parts = load_text_parts(
         folder,
         config,
@@ -74,13 +70,14 @@ def load_text_parts(
     """Load a tokenizer and check that it can serve. Blocks for a second or more.
 
     Args:
-      folder: a model in Hugging Face layout, which may lack its weights; nothing is looked
-        up elsewhere.
+      folder: a model in Hugging Face layout; its weights may be missing. Nothing is
+        read from elsewhere.
       chat_template: a Jinja template that replaces the model's own.
 
     Raises:
       WeightsBroken: the folder holds no tokenizer that can be read.
-      UnsupportedModel: it is not a fast one, or its text is not its tokens in a row.
+      UnsupportedModel: it is not a fast tokenizer, or a text is not the concatenation
+        of its tokens.
       InvalidConfig: `chat_template` is not a template, or the model has no tokens for
         the tags of its reasoning.
     """
@@ -102,7 +99,7 @@ def load_text_parts(
 def make_renderer(
     parts: TextParts, config: RenderConfig, *, info: ModelInfo
 ) -> Renderer:
-    """Put a renderer together for a model that is loaded."""
+    """Make the renderer of a loaded model from its parts."""
     images = parts.images
     return Renderer(
         TextTokenizer(
@@ -137,7 +134,7 @@ def _load_reasoning(
 def _load_images(
     folder: Path, tokenizer: PreTrainedTokenizerBase, config: MediaConfig
 ) -> ImageRenderer:
-    # Here because text models need neither Pillow nor an HTTP client.
+    # Imported here, because text models need neither Pillow nor an HTTP client.
     from ..images.renderer import ImageRenderer, load_image_processor
 
     processor = load_image_processor(folder, tokenizer, config)

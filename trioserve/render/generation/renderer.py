@@ -1,9 +1,8 @@
-"""Prompts are made and texts read back by the renderer workers.
+"""The renderer of models that generate: prompts and chats in, engine inputs out.
 
-Every call that takes time with the length of its input runs in one of their threads; a
-chat template, which is a program over a client's messages, under a clock, in a thread or
-in a process. Images have limits of their own (images/): a chat waits for its images
-before it takes a worker.
+Every call whose time grows with its input runs in a renderer worker. A chat template is
+a program over a client's messages; it runs under a time limit (chat_renderer.py).
+Images have limits of their own (images/): a chat waits for its images without a worker.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class Renderer:
     Args:
       tokenizer, vocabulary, template: the model's.
       info: the model's length, and the width and type of its vectors.
-      images: None for a model that sees none.
-      reasoning: None where reasoning is not told apart.
+      images: None for a model that sees no images.
+      reasoning: None if reasoning is not separated from the answer.
 
     Attributes:
-      room: where requests are while they are rendered; callers enter them.
-      workers: where the calls run.
+      room: bounds the requests that are rendered; callers enter it for each request.
+      workers: the threads that run the calls.
       chats: renders conversations by the chat template.
       vocabulary: the bytes of each token.
     """
@@ -73,7 +72,7 @@ class Renderer:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether work of some kind is refused, because it does not end."""
+        """Whether templates or images are refused, because too many do not end."""
         return self.workers.is_stuck or (
             self.images is not None and self.images.is_stuck
         )
@@ -92,7 +91,7 @@ class Renderer:
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it gives no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is no Unicode text.
         """
         [prompt] = await self.render_texts([text], options, param=param)
         return prompt
@@ -104,7 +103,7 @@ class Renderer:
         *,
         param: str = "prompt",
     ) -> list[Prompt]:
-        """Tokenize texts, a job of a few at a time: others have their turn in between.
+        """Tokenize texts in jobs of a few texts, so that other requests run in between.
 
         Raises:
           ContextLengthExceeded, InvalidParameter: as render_text.
@@ -127,7 +126,7 @@ class Renderer:
         *,
         param: str = "prompt",
     ) -> None:
-        """Refuse texts that cannot fit whatever they say, before they wait for a worker.
+        """Refuse texts that are too long for any tokenization, before they wait.
 
         Raises:
           ContextLengthExceeded
@@ -143,14 +142,14 @@ class Renderer:
         with_text: bool = False,
         skip_special_tokens: bool = False,
     ) -> Prompt:
-        """Take token ids as they are, cut where the options say so.
+        """Make a prompt of token ids, cut to the length that the options allow.
 
         Args:
-          with_text: tell what they say.
-          skip_special_tokens: leave such tokens out of that.
+          with_text: also decode the ids into the prompt's text.
+          skip_special_tokens: leave special tokens out of that text.
 
         Raises:
-          InvalidParameter: an id is not the tokenizer's.
+          InvalidParameter: the tokenizer does not have one of the ids.
         """
         token_ids = cut(token_ids, options)
         text = None
@@ -163,16 +162,16 @@ class Renderer:
     async def render_embeds(
         self, payload: Payload, *, cache_salt: str = "", param: str = "prompt_embeds"
     ) -> Prompt:
-        """Decode vectors that stand for a whole prompt.
+        """Decode a tensor of embeddings that is a whole prompt.
 
         Args:
           payload: base64 of a tensor, (num_tokens, hidden_size), that torch.save or
             safetensors wrote.
 
         Raises:
-          NotSupported: the server takes none.
-          ContextLengthExceeded: the model could not add a single token to them.
-          InvalidParameter: they are no such tensor.
+          NotSupported: the server takes no tensors.
+          ContextLengthExceeded: the model could not add a single token to it.
+          InvalidParameter: it is no such tensor.
         """
         decoded = await self._media.decode_embeds(payload, param)
         return embed_whole(decoded, cache_salt)
@@ -186,14 +185,15 @@ class Renderer:
         """Render a conversation by the chat template and tokenize it.
 
         Args:
-          options: templates usually write special tokens themselves.
+          options: by default no special tokens are added, because templates usually
+            write them themselves.
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: the messages or what the template makes of them is wrong,
-            or it takes longer than it may.
-          NotSupported: messages hold what this model or server does not take.
-          RendererStuck: too many templates did so, and their threads still run.
+          InvalidParameter: the messages are wrong, the template refuses them, or it
+            takes longer than its time limit.
+          NotSupported: this model or server does not take a part of a message.
+          RendererStuck: too many templates exceeded the limit and still run.
         """
         steps = PromptSteps(self._tokenizer, self._media, options)
         return await self.chats.render(messages, chat, steps)
@@ -201,7 +201,7 @@ class Renderer:
     async def render_bad_words(
         self, words: Sequence[str], *, param: str = "bad_words"
     ) -> tuple[tuple[int, ...], ...]:
-        """Tokenize words that must not be written, as they begin a text and within.
+        """Tokenize forbidden words: at the beginning of a text, and behind a space.
 
         Raises:
           InvalidParameter: a word is no Unicode text, or has no token.
@@ -218,10 +218,10 @@ class Renderer:
         skip_special_tokens: bool = False,
         param: str = "tokens",
     ) -> str:
-        """The whole text of some ids, as the tokenizer itself decodes it.
+        """Return the text of token ids, as the tokenizer decodes it.
 
         Raises:
-          InvalidParameter: an id is not the tokenizer's.
+          InvalidParameter: the tokenizer does not have one of the ids.
         """
         return await self.workers.run(
             partial(
@@ -243,17 +243,18 @@ class Renderer:
         min_tokens: int = 0,
         splits_reasoning: bool = False,
     ) -> Detokenizer:
-        """Begin the text of a sequence that follows `prompt`.
+        """Open the detokenizer of a sequence that continues `prompt`.
 
-        Cheap enough for the event loop, as each push is.
+        It is cheap enough for the event loop, and so is each push.
 
         Args:
-          splits_reasoning: tell reasoning apart, if the server does that.
+          splits_reasoning: separate the reasoning from the answer, if the server is
+            configured for it.
 
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
         """
-        # Special tokens before it leave an output at the start of a text.
+        # Behind special tokens alone, the output is at the start of a text.
         special = self.vocabulary.special_token_ids
         open_text: Callable[..., Detokenizer] = partial(Detokenizer, self.vocabulary)
         if splits_reasoning and (tags := self.reasoning) is not None:
@@ -268,11 +269,11 @@ class Renderer:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; a special token's name for those."""
+        """Return the bytes that a token adds to a text; its name if it is special."""
         return self.vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """The token's bytes as text, with U+FFFD where it holds half a character."""
+        """Return a token's bytes as text, with U+FFFD for an incomplete character."""
         return self.vocabulary.token_bytes(token_id).decode(errors="replace")
 
     # The rest runs in worker threads.
@@ -294,7 +295,7 @@ class Renderer:
                 raise InvalidParameter(param, "each must have a token")
             found[alone] = None
             spaced = self._tokenizer.encode(f" {word.lstrip()}", False, param=param)
-            # Otherwise the space is a token before the same ones.
+            # If it ends with the same tokens, the space is a token of its own.
             if spaced[-len(alone) :] != alone:
                 found[spaced] = None
         return tuple(found)

@@ -1,9 +1,9 @@
-"""Chat messages, checked and brought into the form that templates expect.
+"""Checks chat messages, and converts them to the form that the template reads.
 
-Templates are written for strings or for lists of parts (template.py finds out which).
-What is no text leaves the messages here: an image leaves a part of its own, or the
-model's image token, and a tensor of embeddings leaves a *marker*, a text that occurs
-nowhere else and shows where in the rendered chat its vectors belong.
+Templates are written for contents that are strings, or for lists of parts (probing.py
+finds out which). Images and tensors are taken out of the messages here. An image leaves
+a part of its own, or the model's image token. A tensor of embeddings leaves a *marker*:
+a random text that shows the place of its vectors in the rendered chat.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _ROLES = {
     "tool": "tool",
 }
 
-# What templates write around a message, about: <|im_start|>user\n...<|im_end|>\n
+# About the length of a template's text around a message, such as
+# <|im_start|>user\n...<|im_end|>\n
 TURN_CHARACTERS = 32
 
-# What a client sends as bytes comes as it stands in the body, without a copy.
+# Bytes are a part of the request's body, without a copy.
 Payload = str | bytes | memoryview
 
 
 class ChatMessage(Protocol):
     """One turn of a conversation: a frozen struct or dataclass with these fields.
 
-    Further fields (`name`, `tool_call_id` ...) reach the template as they are; a
-    mapping with the same keys will do as well.
+    Further fields (`name`, `tool_call_id` ...) reach the template unchanged. A mapping
+    with the same keys serves as well.
     """
 
     @property
@@ -55,10 +56,10 @@ class ChatMessage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePart:
-    """An image that a message shows.
+    """An image in a message.
 
     Args:
-      param: where in the request it stands.
+      param: its field in the request, for errors.
     """
 
     url: Payload
@@ -67,7 +68,12 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedsPart:
-    """Vectors that stand in a message as if they were text."""
+    """A tensor of embeddings in a message.
+
+    Args:
+      param: its field in the request, for errors.
+      marker: the text that stands for it in the rendered chat.
+    """
 
     payload: Payload
     param: str
@@ -76,7 +82,7 @@ class EmbedsPart:
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """Messages as the template reads them, and what was taken out of them."""
+    """Messages in the template's form, and the media that were taken out of them."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     images: list[ImagePart] = field(default_factory=list)
@@ -90,17 +96,17 @@ class Conversation:
 
 @runtime_checkable
 class SizedMessages(Protocol):
-    """Messages that know how long they are."""
+    """Messages that know their length."""
 
     @property
     def num_characters(self) -> int: ...
 
 
 def count_characters(messages: Sequence[ChatMessage | Mapping[str, object]]) -> int:
-    """Return how long the text of a conversation is, about, before it is read.
+    """Estimate the length of a conversation's text before it is read.
 
-    Nothing is checked. Of sequences that may make their messages as they are read, only
-    those are counted that know it.
+    Nothing is checked here. A lazy sequence, which makes its messages when they are
+    read, counts only if it knows its length (SizedMessages).
     """
     if isinstance(messages, SizedMessages):
         return messages.num_characters
@@ -125,12 +131,12 @@ def read_messages(
     messages: Sequence[ChatMessage | Mapping[str, object]],
     form: TemplateForm = TemplateForm(),
 ) -> Conversation:
-    """Check messages and bring them into the form that the template expects.
+    """Check messages, and convert them to the form that the template expects.
 
     Raises:
-      InvalidParameter: there are none, a field has the wrong type, or the template
-        would not show the calls or results of tools.
-      NotSupported: a part of a kind that nobody reads.
+      InvalidParameter: there are no messages, a field has the wrong type, or the
+        template would leave out the calls or results of tools.
+      NotSupported: a part is of an unknown kind.
     """
     if not messages:
         raise InvalidParameter("messages", "must not be empty")
@@ -141,6 +147,8 @@ def read_messages(
 
 
 class _Reader:
+    """Reads the messages of one conversation."""
+
     def __init__(self, form: TemplateForm) -> None:
         self.conversation = Conversation()
         self._form = form
@@ -169,7 +177,7 @@ class _Reader:
         self.conversation.messages.append(fields)
 
     def _read_content(self, content: object, param: str) -> object:
-        # None becomes "", because templates add content to strings.
+        # None becomes "", because templates concatenate contents with strings.
         if content is None:
             content = ""
         if isinstance(content, str):
@@ -184,7 +192,7 @@ class _Reader:
         has_images = any(part["type"] == "image" for part in parts)
         if self._form.takes_parts and (has_images or not self._form.takes_strings):
             return parts
-        # As vLLM joins parts for templates that take strings.
+        # vLLM joins parts in the same way for templates that take strings.
         return "\n".join(
             part["text"] if part["type"] == "text" else self._form.image_token or ""
             for part in parts
@@ -226,7 +234,7 @@ class _Reader:
         if not isinstance(payload, (str, bytes, memoryview)):
             raise InvalidParameter(param, "must be a string")
         number = len(self.conversation.embeds)
-        # Random, so that no text of a client can hold it.
+        # Random, so that no client's text can contain it.
         marker = f"<embeds-{number}-{secrets.token_hex(16)}>"
         self.conversation.embeds.append(
             EmbedsPart(payload=payload, param=param, marker=marker)
@@ -235,10 +243,10 @@ class _Reader:
 
 
 def _read_reasoning(message: dict[str, Any], param: str) -> None:
-    """Give what the assistant thought before both of the names that templates know it by.
+    """Set both names under which templates read the reasoning of an earlier answer.
 
-    Clients send back one of them: vLLM's is `reasoning`, DeepSeek's, which most templates
-    read, `reasoning_content`.
+    Clients send one of the two: vLLM's name is `reasoning`; DeepSeek's, which most
+    templates read, is `reasoning_content`.
     """
     texts = {}
     for name in ("reasoning", "reasoning_content"):
@@ -246,7 +254,7 @@ def _read_reasoning(message: dict[str, Any], param: str) -> None:
         if text is not None and not isinstance(text, str):
             raise InvalidParameter(f"{param}.{name}", "must be a string")
         texts[name] = text
-    thought = [text for text in texts.values() if text is not None]
-    if thought:
+    sent = [text for text in texts.values() if text is not None]
+    if sent:
         for name, text in texts.items():
-            message[name] = thought[0] if text is None else text
+            message[name] = sent[0] if text is None else text

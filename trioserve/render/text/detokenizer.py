@@ -1,11 +1,10 @@
-"""Token ids back into text, as they come.
+"""Turns the token ids of one sequence into text as they come.
 
-Bytes of tokens are put together (vocabulary.py) and read as UTF-8 by an incremental
-decoder. It keeps at most three bytes of a character that is not complete, so what a
-token costs, and what is kept back, never grows with the text; nothing that was given
-out is ever taken back. Bytes that are no UTF-8 become U+FFFD, one for each maximal
-part of a character (Unicode 16, section 3.9), as the tokenizers of byte-level models
-write them too.
+The bytes of the tokens (vocabulary.py) are joined and decoded by an incremental UTF-8
+decoder. It keeps at most three bytes of an incomplete character. So neither the cost of
+a token nor the held text grows with the length of the text, and released text is never
+taken back. Invalid bytes become U+FFFD, one for each maximal part of a character
+(Unicode 16, section 3.9); the tokenizers of byte-level models do the same.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one sequence. Not shared between threads.
+    """Makes the text of one sequence. It is not shared between threads.
 
-    The text of all deltas together depends on the ids alone, not on how they were
-    split between calls. A token that ends the sequence without being part of its
-    text (an end-of-sequence id that is not skipped as special) is the caller's to
-    leave out.
+    The text of all deltas together depends on the ids alone, not on their division into
+    calls. The caller leaves out a token that ends the sequence without being part of
+    its text, such as an end-of-sequence id that is not skipped as special.
 
     Args:
-      at_start: no text stands before the first token, so that its leading space is
-        dropped where the tokenizer drops it.
-      stop: strings that end the text (stop.py tells which one wins).
+      at_start: no text stands before the first token. If the tokenizer drops a leading
+        space there, it is dropped here, too.
+      stop: strings that end the text (stop.py has the rules).
       include_stop_str_in_output: keep the stop string in the text.
-      skip_special_tokens: special tokens add nothing.
+      skip_special_tokens: special tokens add nothing to the text.
       kept_token_ids: special tokens that add their name nevertheless.
-      min_tokens: a stop string that is complete by this many tokens ends nothing.
+      min_tokens: a stop string ends the text only if a later token than this many
+        completes it.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class Detokenizer:
 
     @property
     def num_held(self) -> int:
-        """Characters that may yet become a stop string."""
+        """The number of characters that may still become a stop string."""
         return 0 if self._scanner is None else self._scanner.num_held
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
@@ -103,8 +102,8 @@ class Detokenizer:
     def _push_scanned(
         self, token_ids: Sequence[int], scanner: StopScanner
     ) -> TextDelta:
-        # One by one: the caller learns which token completed the stop string, even
-        # where a slow reader's tokens were put together.
+        # One by one, so that num_tokens says which token completed the stop string,
+        # even if the tokens for a slow reader arrive as a group.
         released = []
         for num_tokens, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1

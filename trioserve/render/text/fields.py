@@ -1,4 +1,4 @@
-"""Messages, and what they hold, come as mappings, structs or dataclasses."""
+"""Reads the fields of messages and parts: mappings, structs or dataclasses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...errors import InvalidParameter
 
 
 def read_fields(value: object, param: str) -> dict[str, object]:
-    """Return the fields of an object.
+    """Return a new dict of an object's fields.
 
     Raises:
-      InvalidParameter: it is none; `param`.
+      InvalidParameter: the value is no object.
     """
     if isinstance(value, Mapping):
         return dict(value)
-    # Strings and None would pass through to_builtins as themselves.
+    # to_builtins would return strings and None unchanged.
     plain = value is None or isinstance(value, (str, bytes))
     fields = value if plain else msgspec.to_builtins(value)
     if not isinstance(fields, dict):

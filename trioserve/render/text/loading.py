@@ -17,11 +17,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer that neither truncates nor pads.
 
     Raises:
-      WeightsBroken: the folder holds none that can be read.
-      UnsupportedModel: it is not a fast one.
+      WeightsBroken: the folder holds no tokenizer that can be read.
+      UnsupportedModel: it is not a fast tokenizer.
     """
-    # Imported here because it takes seconds, and rooms that import render may never
-    # load a tokenizer.
+    # Imported here, because it takes seconds, and many importers of render load none.
     from transformers import AutoTokenizer
 
     try:
@@ -35,8 +34,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UnsupportedModel(
             type(tokenizer).__name__, "it has no fast tokenizer (tokenizer.json)"
         )
-    # Set for good, before threads share the tokenizer. Some files ask for truncation,
-    # which would cut prompts in silence.
+    # Set once, before threads share the tokenizer. Some files ask for truncation, which
+    # would cut prompts without an error.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
@@ -45,14 +44,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def set_chat_template(
     tokenizer: PreTrainedTokenizerBase, folder: Path, replacement: str | None
 ) -> None:
-    """Compile the template: its mistakes are told before the first request.
+    """Compile the chat template, so that its mistakes show before the first request.
 
     Args:
-      replacement: takes the place of the model's own.
+      replacement: used instead of the model's own template.
 
     Raises:
-      WeightsBroken: the model's own is not a template.
-      InvalidConfig: the replacement is none.
+      WeightsBroken: the model's own template has a syntax error.
+      InvalidConfig: the replacement has one.
     """
     if replacement is not None:
         tokenizer.chat_template = replacement
@@ -65,6 +64,7 @@ def set_chat_template(
         if replacement is not None:
             raise InvalidConfig("chat_template", reason) from error
         raise WeightsBroken(str(folder), f"its chat template: {reason}") from error
-    # Any other complaint is about this message; a request will hear it as a 400.
+    # Any other error is about this empty message; requests with such messages get a
+    # 400.
     except Exception:
         return

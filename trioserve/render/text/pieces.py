@@ -1,14 +1,14 @@
-"""How many tokens a text has at least, told without reading all of it.
+"""Counts the minimum of a text's tokens without reading all of it.
 
 Blocking: runs in a renderer worker. A text of a megabyte that the model cannot hold is
-refused after its first pieces, and not after a second of tokenizing.
+refused after its first pieces, not after a second of tokenizing.
 
-What a tokenizer does to a word depends on that word and little else: text is split into
-words first, and inside a word the tokens next to a cut may differ from those of the whole
-text, but not those at some distance from it. So a piece has as many tokens as the whole
-text has in the same place, less a few at each cut. Nobody can prove how few for all
-tokenizers, and nobody needs to: a text that was made to have fewer as a whole is refused
-to the client who made it, and to nobody else.
+The text is tokenized in pieces. A tokenizer splits text into words first, and the
+tokens of a word depend on little else. A cut through a word changes tokens near the
+cut, but not at some distance from it. So each piece has at least as many tokens as the
+whole text has in the same place, less a few at each cut. Nobody can prove this number
+for all tokenizers. But only a text that was built to break the rule is refused wrongly,
+and only its author notices.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-# Tokens next to a cut that are not believed. WordPiece has the widest reach: a word of
-# more than 100 characters is one unknown token, and cut it may be as many as characters.
+# Tokens next to a cut that do not count. WordPiece needs the most: it reads a word of
+# more than 100 characters as one unknown token, but its parts as up to a token a
+# character.
 DOUBTED_TOKENS = 128
 
-# How long the longest pieces are, in first ones.
+# The length of the longest pieces, as a multiple of the first one's.
 _MAX_GROWTH = 8
 
 
 def count_at_least(
     backend: Tokenizer, texts: Sequence[str], enough: int, *, size: int
 ) -> int:
-    """Count tokens that texts have in all, special ones aside, until there are enough.
+    """Count the tokens of texts, without special ones, until there are enough.
 
     Args:
-      size: characters of the first piece. Those that follow are longer, because each
-        cut costs some tokens, and a text whose tokens are long has few.
+      size: characters of the first piece. Later pieces are longer, because each cut
+        costs some tokens, and a text with long tokens has few of them.
 
     Returns:
-      never more than the texts have.
+      A lower bound of the number of tokens.
     """
     num_tokens = 0
     for piece, num_doubted in _cut(texts, size):
@@ -47,7 +48,7 @@ def count_at_least(
 
 
 def _cut(texts: Sequence[str], size: int) -> Iterator[tuple[str, int]]:
-    """Yield pieces, and how many of the tokens of each are doubted."""
+    """Yield pieces, each with the number of its tokens that do not count."""
     longest = _MAX_GROWTH * size
     for text in texts:
         begin = 0

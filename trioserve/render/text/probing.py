@@ -1,8 +1,8 @@
-"""What a chat template reads, found out by running it on words of our own.
+"""Finds out the form of a chat template by running it on messages of our own.
 
-vLLM reads this from the template's syntax tree; a template that is run cannot be
-misread. Some templates refuse every probe, because they want other roles or another
-order. Such a template is believed to read what its source names.
+vLLM reads the form from the template's syntax tree, which can be misread; a run cannot.
+Some templates refuse every probe, because they want other roles or another order. Then
+the names in the template's source decide.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .template_form import CALL_CONTENTS, CallContent, TemplateForm, text_part
 
 Messages = list[dict[str, Any]]
 
-# Words that no template writes by itself.
+# Words that no template contains.
 _WORD: Final = "trioserveprobe"
 _SECOND_WORD: Final = "trioservesecond"
 _TOOL_WORD: Final = "trioservetool"
 
-# Given to the template where a conversation comes with tools.
+# Passed to the template if a conversation comes with tools.
 PROBE_TOOL: Final = {
     "type": "function",
     "function": {
@@ -31,7 +31,8 @@ PROBE_TOOL: Final = {
     },
 }
 
-# They appear where Python prints a whole list of parts, or whole arguments.
+# These appear if the template prints a list of parts, or arguments, as Python writes
+# them.
 _PRINTED_KEYS: Final = ("'text'", '"text"', "'key'")
 
 _CONTENTS: Final[dict[CallContent, str | None]] = {
@@ -42,22 +43,22 @@ _CONTENTS: Final[dict[CallContent, str | None]] = {
 
 
 class TemplateProbe:
-    """Tries one template.
+    """Probes one template.
 
     Args:
       source: the template.
-      render: runs it; raises InvalidParameter where it refuses the messages.
+      render: runs it; raises InvalidParameter if it refuses the messages.
     """
 
     def __init__(self, source: str, render: Callable[[Messages], str]) -> None:
         self._source = source
         self._render = render
-        # Templates that want a system message first refuse this one; most of them take
-        # strings.
+        # A template that wants a system message first refuses this message. Then assume
+        # strings, because most templates take them.
         self._takes_strings = self._shows(_WORD, [_user(_WORD)]) is not False
 
     def find_form(self, *, image_token: str | None) -> TemplateForm:
-        """Try everything that a TemplateForm tells."""
+        """Probe each field of TemplateForm."""
         takes_parts = self._shows(_WORD, [_user([text_part(_WORD)])])
         shows_tools = self._shows(_TOOL_WORD, [_user("a")])
         contents, as_text = self._find_calls()
@@ -76,7 +77,7 @@ class TemplateProbe:
         )
 
     def _find_calls(self) -> tuple[frozenset[CallContent], bool]:
-        """Return beside which contents calls are shown, and in which form they come."""
+        """Return the contents with which calls show, and whether arguments are text."""
         has_run = False
         for as_text in (False, True):
             found = {
@@ -92,12 +93,12 @@ class TemplateProbe:
         return frozenset({"text", "empty"}), False
 
     def _shows_call(self, word: str, beside: CallContent, as_text: bool) -> bool | None:
-        """Return whether the last of one or two calls is shown; None if both fail."""
+        """Return whether the last of one or two calls shows; None if none renders."""
         names = [_WORD] if word == _WORD else [_WORD, word]
         return self._shows(word, *self._talk(names, beside, as_text))
 
     def _prints_none(self, as_text: bool) -> bool:
-        """Whether Python's word for nothing is written in place of no content."""
+        """Whether the template writes "None" for a message without content."""
         nothing, empty = (
             "".join(self._render_all(*self._talk([_WORD], beside, as_text)))
             for beside in ("none", "empty")
@@ -113,7 +114,7 @@ class TemplateProbe:
         return self._shows(_WORD, *conversations) is not False
 
     def _shows(self, word: str, *conversations: Messages) -> bool | None:
-        """Return whether a conversation shows the word; None if all are refused."""
+        """Return whether a conversation shows the word; None if each is refused."""
         texts = self._render_all(*conversations)
         if not texts:
             return None
@@ -123,7 +124,7 @@ class TemplateProbe:
         )
 
     def _render_all(self, *conversations: Messages) -> list[str]:
-        """Render those that the template does not refuse."""
+        """Render the conversations that the template does not refuse."""
         texts = []
         for messages in conversations:
             with suppress(InvalidParameter):
@@ -133,9 +134,9 @@ class TemplateProbe:
     def _talk(
         self, names: Sequence[str], beside: CallContent, as_text: bool
     ) -> list[Messages]:
-        """Make conversations with calls, without and with the first one's result.
+        """Make a conversation with calls, and the same with the first call's result.
 
-        Some templates refuse the one, some the other.
+        Some templates refuse the first one, some the second one.
         """
         begun = [_user("a"), self._call(names, beside, as_text)]
         return [begun, [*begun, _result("b")]]

@@ -1,15 +1,15 @@
-"""Reasoning told apart from the answer, in text that arrives piece by piece.
+"""Separates the reasoning of an answer from its text, which arrives piece by piece.
 
-Models that reason write their thoughts between two tags and the answer behind them.
-Whether an answer begins inside of its reasoning is told by the prompt where it can be:
-many chat templates end in the start tag, and with reasoning switched off in the end tag.
-Only the very end of the prompt is looked at, which a template writes, never what a user
-said.
+Models that reason write their thoughts between two tags, and the answer behind them. An
+answer may begin inside its reasoning: many chat templates end in the start tag, or in
+the end tag if reasoning is switched off. So the end of the prompt decides where the
+answer begins. Only the very end counts, which the template writes, and not the user's
+words.
 
-Text is kept as it is, with one exception: whitespace directly behind a start tag, on
-both sides of an end tag, and before a start tag that nothing else precedes is dropped,
-for it belongs to the tags (Qwen3 writes "<think>\\n...\\n</think>\\n\\n"). Only the first
-section is reasoning; tags behind it are the answer's.
+Text stays unchanged, with one exception. Whitespace belongs to the tags, and is
+dropped, directly behind a start tag, on both sides of an end tag, and between the
+beginning of the answer and a start tag (Qwen3 writes "<think>\\n...\\n</think>\\n\\n").
+Only the first section is reasoning. Later tags are a part of the answer.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from .stop import StopScanner
 from .tokenizer import TextTokenizer
 from .vocabulary import Vocabulary
 
-# Where a text stands: reasoning may yet begin; it began, but the model may write the
-# start tag itself; within it; behind it.
+# The place of the next character:
+#   before   reasoning may still begin
+#   opened   reasoning has begun by the prompt, but the model may repeat the start tag
+#   inside   within the reasoning
+#   after    behind the reasoning
 Place = Literal["before", "opened", "inside", "after"]
 
-# A template ends in a tag and a line end or two. What has more space is none.
+# A template ends in a tag and one or two line ends. Longer ends are not searched.
 _MAX_END_CHARACTERS: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningStyle:
-    """How a family of models marks its reasoning.
+    """The tags with which a family of models marks its reasoning.
 
     Args:
-      start, end: the tags around it.
-      assumes_start: an answer begins inside of it where the prompt does not tell.
+      start, end: the tags around the reasoning.
+      assumes_start: an answer begins inside its reasoning if the prompt does not end in
+        a tag.
     """
 
     start: str
@@ -48,8 +52,9 @@ class ReasoningStyle:
 _THINK: Final = ReasoningStyle(start="<think>", end="</think>")
 _OPEN_THINK: Final = ReasoningStyle(start="<think>", end="</think>", assumes_start=True)
 
-# Names as in vLLM 0.33, `kimi` (Kimi-VL) as in SGLang; config.RenderConfig has the same.
-# Several share a row: they differ in their templates, which the prompt's end shows.
+# Names as in vLLM 0.33, and `kimi` (Kimi-VL) as in SGLang; config.RenderConfig lists
+# the same names. Several have equal styles: these models differ in their templates
+# alone.
 REASONING_STYLES: Final[Mapping[str, ReasoningStyle]] = {
     "deepseek_r1": _OPEN_THINK,
     "deepseek_v3": _THINK,
@@ -68,12 +73,12 @@ REASONING_STYLES: Final[Mapping[str, ReasoningStyle]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningTags:
-    """A style, and what its tags are in one model's tokens.
+    """A style, with the token ids of its tags in one model.
 
     Args:
-      start_token_ids, end_token_ids: at least one each.
-      kept_token_ids: those of them that are special tokens, which a text leaves out
-        otherwise.
+      start_token_ids, end_token_ids: at least one id each.
+      kept_token_ids: ids of the tags that are special tokens. Text leaves out special
+        tokens, but must keep these.
     """
 
     style: ReasoningStyle
@@ -82,10 +87,10 @@ class ReasoningTags:
     kept_token_ids: frozenset[int]
 
     def find_place(self, prompt: str | None) -> Place:
-        """Tell where the answer to a prompt begins.
+        """Return the place at which the answer to a prompt begins.
 
         Args:
-          prompt: as the template rendered it; None if nobody knows.
+          prompt: the rendered text; None if it is not known.
         """
         end = (prompt or "")[-_MAX_END_CHARACTERS:].rstrip()
         if end.endswith(self.style.end):
@@ -98,7 +103,7 @@ class ReasoningTags:
 def load_reasoning_tags(
     name: str, tokenizer: TextTokenizer, vocabulary: Vocabulary
 ) -> ReasoningTags:
-    """Work a style's tags out in a model's tokens.
+    """Find the token ids of a style's tags in a model's tokenizer.
 
     Args:
       name: one of REASONING_STYLES.
@@ -126,14 +131,14 @@ def load_reasoning_tags(
 
 
 class ReasoningSplitter:
-    """Splits one text. All reasoning depends on the text alone, not on how it was cut.
+    """Splits one text. The result depends on the whole text, not on its pieces.
 
-    Each character is looked at once. What could be the beginning of a tag, or the space
-    before one, is held back; nothing that was given out is taken back.
+    Text that may be the beginning of a tag, or whitespace before a tag, is held back.
+    Released text is never taken back.
 
     Attributes:
       begin, end: the section that is reasoning, tags included, as offsets into the
-        text; None where that is not known yet.
+        text; None while it is not known.
     """
 
     __slots__ = (
@@ -144,7 +149,7 @@ class ReasoningSplitter:
         "_place",
         "_scanner",
         "_style",
-        "_thoughts",
+        "_reasoning",
         "begin",
         "end",
     )
@@ -155,24 +160,24 @@ class ReasoningSplitter:
         tag = style.start if place == "before" else style.end
         self._scanner = StopScanner((tag,))
         self._num_read = 0
-        # Space at the beginning of a text without an answer so far.
+        # Whitespace at the beginning of the text, before any other text of the answer.
         self._lead: list[str] = []
         self._answer_begun = False
-        # What may be the start tag, though the prompt has one.
+        # The beginning of a text that may repeat the prompt's start tag.
         self._opening = ""
-        self._thoughts = _Trimmer()
+        self._reasoning = _Trimmer()
         self.begin = None if place == "before" else 0
         self.end = 0 if place == "after" else None
 
     @property
     def num_decided(self) -> int:
-        """Characters of which it is known whether they belong to the section."""
+        """The number of characters that are known to be reasoning or answer."""
         if self._place == "before":
             return self._num_read - self._scanner.num_held
         return self._num_read
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take the next piece; returns (reasoning, content) that it adds."""
+        """Take the next piece, and return the reasoning and the answer that it adds."""
         self._num_read += len(text)
         match self._place:
             case "before":
@@ -180,12 +185,12 @@ class ReasoningSplitter:
             case "opened":
                 return self._open(text)
             case "inside":
-                return self._think(text)
+                return self._read_reasoning(text)
             case "after":
                 return "", self._answer(text)
 
     def finish(self) -> tuple[str, str]:
-        """The text ends here: give what was held back."""
+        """Release all held text, because no more text follows."""
         place, self._place = self._place, "after"
         match place:
             case "before":
@@ -193,7 +198,7 @@ class ReasoningSplitter:
                 return "", content or "".join(self._lead)
             case "opened" | "inside":
                 rest = self._opening + self._scanner.release()
-                return self._thoughts.push(rest) + self._thoughts.release(), ""
+                return self._reasoning.push(rest) + self._reasoning.release(), ""
             case "after":
                 return "", ""
 
@@ -206,11 +211,11 @@ class ReasoningSplitter:
         self.begin = self._num_read - len(rest) - len(self._style.start)
         self._place = "inside"
         self._scanner = StopScanner((self._style.end,))
-        reasoning, answer = self._think(rest)
+        reasoning, answer = self._read_reasoning(rest)
         return reasoning, content + answer
 
     def _open(self, text: str) -> tuple[str, str]:
-        """Drop the start tag if the model writes it although the prompt did."""
+        """Drop the start tag if the model repeats it."""
         seen = (self._opening + text).lstrip()
         start = self._style.start
         if len(seen) < len(start) and start.startswith(seen):
@@ -218,11 +223,11 @@ class ReasoningSplitter:
             return "", ""
         self._opening = ""
         self._place = "inside"
-        return self._think(seen.removeprefix(start))
+        return self._read_reasoning(seen.removeprefix(start))
 
-    def _think(self, text: str) -> tuple[str, str]:
+    def _read_reasoning(self, text: str) -> tuple[str, str]:
         found, rest = self._find(text)
-        reasoning = self._thoughts.push(found)
+        reasoning = self._reasoning.push(found)
         if rest is None:
             return reasoning, ""
         self.end = self._num_read - len(rest)
@@ -237,7 +242,7 @@ class ReasoningSplitter:
         return text
 
     def _begin_answer(self, text: str) -> str:
-        """Hold back space at the beginning, which a start tag would make vanish."""
+        """Hold back whitespace at the beginning: a start tag behind it drops it."""
         if self._answer_begun:
             return text
         self._lead.append(text)
@@ -249,7 +254,12 @@ class ReasoningSplitter:
         return text
 
     def _find(self, text: str) -> tuple[str, str | None]:
-        """Look for the tag; what is before it, and what is after it once it is there."""
+        """Look for the tag.
+
+        Returns:
+          The text before the tag, as far as it is released, and the text behind it;
+          None for the latter while there is no tag.
+        """
         num_characters = self._scanner.num_held + len(text)
         found = self._scanner.scan(text)
         tag = self._scanner.stop
@@ -260,7 +270,7 @@ class ReasoningSplitter:
 
 
 class _Trimmer:
-    """A text without the space around it: that at its end is held back."""
+    """Drops the whitespace around a text. Whitespace at its end is held back."""
 
     __slots__ = ("_begun", "_space")
 

@@ -1,4 +1,4 @@
-"""Token ids of an answer that reasons into text, and how many of them are reasoning."""
+"""Turns token ids into reasoning and answer, and counts the tokens of the reasoning."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .vocabulary import Vocabulary
 
 
 class ReasoningDetokenizer(Detokenizer):
-    """A Detokenizer whose text is the answer alone, with the reasoning beside it.
+    """A Detokenizer that separates the reasoning from the text of the answer.
 
-    Stop strings are found before the text is split. A token counts as reasoning if a
-    character of it does, tags included, be it held back or not; so until the reasoning
-    ends tokens are taken one by one, as which they may not have come.
+    Stop strings are searched before the text is split. A token is reasoning if one of
+    its characters is; the tags count as reasoning, too. Tokens may arrive in groups,
+    which are split into single tokens until the reasoning ends.
 
     Args:
-      place: where the answer begins, as ReasoningTags.find_place tells.
+      place: the place at which the answer begins, from ReasoningTags.find_place.
     """
 
     __slots__ = ("_counter", "_splitter")
@@ -69,7 +69,7 @@ class ReasoningDetokenizer(Detokenizer):
         num_held = self.num_held
         delta = super().push((token_id,))
         if delta.token_ids:
-            # Less than none where a stop string ended the text before this token.
+            # Negative if a stop string ended the text before this token.
             added = len(delta.text) + self.num_held - num_held
             self._counter.push(max(0, added))
         return self._split(delta)
@@ -89,9 +89,9 @@ class ReasoningDetokenizer(Detokenizer):
 
 
 class _TokenCounter:
-    """Counts the tokens of a splitter's section, as soon as they are known to be of it.
+    """Counts the tokens of a splitter's reasoning section.
 
-    A token waits for as long as its text is held back.
+    A token is counted once the splitter knows the section of its text.
     """
 
     __slots__ = ("_num_characters", "_num_empty", "_splitter", "_waiting")
@@ -99,9 +99,9 @@ class _TokenCounter:
     def __init__(self, splitter: ReasoningSplitter) -> None:
         self._splitter = splitter
         self._num_characters = 0
-        # Tokens without a character: halves of the next token's first one.
+        # Tokens without a character of their own: parts of the next token's first one.
         self._num_empty = 0
-        # (offset of the first character, offset behind the last, tokens)
+        # (offset of the first character, offset behind the last one, number of tokens)
         self._waiting: deque[tuple[int, int, int]] = deque()
 
     @property
@@ -110,13 +110,13 @@ class _TokenCounter:
         return self._splitter.end is not None and not self._waiting
 
     def push(self, num_characters: int) -> None:
-        """Take a token, with the length of its text."""
+        """Take a token, whose text has so many characters."""
         self._num_empty += 1
         if num_characters:
             self._wait(num_characters)
 
     def count(self, *, is_final: bool) -> int:
-        """The tokens that turned out to be reasoning since the last call."""
+        """Return the number of tokens found to be reasoning since the last call."""
         if is_final and self._num_empty:
             self._wait(0)
         num_tokens = 0

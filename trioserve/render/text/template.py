@@ -1,8 +1,9 @@
 """The chat template: a program over a client's messages.
 
-Blocking: it is pure Python and runs in a renderer worker, under a clock. transformers
-renders it in its sandbox, which keeps it from the process but bounds neither its time
-nor its memory; what it refuses is the request's fault and becomes a 400.
+Blocking: it is pure Python, and runs in a renderer worker under a time limit.
+transformers runs it in its sandbox, which protects the process, but limits neither time
+nor memory. A template that refuses its messages is the client's fault and becomes a
+400.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from .template_form import TemplateForm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A template is a program over a client's messages: what it raises, short of running
-# out of memory, says that it was not written for them.
+# Errors that say that a template was not written for the client's messages: all but a
+# lack of memory.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -34,24 +35,25 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 
-# Names that the renderer itself passes to a template, or that would change how it is
-# called, besides the parameters of transformers' apply_chat_template.
+# Variables that a client may not set, besides the parameters of transformers'
+# apply_chat_template: the renderer passes them itself, or they would change the call.
 _RENDERER_NAMES = frozenset({"self", "conversations", "messages"})
 
-# A reason may quote the whole chat; a client needs its beginning.
+# A reason may quote the whole chat. Its beginning is enough for a client.
 _MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What a template is told besides the messages.
+    """The inputs of a template besides the messages.
 
     Args:
       add_generation_prompt: end with the header of the answer.
-      continue_final_message: leave the last message open, to be continued.
-      variables: further ones, by name.
+      continue_final_message: leave the last message open, so that the model continues
+        it.
+      variables: further variables by name.
       tools: JSON schemas of functions, for templates that show them to the model.
-      chat_template: used instead of the model's own.
+      chat_template: a template that is used instead of the model's own.
     """
 
     add_generation_prompt: bool = True
@@ -63,7 +65,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCall:
-    """One rendering, as plain values: it may be made in another process."""
+    """One run of a template, as plain values that can cross to another process."""
 
     source: str
     messages: list[dict[str, Any]]
@@ -78,7 +80,7 @@ class TemplateCall:
         Raises:
           InvalidParameter: it refuses these messages.
         """
-        # Here because it takes a second, which `import trioserve` need not.
+        # Imported here, so that `import trioserve` does not take a second longer.
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template
@@ -100,12 +102,12 @@ class TemplateCall:
 
 
 class ChatTemplate:
-    """A model's chat template, or templates.
+    """A model's chat template, or its named templates.
 
     Args:
-      tokenizer: its `chat_template`, special tokens and choice among named templates.
+      tokenizer: has the templates, the choice among them, and the special tokens.
       trusts_requests: whether a request may bring a template of its own.
-      image_token: the model's, if it sees images.
+      image_token: the model's image token; None for a model that sees no images.
     """
 
     def __init__(
@@ -121,23 +123,23 @@ class ChatTemplate:
             inspect.signature(tokenizer.apply_chat_template).parameters
         )
         self._image_token = image_token
-        # By the template's source, and by whether it is given tools.
+        # By the template's source, and by whether it gets tools.
         self._forms: dict[tuple[str, bool], TemplateForm] = {}
-        # Compiled and tried before the first request, which would wait for it.
+        # Compiled and probed now, so that the first request does not wait for it.
         with suppress(InvalidParameter):
             self.find_form(ChatOptions())
 
     def find_form(self, options: ChatOptions) -> TemplateForm:
-        """Return what the template that these options choose reads.
+        """Return the form of the template that these options choose.
 
-        Blocking, once for each template: it is tried (probing.py).
+        Blocks once for each template, which is probed (probing.py).
 
         Raises:
-          InvalidParameter: there is no template, or the request's is not welcome.
+          InvalidParameter: the model has no template, or the request may not bring one.
         """
         source = self._choose(options)
         if options.chat_template is not None:
-            return self._believe(source)
+            return self._assume_form(source)
         key = source, bool(options.tools)
         if key not in self._forms:
             self._forms[key] = self._probe(*key)
@@ -146,11 +148,11 @@ class ChatTemplate:
     def prepare(
         self, messages: list[dict[str, Any]], options: ChatOptions
     ) -> TemplateCall:
-        """Check everything but the messages; what is left to do may take long.
+        """Check the options. The returned call may take long.
 
         Raises:
-          InvalidParameter: there is no template, the request's is not welcome, or a
-            variable is not the client's to set.
+          InvalidParameter: the model has no template, the request may not bring one, or
+            a client may not set one of the variables.
         """
         if options.add_generation_prompt and options.continue_final_message:
             raise InvalidParameter(
@@ -164,7 +166,7 @@ class ChatTemplate:
                 )
         source = self._choose(options)
         if options.tools and not self.find_form(options).shows_tools:
-            # A client would wait for calls that the model cannot know of.
+            # The client would wait for calls of tools that the model does not see.
             raise InvalidParameter(
                 "tools", "the model's chat template has no place for tools"
             )
@@ -193,18 +195,18 @@ class ChatTemplate:
                 "prompt to /v1/completions, or start the server with --chat-template",
             )
         try:
-            # Among several named ones, the one for tools or the default.
+            # Of several named templates: the one for tools, or the default.
             return self._tokenizer.get_chat_template(
                 tools=list(map(dict, options.tools)) or None
             )
         except ValueError as error:
             raise InvalidParameter("messages", _shorten(error)) from None
 
-    def _believe(self, source: str) -> TemplateForm:
-        """Return the form for a request's own template.
+    def _assume_form(self, source: str) -> TemplateForm:
+        """Return the form of a request's own template.
 
-        It is not tried, because it may not end. Contents come as the model's own template
-        wants them, and what else it shows is its sender's business.
+        It is not probed, because it may never end. Contents come in the form of the
+        model's own template. The rest is assumed to work.
         """
         own = TemplateForm()
         with suppress(InvalidParameter):

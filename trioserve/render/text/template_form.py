@@ -1,29 +1,30 @@
-"""What a chat template reads and shows."""
+"""The inputs that a chat template reads and shows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-# The content of a message that calls tools: some text, the empty text, or None.
+# Contents of a message that calls tools: some text, the empty text, or None.
 CallContent = Literal["text", "empty", "none"]
 CALL_CONTENTS: Final[tuple[CallContent, ...]] = get_args(CallContent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateForm:
-    """What a template reads.
+    """The inputs that a template reads, and shows to the model.
 
     Args:
-      takes_strings: content that is one string.
-      takes_parts: content that is a list of parts.
-      image_token: what stands for an image where the template has no word for it; None
-        for a model that sees none.
-      shows_tools: the model sees the tools that it may call.
-      shows_calls_beside: contents of a message beside which its calls are shown.
-      shows_all_calls: not only the first call of a message is shown.
-      takes_arguments_as_text: a call's arguments are JSON in a string; else the object.
-      shows_results: messages of the role `tool` are shown.
+      takes_strings: it reads contents that are strings.
+      takes_parts: it reads contents that are lists of parts.
+      image_token: the text for an image, for templates that take strings alone; None
+        for a model that sees no images.
+      shows_tools: it shows the tools that the model may call.
+      shows_calls_beside: contents of a message beside which it shows the calls.
+      shows_all_calls: it shows all calls of a message, not only the first one.
+      takes_arguments_as_text: it reads the arguments of a call as JSON in a string,
+        otherwise as an object.
+      shows_results: it shows messages of the role `tool`.
     """
 
     takes_strings: bool = True
@@ -37,5 +38,5 @@ class TemplateForm:
 
 
 def text_part(text: str) -> dict[str, str]:
-    """Make a part of a content that is a list."""
+    """Return a text part for a content that is a list."""
     return {"type": "text", "text": text}

@@ -1,10 +1,10 @@
-"""Text to token ids, bounded before and after, and cut where a request asks for it.
+"""Turns text into token ids, within the model's length or a request's.
 
-Blocking: runs in a renderer worker. The raw tokenizer is shared by all of them:
+Blocking: runs in a renderer worker. All workers share the raw tokenizer.
 `encode_batch_fast` and `decode_batch` release the GIL (`encode` and `decode` hold it)
-and change nothing in it, whereas setting truncation or padding for a call, as
-transformers' `__call__` does, fails with "Already borrowed" while another thread is
-inside. So nobody needs a copy, and an addition to its vocabulary would reach everyone.
+and change nothing in the tokenizer. transformers' `__call__` sets truncation or padding
+for the call instead, which fails with "Already borrowed" while another thread is
+inside. An addition to the vocabulary would reach all workers.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from ...types.prompt import Prompt
 from .pieces import DOUBTED_TOKENS, count_at_least
 from .vocabulary import Vocabulary
 
-# English has four to five characters in a token. A text with fewer for each token of the
-# model may well fit, and is tokenized at once: else all of it would be read twice.
+# English has four to five characters in a token. A text with fewer characters for each
+# token of the model's length probably fits, so it is tokenized without a count in
+# pieces before, which would read all of it twice.
 _LIKELY_CHARACTERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeOptions:
-    """How a text becomes token ids.
+    """Options of tokenizing one text.
 
     Args:
-      add_special_tokens: the tokenizer's own, such as the one that begins a text.
-      truncate_to: tokens that are kept at most; None keeps all and refuses what is
-        longer than the model.
-      truncation_side: where tokens are dropped.
+      add_special_tokens: add the tokenizer's special tokens, such as one at the start.
+      truncate_to: the most tokens that are kept; None keeps all, and refuses a text
+        that is longer than the model.
+      truncation_side: the side on which tokens are dropped.
       cache_salt: see types.prompt.Prompt.
     """
 
     add_special_tokens: bool = True
     truncate_to: int | None = None
-    # The end of a prompt is what is answered; vLLM's default for generation too.
+    # The model answers the end of a prompt. vLLM has the same default for generation.
     truncation_side: Literal["left", "right"] = "left"
     cache_salt: str = ""
 
 
 class TextTokenizer:
-    """One model's tokenizer, with the model's length.
+    """A model's tokenizer, with the model's length.
 
     Args:
-      backend: nobody else changes it; without truncation or padding.
+      backend: a tokenizer without truncation or padding, which nobody changes.
       max_model_len: tokens of prompt and output together.
     """
 
@@ -64,7 +65,7 @@ class TextTokenizer:
 
         Raises:
           ContextLengthExceeded: the model could not add a single token to it.
-          InvalidParameter: it gives no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is no Unicode text.
         """
         if self._must_fit(options):
             self.check_length([text], param)
@@ -89,19 +90,19 @@ class TextTokenizer:
     def check_size(
         self, num_characters: int, options: TokenizeOptions, param: str
     ) -> None:
-        """Refuse a text that is too long even if all of its tokens are the longest.
+        """Refuse a text that is too long even if each of its tokens is the longest one.
 
         Raises:
-          ContextLengthExceeded
+          ContextLengthExceeded: it is too long.
         """
         if self._must_fit(options):
             self.check_num_characters(num_characters, param)
 
     def check_length(self, texts: Sequence[str], param: str) -> None:
-        """Refuse texts that are too long together, after the first pieces that prove it.
+        """Refuse texts that are too long together, without reading all of them.
 
         Raises:
-          ContextLengthExceeded
+          ContextLengthExceeded: they are too long.
           InvalidParameter: one is no Unicode text.
         """
         num_characters = sum(map(len, texts))
@@ -110,7 +111,7 @@ class TextTokenizer:
             check_encodable(text, param)
         limit = self._max_model_len
         if num_characters > _LIKELY_CHARACTERS * limit:
-            # Where each character is a token, the first piece proves it.
+            # If each character is a token, the first piece is enough.
             num_tokens = count_at_least(
                 self._backend, texts, limit, size=limit + 2 * DOUBTED_TOKENS
             )
@@ -119,7 +120,7 @@ class TextTokenizer:
     def encode_parts(
         self, texts: Sequence[str], add_special_tokens: bool, *, param: str
     ) -> list[tuple[int, ...]]:
-        """Return the ids of a text that was cut where something else stands in it.
+        """Return the token ids of the parts of one text, between which vectors stand.
 
         Raises:
           ContextLengthExceeded, InvalidParameter: as check_length.
@@ -130,7 +131,7 @@ class TextTokenizer:
         )
         ids = [tuple(encoding.ids) for encoding in encodings]
         if add_special_tokens:
-            # What is put around one text is put around all of them together.
+            # The special tokens around one text go around all parts together.
             first = self.encode(texts[0], True, param=param)
             begin = _find(first, ids[0])
             suffix = first[begin + len(ids[0]) :]
@@ -145,8 +146,8 @@ class TextTokenizer:
         return texts[0]
 
     def check_num_characters(self, num_characters: int, param: str) -> None:
-        """Refuse what no tokenization can make short enough, before it takes time."""
-        # Rounded up: as many tokens are needed even if all of them are the longest.
+        """Refuse a text that is too long for any tokenization, before it takes time."""
+        # Rounded up: the number of tokens if all of them were the longest one.
         num_tokens = -(-num_characters // self._vocabulary.longest_token)
         self._check_lower_bound(num_tokens, param)
 
@@ -169,22 +170,23 @@ class TextTokenizer:
             )
 
     def _must_fit(self, options: TokenizeOptions) -> bool:
-        """Whether what is too long is refused: it is, where too much of it is kept."""
+        """Whether a text that is too long is refused, because no truncation helps."""
         limit = options.truncate_to
         return limit is None or limit >= self._max_model_len
 
     def _encode_end(
         self, text: str, options: TokenizeOptions, param: str
     ) -> tuple[int, ...]:
-        """Tokenize more and more of the end that is kept, until there are tokens enough.
+        """Tokenize longer and longer parts at the kept end, up to enough tokens.
 
-        A cut may change the tokens of the word that it goes through, so that it is made
-        at a distance: as many tokens again as are kept, or as many as are doubted.
+        A cut may change the tokens of the word around it. So the text is cut at a
+        distance from the kept tokens: as many tokens again, or DOUBTED_TOKENS if that
+        is more.
         """
         limit = options.truncate_to
         assert limit is not None, "only truncated texts are cut"
         enough = limit + max(limit, DOUBTED_TOKENS)
-        # No token is longer, so that there are enough of them.
+        # So many characters have enough tokens even if each token is the longest one.
         longest = min(len(text), self._vocabulary.longest_token * enough)
         length = 2 * enough
         while True:
@@ -197,7 +199,7 @@ class TextTokenizer:
 
 
 def cut(token_ids: tuple[int, ...], options: TokenizeOptions) -> tuple[int, ...]:
-    """Drop the tokens that `options` has no room for."""
+    """Drop tokens above the limit of `options`."""
     limit = options.truncate_to
     if limit is None or len(token_ids) <= limit:
         return token_ids
@@ -214,13 +216,13 @@ def _find(haystack: tuple[int, ...], needle: tuple[int, ...]) -> int:
 
 
 def check_encodable(text: str, param: str, begin: int = 0) -> None:
-    """Refuse what is no Unicode text.
+    """Refuse a string that is no Unicode text, such as half of a surrogate pair.
 
     Args:
-      begin: where in what the client sent the text begins.
+      begin: the text's offset in the string that the client sent.
 
     Raises:
-      InvalidParameter
+      InvalidParameter: it is no Unicode text.
     """
     try:
         text.encode()

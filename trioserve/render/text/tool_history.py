@@ -1,7 +1,7 @@
-"""Calls of tools that a conversation has seen before, and their results.
+"""Earlier tool calls of a conversation, and their results.
 
-A model that does not see its own calls takes their results for somebody else's words. So
-what the template would leave out is refused.
+A model that does not see its own calls takes the results for somebody else's words. So
+a call or a result that the template would leave out is refused.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from .fields import read_fields
 from .nesting import check_nesting
 from .template_form import TemplateForm, text_part
 
-# The decoder holds the interpreter: for 13 seconds over 48 MiB of empty lists. This much
-# takes it 10 to 20 ms, as the tools of a request may (http/decode/schema.py). A file of a thousand
-# lines, which an agent writes, is a sixth of it.
+# The JSON decoder holds the GIL: for 13 seconds over 48 MiB of empty lists, and for 10
+# to 20 ms over this many characters. The tools of a request have the same limit
+# (http/decode/schema.py). A file of a thousand lines, which an agent may write, has a
+# sixth.
 MAX_ARGUMENTS: Final = 262_144
 
 
 class ToolHistory:
-    """Brings the calls and results of one conversation into the template's form."""
+    """Converts the calls and results of one conversation to the template's form."""
 
     def __init__(self, form: TemplateForm) -> None:
         self._form = form
@@ -32,11 +33,11 @@ class ToolHistory:
     def read_calls(
         self, message: dict[str, Any], param: str, *, has_content: bool
     ) -> None:
-        """Check a message's `tool_calls` and replace them, and its content where needed.
+        """Check a message's `tool_calls`, and convert them, and its content if needed.
 
         Args:
-          message: its content is in the template's form.
-          param: where the calls stand, for errors.
+          message: its content is in the template's form already.
+          param: the field of the calls in the request, for errors.
           has_content: the client sent some content, which may be empty.
 
         Raises:
@@ -58,9 +59,9 @@ class ToolHistory:
         message["content"] = self._place(message["content"], param, has_content)
 
     def read_result(self, message: dict[str, object], param: str) -> None:
-        """Check a message of the role `tool`, and name the tool that was called.
+        """Check a message of the role `tool`, and add the name of the called tool.
 
-        OpenAI's clients send the id of the call alone, and some templates want the name.
+        OpenAI's clients send only the id of the call; some templates want the name.
 
         Raises:
           InvalidParameter: the template would not show it.
@@ -89,8 +90,8 @@ class ToolHistory:
     def _read_arguments(self, sent: object, param: str) -> object:
         """Return arguments, which OpenAI's API carries as JSON in a string.
 
-        Most templates were trained on the object and print that. Others, such as
-        DeepSeek's, add the string to their text.
+        Most templates print the object. Others, such as DeepSeek's, concatenate the
+        string with their text.
         """
         if sent is None or sent == "":
             sent = {}
@@ -99,11 +100,11 @@ class ToolHistory:
         check_nesting(param, arguments)
         if not self._form.takes_arguments_as_text:
             return arguments
-        # A client's own text stays as it was, so that the prefix cache knows it.
+        # The client's own text stays unchanged, so that the prefix cache finds it.
         return sent if is_text else json.dumps(arguments, ensure_ascii=False)
 
     def _place(self, content: object, param: str, has_content: bool) -> object:
-        """Return the content beside which the template shows a message's calls."""
+        """Return the content with which the template shows the message's calls."""
         shown = self._form.shows_calls_beside
         is_empty = content in ("", [], [text_part("")])
         if is_empty and "none" in shown and not (has_content and "empty" in shown):

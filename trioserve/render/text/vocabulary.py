@@ -1,10 +1,10 @@
-"""What each token says, in bytes: the table that text is put together from.
+"""The bytes of each token: text is put together from them.
 
-A token need not end where a character ends, so its text is bytes. Byte-level
-tokenizers (GPT-2, Llama 3, Qwen, SmolLM) spell every byte as a printable character;
-SentencePiece's (Llama 2, Gemma, Mistral) spell words with U+2581 for a space, and
-bytes that no word covers as <0xE4>. In both, a text's bytes are its tokens' bytes in
-a row, except that SentencePiece drops a space where the text begins.
+A token need not end where a character ends, so its text is bytes. Byte-level tokenizers
+(GPT-2, Llama 3, Qwen, SmolLM) spell every byte as a printable character. SentencePiece
+tokenizers (Llama 2, Gemma, Mistral) spell words, with U+2581 for a space, and bytes
+outside of words as <0xE4>. In both, the bytes of a text are the bytes of its tokens in
+a row. One exception: SentencePiece drops a space at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import re
 
 from tokenizers import Tokenizer
 
-# Joined token by token and compared with the tokenizer's own text before serving:
-# several scripts, bytes outside any vocabulary, runs of spaces, line ends.
+# Before serving, this text is joined token by token and compared with the tokenizer's
+# own result. It has several scripts, bytes outside any vocabulary, runs of spaces, line
+# ends.
 _SAMPLE = (
     'Hello, world! It\'s 12:30.\n\n  naïve café, "quoted"\t你好 мир 🙂 e\u0301\u200d.'
 )
@@ -26,7 +27,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _map_byte_characters() -> dict[str, int]:
-    """The printable character that stands for each byte.
+    """Map each printable character to the byte that it stands for.
 
     Source: bytes_to_unicode of OpenAI's GPT-2 encoder.
     """
@@ -41,10 +42,10 @@ _BYTE_OF_CHARACTER = _map_byte_characters()
 
 
 class _Table(dict[int, bytes]):
-    """Token bytes, each worked out when it is first asked for.
+    """Bytes by token id, each computed at its first use.
 
-    A vocabulary has up to 256,000 tokens and a conversation uses few of them. A hit
-    is one dictionary access without a Python frame.
+    A vocabulary has up to 256,000 tokens, and a conversation uses few of them. A hit is
+    one dictionary access without a Python frame.
     """
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
@@ -57,23 +58,23 @@ class _Table(dict[int, bytes]):
 
 
 class Vocabulary:
-    """Bytes of every token of one tokenizer.
+    """The bytes of every token of a tokenizer.
 
     Args:
-      tokenizer: read only, and only by calls that take microseconds.
+      tokenizer: it is only read, and only by calls that take microseconds.
 
     Attributes:
       size: ids run from 0 to size - 1; some may be unused.
-      longest_token: characters of the longest token, at least.
+      longest_token: an upper bound of the characters of a token.
       special_token_ids: tokens that `skip_special_tokens` leaves out.
-      drops_first_space: a space is left out where a text begins.
+      drops_first_space: the tokenizer leaves out a space at the beginning of a text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         ids = tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(ids.values(), default=-1) + 1
-        # In bytes for byte-level tokenizers: never less than in characters.
+        # Bytes for byte-level tokenizers, which are never fewer than characters.
         self.longest_token = max(map(len, ids), default=1)
         self.special_token_ids = frozenset(
             token_id
@@ -81,12 +82,12 @@ class Vocabulary:
             if token.special
         )
         self._all = _Table(self._choose_spelling())
-        # By the special tokens that are left in.
+        # Tables without special tokens, by the special tokens that are kept.
         self._plain: dict[frozenset[int], _Table] = {}
         self.drops_first_space = self._drops_first_space()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token inside a text; none for an id that has no token."""
+        """Return the bytes of a token inside a text; none for an id without a token."""
         return self._all[token_id]
 
     def choose_speller(
@@ -95,7 +96,7 @@ class Vocabulary:
         skip_special_tokens: bool,
         kept_token_ids: frozenset[int] = frozenset(),
     ) -> Callable[[int], bytes]:
-        """Return what gives the bytes that a token inside a text adds to it.
+        """Return a function from a token id to the bytes that it adds to a text.
 
         Args:
           kept_token_ids: special tokens that are not skipped.
@@ -108,12 +109,12 @@ class Vocabulary:
         return self._plain[kept_token_ids].__getitem__
 
     def join(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
-        """The bytes that tokens inside a text add to it."""
+        """Return the bytes that tokens add inside a text."""
         spell = self.choose_speller(skip_special_tokens=skip_special_tokens)
         return b"".join(map(spell, token_ids))
 
     def joins_as_decoded(self) -> bool:
-        """Whether a sample's text is what its tokens' bytes give in a row."""
+        """Whether the joined bytes of a sample's tokens are the sample's text."""
         sample = self._tokenizer.encode_batch_fast([_SAMPLE], add_special_tokens=False)
         ids = sample[0].ids
         joined = self.join(ids, skip_special_tokens=False)
@@ -131,7 +132,7 @@ class Vocabulary:
         decoders = list_decoders(self._tokenizer)
         if "ByteLevel" in decoders:
             return self._spell_byte_level
-        # A token that is no start of a text: what follows it stands inside a text.
+        # Decoded in front of each token, so that the token stands inside a text.
         anchor = self._tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         anchor_text = self._decode(anchor)
         has_byte_tokens = "ByteFallback" in decoders
@@ -152,7 +153,7 @@ class Vocabulary:
         try:
             return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
         except KeyError:
-            # An added token is spelt as it is; the decoder tells by the same rule.
+            # An added token is plain text; the decoder uses the same rule.
             return token.encode()
 
     def _drops_first_space(self) -> bool:
@@ -162,7 +163,7 @@ class Vocabulary:
 
 
 def list_decoders(tokenizer: Tokenizer) -> frozenset[str]:
-    """The kinds of steps in which tokens become text, such as "ByteLevel"."""
+    """Return the types of the tokenizer's decoding steps, such as "ByteLevel"."""
     if tokenizer.decoder is None:
         return frozenset()
     spec = json.loads(tokenizer.decoder.__getstate__())

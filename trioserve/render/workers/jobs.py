@@ -1,22 +1,22 @@
-"""Many texts of one request, divided into jobs: one call in a worker each."""
+"""Divides the texts of one request into jobs: each is one call in a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Long enough that its thread is worth it, and short enough (15 ms) that the texts of other
-# requests do not wait long for the worker.
+# A job of this size takes 15 ms: much longer than the switch to a thread, and short
+# enough that other requests do not wait long for the worker.
 _JOB_TEXTS = 32
 _JOB_CHARACTERS = 65536
 
-# What a job has room for where a text's length is not known.
+# Assumed for a text of unknown length, so that a job takes _JOB_TEXTS of them.
 UNKNOWN_SIZE = _JOB_CHARACTERS // _JOB_TEXTS
 
 
 def cut_jobs(sizes: Sequence[int]) -> list[range]:
-    """Divide texts into jobs: a bounded number of texts and characters each.
+    """Divide texts into jobs of a bounded number of texts and characters.
 
-    A text is not divided.
+    A long text is a job of its own.
 
     Args:
       sizes: characters of each text.

@@ -1,9 +1,9 @@
-"""Processes that run chat templates: the one kind of rendering that holds the GIL.
+"""Processes that run chat templates, the one kind of rendering that holds the GIL.
 
-A template is pure Python. In a thread it takes turns with the event loop, which makes
-every turn late and lets no two templates run at once; and a thread cannot be stopped,
-nor its memory be bounded. In a process it costs half a millisecond more, a template that
-does not end is ended, and one that wants gigabytes does not get them.
+A template is pure Python. In a thread it alternates with the event loop, which makes
+every turn of the loop late, and two templates never run at once. A thread cannot be
+stopped either, and its memory has no bound. In a process a template costs half a
+millisecond more. But it can be ended, and its memory has a limit.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
-# A template is interrupted between two instructions of Python. One that is inside of a
-# single long one, such as 'a' * 10**9, is killed with its process so much later.
+# A template is interrupted between two instructions of Python. If a single instruction,
+# such as 'a' * 10**9, takes longer, the process is killed after so much more time.
 _KILL_SECONDS = 2.0
 
-# What a template may allocate beyond what a process has from the start. The longest
-# bodies that the server takes are a tenth of it.
+# The memory that a template may allocate, besides the process's own. The longest
+# request bodies have a tenth of it.
 _MEMORY_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatistics:
-    """How busy the processes are.
+    """The load of the processes.
 
     Args:
       processes: templates that may run at once.
-      busy: those that do.
-      waiting: templates that wait for one.
+      busy: templates that run.
+      waiting: templates that wait for a process.
     """
 
     processes: int
@@ -52,11 +52,11 @@ class ProcessStatistics:
 
 
 class TemplateProcesses:
-    """Runs templates in up to so many processes, short conversations first.
+    """Runs templates in a bounded number of processes, short conversations first.
 
     Attributes:
-      limiter: a token for each process.
-      num_killed: processes that had to be killed, each replaced by the next call.
+      limiter: has a token for each process.
+      num_killed: processes that had to be killed; the next call replaces each.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class TemplateProcesses:
         """Run one template.
 
         Args:
-          seconds: counted from when a process begins it; waiting for one is free.
-          expected_seconds: what it may take, for its place among those that wait.
+          seconds: its time limit, without the time that it waits for a process.
+          expected_seconds: its expected time, which decides when its turn comes.
 
         Raises:
-          TookTooLong: it was ended.
+          TookTooLong: it exceeded its time limit and was ended.
           InvalidParameter: it refuses its messages, or needs too much memory.
         """
         async with self._turns.hold(expected_seconds):
@@ -94,7 +94,7 @@ class TemplateProcesses:
                 call,
                 seconds,
                 kill_on_cancel=True,
-                # One that never waits: whoever comes here has a place.
+                # A new limiter never waits: self._turns has assigned a place already.
                 limiter=trio.CapacityLimiter(1),
             )
         except MemoryError:
@@ -116,9 +116,9 @@ class TemplateProcesses:
 async def open_template_processes(
     num_processes: int,
 ) -> AsyncIterator[TemplateProcesses | None]:
-    """Start the processes and keep them until the block is left; None for no process.
+    """Run the processes while the block runs; None if their number is 0.
 
-    They are warm when the block begins: no client waits for a second of imports.
+    They have finished their imports when the block begins, so no client waits for that.
     """
     if num_processes == 0:
         yield None
@@ -144,11 +144,11 @@ _HELLO = TemplateCall(
 )
 
 
-# In the process.
+# The rest runs in a process of its own.
 
 
 def _bound_memory() -> None:
-    # The library that renders is loaded first: its own memory is not the template's.
+    # Loads the library first, so that its memory does not count as the template's.
     _HELLO.render()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MEMORY_BYTES
@@ -156,10 +156,10 @@ def _bound_memory() -> None:
 
 
 def _render_limited(call: TemplateCall, seconds: float) -> str:
-    """Run a template under an alarm clock.
+    """Run a template with a time limit.
 
     Raises:
-      TookTooLong
+      TookTooLong: it exceeded the limit.
     """
     signal.signal(signal.SIGALRM, _raise_too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)

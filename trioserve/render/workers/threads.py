@@ -1,9 +1,9 @@
-"""The renderer workers: threads under one limiter, with a clock on what cannot end.
+"""The renderer workers: threads under one limiter, with a time limit for some calls.
 
-A thread cannot be stopped. A call that runs longer than it may is *abandoned*: its task
-goes on with an error, its worker's place goes to the next call, and its thread is
-counted until it ends. Where too many are under way, no further call that might end so is
-begun, or clients could fill the process with threads that compete for the GIL.
+A thread cannot be stopped. A call that exceeds its time limit is *abandoned*: its task
+goes on with an error, its worker takes the next call, and its thread counts until it
+ends. If too many threads are abandoned, further calls with a time limit are refused.
+Otherwise clients could fill the process with threads that compete for the GIL.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# Characters of which a worker makes tokens in a second: a megabyte of digits takes 1.2
-# seconds, of English 0.5, of spaces 0.5 (SmolLM2's tokenizer, on one of two cores).
+# A worker tokenizes about so many characters in a second: a megabyte of digits takes
+# 1.2 seconds, of English 0.5, of spaces 0.5 (SmolLM2's tokenizer, on one of two cores).
 _CHARACTERS_PER_SECOND = 1e6
 
-# Two for each worker: enough for a few unlucky requests, and with the workers
-# themselves still few threads.
+# Two for each worker are enough for a few unlucky requests, and are still few threads.
 _ABANDONED_PER_WORKER = 2
 
 
 def expect_seconds(num_characters: int) -> float:
-    """Return what a text's rendering takes at most, about."""
+    """Estimate an upper bound of the time that a text's rendering takes."""
     return num_characters / _CHARACTERS_PER_SECOND
 
 
 @asynccontextmanager
 async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
-    """Hold one of a limiter's tokens in the block, on nobody's behalf.
+    """Hold one of a limiter's tokens in the block, on behalf of no task.
 
-    `async with limiter` gives one to the task, which may have only one at a time and
-    may want to do several such things side by side.
+    `async with limiter` borrows on behalf of the task, which may have only one token at
+    a time. Some tasks need several.
     """
     holder = object()
     await limiter.acquire_on_behalf_of(holder)
@@ -54,15 +53,15 @@ async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
 
 
 class TookTooLong(Exception):
-    """Raised in place of an abandoned call's result."""
+    """Raised when a call exceeds its time limit."""
 
 
 @contextmanager
 def explain_slow_template(seconds: float) -> Iterator[None]:
-    """Tell the client why its conversation was given up after so long.
+    """Turn TookTooLong into an error that tells the client of the time limit.
 
     Raises:
-      InvalidParameter
+      InvalidParameter: the block raised TookTooLong.
     """
     try:
         yield
@@ -75,13 +74,13 @@ def explain_slow_template(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendererStatistics:
-    """How busy the renderer workers are.
+    """The load of the renderer workers.
 
     Args:
       workers: threads that may work at once.
-      busy: those that do.
-      waiting: calls that wait for one.
-      abandoned: threads that still run a call for which nobody waits any more.
+      busy: threads that work.
+      waiting: calls that wait for a thread.
+      abandoned: threads that still run a call whose task has gone on without it.
     """
 
     workers: int
@@ -91,38 +90,38 @@ class RendererStatistics:
 
 
 class RendererWorkers:
-    """Runs blocking calls in a bounded number of threads, short ones first (turns.py).
+    """Runs blocking calls in a bounded number of threads, short calls first (turns.py).
 
-    A call that is cancelled while it waits for a worker is never made; one that a
-    worker has begun is waited for, as long as it may take.
+    A call that is cancelled while it waits for a worker never runs. After its start a
+    cancelled task waits for its end.
 
     Attributes:
-      limiter: a token for each worker; the workers alone take them.
+      limiter: has a token for each worker; only this class takes them.
     """
 
     def __init__(self, num_workers: int) -> None:
         self.limiter = trio.CapacityLimiter(num_workers)
         self._turns = Turns(self.limiter)
-        # Whoever has one of `limiter`'s tokens may have a thread at once; trio's own
-        # would keep an abandoned thread's token.
+        # Unlimited, because a call already has a token of `limiter`. If trio took that
+        # token for the thread, an abandoned thread would keep it.
         self._threads = trio.CapacityLimiter(math.inf)
         self._abandoned: list[_Call[Any]] = []
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so many threads are abandoned that limited calls are refused."""
+        """Whether calls with a time limit are refused: too many are abandoned."""
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
         return self._count_abandoned() >= limit
 
     def resize(self, num_workers: int) -> None:
-        """Let so many threads work at once from now on."""
+        """Change the number of threads that may work at once."""
         self._turns.resize(num_workers)
 
     async def run(self, work: Callable[[], T], *, expected_seconds: float = 0.0) -> T:
-        """Make a call whose time is bounded by its input's size.
+        """Run a call whose time is bounded by the size of its input.
 
         Args:
-          expected_seconds: what it may take, for its place among those that wait.
+          expected_seconds: its expected time, which decides when its turn comes.
         """
         async with self._turns.hold(expected_seconds):
             return await trio.to_thread.run_sync(work, limiter=self._threads)
@@ -130,29 +129,28 @@ class RendererWorkers:
     async def run_limited(
         self, work: Callable[[], T], seconds: float, *, expected_seconds: float = 0.0
     ) -> T:
-        """Make a call that may never end.
+        """Run a call that may never end.
 
         Args:
-          seconds: counted from when a worker begins it; waiting for one is free.
-          expected_seconds: as of run.
+          seconds: its time limit, without the time that it waits for a worker.
+          expected_seconds: as for run.
 
         Raises:
-          TookTooLong: it was abandoned.
-          RendererStuck: too many calls were, and their threads still run.
+          TookTooLong: it exceeded its time limit and was abandoned.
+          RendererStuck: too many abandoned calls still run.
         """
         call = _Call(work)
         async with self._turns.hold(expected_seconds):
             if self.is_stuck:
                 raise RendererStuck()
-            # Shielded: a client that leaves does not turn a healthy thread into an
-            # abandoned one.
+            # Shielded, so that a client that leaves does not abandon a healthy thread.
             with trio.move_on_after(seconds, shield=True):
                 return await trio.to_thread.run_sync(
                     call.run, limiter=self._threads, abandon_on_cancel=True
                 )
         self._abandoned.append(call)
         logger.warning(
-            "a render was abandoned after %g s; %d such threads run",
+            "a rendering call was abandoned after %g s; %d abandoned threads still run",
             seconds,
             self._count_abandoned(),
         )
@@ -173,7 +171,7 @@ class RendererWorkers:
 
 
 class _Call(Generic[T]):
-    """One limited call, which knows whether its thread is through with it."""
+    """A call with a time limit, which records its end."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work

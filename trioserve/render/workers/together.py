@@ -1,4 +1,4 @@
-"""Several awaitables side by side, of which the first failure ends all."""
+"""Runs several awaitables at once; the first failure cancels the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def run_together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Make calls side by side; the results are in their order.
+    """Run calls at once, and return their results in the order of the calls.
 
-    Where one fails the others are cancelled, so none goes on for a request that is
-    answered already, and its error is raised alone.
+    If one fails, the others are cancelled, because the request is answered with that
+    error. The error is raised without an exception group.
     """
     if len(calls) == 1:
         return [await calls[0]()]
@@ -30,6 +30,6 @@ async def run_together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
             for index in range(len(calls)):
                 nursery.start_soon(run, index)
     except* TrioserveError as errors:
-        # Two may fail in the same turn; one answer has room for one of them.
+        # Two may fail in the same turn of the loop; the answer reports one error.
         raise find_first(errors) from None
     return [results[index] for index in range(len(calls))]

@@ -1,16 +1,17 @@
-"""Whose turn it is to work: short work goes before long work, and nobody waits for ever.
+"""The order in which work runs: short work first, but no work waits for ever.
 
-Work is sorted into classes by the time that it is expected to take, each up to four times
-that of the one before. In a class who came first goes first. The classes that have work
-waiting share the time evenly, and one that had none begins at once:
+Work is sorted into classes by its expected time. Each class takes work of up to four
+times the time of the class before. Within a class the order is first come, first
+served. The classes with waiting work share the time evenly, and work in an empty class
+begins at once. So:
 
-* Short work waits for what has begun, and not for the long work that waits.
-* Long work has its share of the time, however much short work comes.
+* Short work waits for work that runs, but not for long work that waits.
+* Long work gets its share of the time even if short work never ends.
 
-Were all work in one line, with the shortest first until others had waited for too long,
-then a burst of long work would be ahead of all that came later, once it had waited.
+A single queue with the shortest work first, and a bonus for long waits, would be worse:
+after a burst of long work had waited long enough, it would be ahead of all later work.
 
-Where several may work at once, long work leaves a place to others.
+If several pieces of work may run at once, long work leaves one place to shorter work.
 
 Source: Goyal, Vin and Cheng 1996, "Start-time fair queuing".
 """
@@ -24,22 +25,22 @@ from contextlib import asynccontextmanager
 
 import trio
 
-# Seconds that work of each class takes at most; there is one more for all else.
+# The most seconds that work of each class takes; one more class has longer work.
 _BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024)
 
-# What work counts at least: to wake a thread up takes a tenth of it.
+# All work counts as at least so long. To wake a thread up takes a tenth of it.
 _LEAST_SECONDS = 0.001
 
-# Who waits for work of this class or a longer one notices it.
+# Work of this class and longer ones is long: others notice that they wait for it.
 _FIRST_LONG = 4
 
 
 class Turn:
-    """A piece of work that waits for its turn, or has it.
+    """A piece of work that waits for its turn, or runs.
 
     Attributes:
-      seconds: that it is expected to take.
-      begun: set when its turn has come.
+      seconds: the time that it is expected to take.
+      begun: is set when its turn comes.
     """
 
     __slots__ = ("begun", "index", "seconds")
@@ -51,15 +52,15 @@ class Turn:
 
     @property
     def is_long(self) -> bool:
-        """Whether it leaves a place to shorter work."""
+        """Whether it must leave a place to shorter work."""
         return self.index >= _FIRST_LONG
 
 
 class _Class:
-    """Turns that wait, in the order in which they came.
+    """The waiting turns of one class, in the order of their arrival.
 
     Attributes:
-      begin: the time, as shared by the classes, at which the first of them begins.
+      begin: the virtual time, common to all classes, at which the first turn begins.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,10 @@ class _Class:
 
 
 class TurnQueue:
-    """Turns that wait. It knows no clock: its time is that of the work it lets begin."""
+    """The waiting turns of all classes.
+
+    It reads no clock. Its virtual time advances by the expected times of begun work.
+    """
 
     def __init__(self) -> None:
         self._classes = [_Class() for _ in range(len(_BOUNDS) + 1)]
@@ -78,22 +82,22 @@ class TurnQueue:
         return sum(len(each.turns) for each in self._classes)
 
     def add(self, seconds: float) -> Turn:
-        """Let work wait that is expected to take so many seconds."""
+        """Add work that is expected to take so many seconds."""
         turn = Turn(seconds)
         its_class = self._classes[turn.index]
         if not its_class.turns:
-            # Nobody saves time up by not using it.
+            # A class does not save up the time in which it had no work.
             its_class.begin = max(its_class.begin, self._now)
         its_class.turns[turn] = None
         return turn
 
     def pop(self, *, takes_long: bool) -> Turn | None:
-        """Take the next one out, if there is any; a long one only where it may be."""
+        """Remove and return the next turn, if any; a long one only if `takes_long`."""
         classes = self._classes if takes_long else self._classes[:_FIRST_LONG]
         waiting = [each for each in classes if each.turns]
         if not waiting:
             return None
-        # Among equals the shorter.
+        # min() returns the first of equals: the class of shorter work.
         first = min(waiting, key=lambda each: each.begin)
         turn, _ = first.turns.popitem(last=False)
         self._now = first.begin
@@ -101,15 +105,15 @@ class TurnQueue:
         return turn
 
     def discard(self, turn: Turn) -> None:
-        """Forget one that still waits."""
+        """Remove a turn that still waits."""
         del self._classes[turn.index].turns[turn]
 
 
 class Turns:
-    """Gives a limiter's tokens to work, in its order.
+    """Assigns a limiter's tokens to work, in the order of TurnQueue.
 
     Args:
-      limiter: says how much work is done at once; nobody else takes its tokens.
+      limiter: bounds the work that runs at once; only this class takes its tokens.
     """
 
     def __init__(self, limiter: trio.CapacityLimiter) -> None:
@@ -122,16 +126,16 @@ class Turns:
         return len(self._queue)
 
     def resize(self, total_tokens: int) -> None:
-        """Let so much work be done at once from now on."""
+        """Change how much work may run at once."""
         self._limiter.total_tokens = total_tokens
         self._begin()
 
     @asynccontextmanager
     async def hold(self, seconds: float = 0.0) -> AsyncIterator[None]:
-        """Wait for a turn and have it in the block.
+        """Wait for a turn, and hold it while the block runs.
 
         Args:
-          seconds: that the block is expected to take.
+          seconds: the time that the block is expected to take.
         """
         turn = self._queue.add(seconds)
         self._begin()
@@ -143,9 +147,9 @@ class Turns:
             self._begin()
 
     def _begin(self) -> None:
-        """Let work begin for which there is a token."""
+        """Begin work while there are free tokens."""
         while self._limiter.available_tokens > 0:
-            # With one place in all, it is long work's too.
+            # If there is only one place, long work may take it, too.
             num_places = max(1, self._limiter.total_tokens - 1)
             turn = self._queue.pop(takes_long=self._num_long < num_places)
             if turn is None:

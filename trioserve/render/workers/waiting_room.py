@@ -1,8 +1,8 @@
-"""How many requests, and how much text of them, may wait to be rendered.
+"""Bounds the requests, and their text, that are rendered or wait for it.
 
-A request enters when its body was decoded and leaves when it is rendered. So it is refused
-at the door or not at all: what it asks of the workers inside (turns.py) is bounded by who
-was let in, as is what is written of answers, which does not enter again.
+A request enters after its body is decoded, and leaves when it is rendered. So a request
+is refused here or not at all. The work inside (turns.py) is bounded by the admitted
+requests. This includes the writing of their answers, which does not enter again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ...config import RenderConfig, parse_bytes
 from ...errors import RendererFull
 from ...observe import Pace
 
-# What a request without any text takes, as characters: half a millisecond.
+# The cost of a request without text, in characters: half a millisecond.
 _REQUEST_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRoomStatistics:
-    """Who is in the room.
+    """The requests in the room.
 
     Args:
-      num_requests: those that are rendered or wait for it.
-      num_characters: their text.
+      num_requests: requests that are rendered or wait for it.
+      num_characters: the length of their text.
     """
 
     num_requests: int
@@ -36,21 +36,21 @@ class WaitingRoomStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingRoomCounters:
-    """What happened at the door.
+    """Counts of entries since the start.
 
     Args:
-      refused: requests that were told to come again.
+      refused: requests that were refused with a time to retry.
     """
 
     refused: int
 
 
 class WaitingRoom:
-    """Lets requests in until there are too many of them, or too much text.
+    """Admits requests until there are too many of them, or too much text.
 
     Args:
-      max_requests, max_characters: of all who are inside. One request alone may have
-        more text: else it would never be let in.
+      max_requests, max_characters: limits of all requests inside. A request that is
+        alone may have more text, because it would never enter otherwise.
     """
 
     def __init__(self, max_requests: int, max_characters: int) -> None:
@@ -63,13 +63,13 @@ class WaitingRoom:
 
     @contextmanager
     def enter(self, num_characters: int) -> Iterator[None]:
-        """Be in the room while the block runs.
+        """Enter, and stay in the room while the block runs.
 
         Args:
-          num_characters: of the request's text, about.
+          num_characters: the approximate length of the request's text.
 
         Raises:
-          RendererFull: there is no room.
+          RendererFull: the room is full.
         """
         self._check_room(num_characters)
         self._count(1, num_characters)
@@ -111,7 +111,7 @@ class WaitingRoom:
 
 
 def open_waiting_room(config: RenderConfig) -> WaitingRoom:
-    """Make the room that a renderer's configuration asks for."""
+    """Make a room with the limits of a configuration."""
     return WaitingRoom(
         config.renderer_max_requests,
         parse_bytes("renderer_max_text", config.renderer_max_text),
