@@ -140,17 +140,18 @@ async def test_a_reset_forgets_all_and_the_step_under_way() -> None:
     assert stall.statistics() == fresh
 
 
-async def test_the_line_for_a_log_names_the_worst_first() -> None:
+async def test_the_lines_for_a_log_name_the_worst_task() -> None:
     clock = Clock()
     stall = LoopStall(clock=clock, num_offenders=1)
-    assert stall.describe().endswith("over 5 ms: none")
+    assert len(stall.describe().splitlines()) == 2
     run_step(stall, clock, 0.25)
     run_step(stall, clock, 0.5)
     name = trio.lowlevel.current_task().name
-    assert stall.describe() == (
-        "2 task steps, longest 500 ms; 0 loop turns, longest 0 ms; "
-        f"over 5 ms: {name} 2 x, longest 500 ms, 750 ms in all"
-    )
+    assert stall.describe().splitlines() == [
+        "2 task steps, longest 500 ms",
+        "0 loop turns, longest 0 ms",
+        f"2 slow steps, 750 ms: {name}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""The command line's flags, one for each option."""
+"""Flags of the command line, one for each option: read, and written for the log."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+import shlex
 from typing import Any, get_args, get_origin
 
 from ..errors import ForeignOption, InvalidConfig
 from .foreign import explain_foreign
-from .options import Option, explain_unknown, list_options
+from .options import Option, explain_unknown, list_changes, list_options
 
 _SEE_HELP = "there is no such option; --help lists all"
 
@@ -113,3 +114,15 @@ def _spell(argument: str) -> str:
         return argument
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def write_flags(config: object) -> list[str]:
+    """Return the flags of all options that differ from their defaults, with values."""
+    return [_write_flag(option, value) for option, value in list_changes(config)]
+
+
+def _write_flag(option: Option, value: object) -> str:
+    if isinstance(value, bool):
+        return option.flag if value else option.flag.replace("--", "--no-", 1)
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([option.flag, *(shlex.quote(str(each)) for each in values)])

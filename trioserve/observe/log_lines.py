@@ -7,6 +7,7 @@ messages, in those of hypercorn, and in the texts of exceptions.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 # A record begins with its time. Nothing that begins with spaces is taken for one.
@@ -36,13 +37,17 @@ class LineFormatter(logging.Formatter):
 
 
 def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -> None:
-    """Have the root logger write to stderr, unless somebody has set it up.
+    """Let the root logger write to stderr, unless it has been set up before.
+
+    For our own processes, which show no progress bars of libraries: those of Hugging
+    Face read the variable as they are imported.
 
     Args:
       level: as in logging.
-      origin: names the process in each line, where there are several of its kind.
-      again: do it all the same.
+      origin: a name of the process for each line, if there are several of its kind.
+      again: replace what has been set up before.
     """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.StreamHandler(sys.stderr)
     origin = f"{origin} " if origin else ""
     handler.setFormatter(

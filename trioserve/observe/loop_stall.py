@@ -151,23 +151,22 @@ class LoopStall(trio.abc.Instrument):
         )
 
     def describe(self) -> str:
-        """Return what was seen as one line, for a log."""
+        """Return the statistics as short lines, the worst task first."""
         seen = self.statistics()
-        worst = "; ".join(_describe_offender(one) for one in seen.offenders)
-        return (
-            f"{seen.steps.num_durations} task steps, "
-            f"longest {_ms(seen.steps.longest_seconds)}; "
-            f"{seen.turns.num_durations} loop turns, "
-            f"longest {_ms(seen.turns.longest_seconds)}; "
-            f"over {_ms(seen.threshold_seconds)}: {worst or 'none'}"
-        )
+        longest_step = _ms(seen.steps.longest_seconds)
+        longest_turn = _ms(seen.turns.longest_seconds)
+        lines = [
+            f"{seen.steps.num_durations} task steps, longest {longest_step}",
+            f"{seen.turns.num_durations} loop turns, longest {longest_turn}",
+            *(_describe_offender(each) for each in seen.offenders),
+        ]
+        return "\n".join(lines)
 
 
 def _describe_offender(offender: Offender) -> str:
     return (
-        f"{offender.name} {offender.num_steps} x, "
-        f"longest {_ms(offender.longest_seconds)}, "
-        f"{_ms(offender.total_seconds)} in all"
+        f"{offender.num_steps} slow steps, {_ms(offender.total_seconds)}: "
+        f"{offender.name}"
     )
 
 

@@ -252,13 +252,11 @@ def _resolve_info(
 
 
 def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
+    block_size = config.cache.block_size
     logger.info(
-        "loaded %s: %d KV blocks of %d tokens, %d tokens at most in a sequence",
-        info.name,
-        num_blocks,
-        config.cache.block_size,
-        info.max_model_len,
+        "loaded %s; its longest sequence: %d tokens", info.name, info.max_model_len
     )
+    logger.info("the KV cache: %d blocks of %d tokens", num_blocks, block_size)
 
 
 def _load_pooling_core(
@@ -293,12 +291,9 @@ def _load_pooling_core(
     runner = PoolingRunner(encoder, weights.folder, source.sentence, config.pooling)
     runner.warm_up()
     logger.info(
-        "loaded %s: it will %s, %d numbers each, %d tokens at most in an input",
-        info.name,
-        task,
-        runner.info.num_outputs,
-        info.max_model_len,
+        "loaded %s; its longest input: %d tokens", info.name, info.max_model_len
     )
+    logger.info("the task: %s, %d numbers each", task, runner.info.num_outputs)
     core = LocalPoolingCore(
         _make_pooling_scheduler(config.scheduler, encoder.device.type),
         LocalExecutor(runner.step),

@@ -18,7 +18,9 @@ import time
 import hypercorn.trio
 import trio
 
+from .._version import __version__
 from ..config import ServeConfig
+from ..config.flags import write_flags
 from ..errors import EngineDied, StartupError, find_first
 from ..http import (
     ServerState,
@@ -31,6 +33,10 @@ from ..processes.interpreter import prepare_interpreter, settle_interpreter
 from .open import open_served_engine
 
 logger = logging.getLogger("trioserve.startup.server")
+
+
+# With the time, the level and the name of the logger before it a line has 120 characters.
+_LINE_LENGTH = 64
 
 
 class Server:
@@ -59,7 +65,8 @@ class Server:
             async with trio.open_nursery() as nursery:
                 self._everything = nursery.cancel_scope
                 await nursery.start(self._watch_signals)
-                logger.info("%s", self._config)
+                for line in describe_config(self._config):
+                    logger.info("%s", line)
                 await self._serve()
                 nursery.cancel_scope.cancel()
             self._log_stalls()
@@ -87,16 +94,13 @@ class Server:
                 binds = await nursery.start(self._serve_http)
                 self._is_ready = True
                 seconds = time.perf_counter() - self._began
-                logger.info(
-                    "ready after %.1f s: %s on %s",
-                    seconds,
-                    state.engine.info.name,
-                    ", ".join(binds),
-                )
+                logger.info("ready after %.1f s on %s", seconds, binds[0])
 
     async def _serve_http(
         self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        # It logs the address, too, and has no option against that.
+        logging.getLogger("hypercorn.error").addFilter(_is_no_address)
         await hypercorn.trio.serve(
             create_http_app(self._state),
             # hypercorn takes the descriptor over and closes it.
@@ -131,4 +135,23 @@ class Server:
             self._state.lifecycle.begin_drain()
 
     def _log_stalls(self) -> None:
-        logger.info("event loop: %s", self._state.loop_stall.describe())
+        for line in self._state.loop_stall.describe().splitlines():
+            logger.info("event loop: %s", line)
+
+
+def describe_config(config: ServeConfig) -> list[str]:
+    """Return lines for the log: the model, and the options that are not the defaults."""
+    lines = [f"trioserve {__version__} serves {config.engine.model.model}"]
+    start = ""
+    for flag in write_flags(config):
+        if flag.startswith("--model "):
+            continue
+        if start and len(f"{start} {flag}") > _LINE_LENGTH:
+            lines.append(start)
+            start = ""
+        start = f"{start} {flag}" if start else f"with {flag}"
+    return [*lines, start] if start else lines
+
+
+def _is_no_address(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Running on ")

@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedModel, WeightsBroken
+from ..observe.progress import show_progress
 from ..threads.stopping import checking_torch_calls
 from .cache import build_once, cache_folder
 
@@ -91,11 +92,11 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
       OSError: the folder cannot be written.
     """
     facts = _read_facts(path, source)
-    logger.info("converting %s to safetensors; this is done once", path.name)
+    logger.info("converting %s to safetensors, once", path.name)
     try:
         _save_tokenizer(path, folder, facts)
         # Converting takes twenty seconds, and may be cancelled.
-        with checking_torch_calls():
+        with checking_torch_calls(), show_progress(f"converting {path.name}"):
             _save_model(path, folder, facts)
     # The file is whole, so either it cannot be written or transformers does not know
     # what is in it, which it says with errors of any class.

