@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import hashlib
+from typing import Any
+
 import pytest
 
 from trioserve.scheduler import Scheduler, Sequence
-import trioserve.scheduler.generation.sequence
+from trioserve.scheduler.generation import block_hashes
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
@@ -53,33 +57,36 @@ def test_one_step_looks_up_a_bounded_number_of_cached_tokens() -> None:
     assert run_all(scheduler, device)[:3] == [9, 9, 2]
 
 
-def test_prepared_sequences_are_hashed_by_no_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Collect the length of each content that a sequence hashes."""
+    lengths: list[int] = []
+
+    def count(content: bytes, **options: Any) -> Any:
+        lengths.append(len(content))
+        return hashlib.blake2b(content, **options)
+
+    monkeypatch.setattr(block_hashes, "blake2b", count)
+    yield lengths
+
+
+def test_prepared_sequences_are_hashed_by_no_step(hashed: list[int]) -> None:
     scheduler, device = make_scheduler(), FakeDevice(block_size=16)
     sequences = [make_sequence(number) for number in range(3)]
     other = make_sequence(3, PROMPT[8:])
-    expected = [make_sequence(9).block_hash(i, 16) for i in range(500)]
-    num_hashed = 0
-    blake2b = trioserve.scheduler.generation.sequence.blake2b
-
-    def count(*args: object, **kwargs: object) -> object:
-        nonlocal num_hashed
-        num_hashed += 1
-        return blake2b(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(trioserve.scheduler.generation.sequence, "blake2b", count)
+    expected = [make_sequence(9).hash_block(i, 16) for i in range(500)]
+    hashed.clear()
     scheduler.prepare([*sequences, other])
     # Once for each prompt, not for each sequence.
-    assert num_hashed == 500 + 499
+    assert len(hashed) == 500 + 499
     for sequence in (*sequences, other):
         scheduler.add(sequence)
     run_all(scheduler, device)
-    assert num_hashed == 500 + 499
-    assert [sequences[2].block_hash(i, 16) for i in range(500)] == expected
+    assert len(hashed) == 500 + 499
+    assert [sequences[2].hash_block(i, 16) for i in range(500)] == expected
 
 
-def test_nothing_is_prepared_for_a_cache_that_is_off() -> None:
+def test_nothing_is_prepared_for_a_cache_that_is_off(hashed: list[int]) -> None:
     scheduler = Scheduler(
         num_blocks=2000,
         block_size=16,
@@ -89,5 +96,6 @@ def test_nothing_is_prepared_for_a_cache_that_is_off() -> None:
         prefix_caching=False,
     )
     sequence = make_sequence(0)
+    hashed.clear()
     scheduler.prepare([sequence])
-    assert sequence._block_hashes == []
+    assert hashed == []

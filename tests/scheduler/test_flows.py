@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+import pickle
+from typing import Any
 
 import pytest
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.queue import WaitingQueue
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
+
+
+def make_sequence(number: int, flow: Flow | None = None, **changes: Any) -> Sequence:
+    fields: dict[str, Any] = {
+        "prompt_token_ids": (1, 2),
+        "sampling": SamplingParams(max_tokens=4),
+    }
+    return Sequence(
+        sequence_id=SequenceId(number),
+        arrival=number,
+        seed=number,
+        flow=flow,
+        **(fields | changes),
+    )
 
 
 class Bench:
@@ -35,6 +52,7 @@ class Bench:
         self.num_steps = 0
         self._requests: dict[Flow, int] = {}
         self._num_sequences = 0
+        self._sequences: list[Sequence] = []
 
     def ask(
         self,
@@ -54,16 +72,14 @@ class Bench:
         for _ in range(num_sequences):
             self._num_sequences += 1
             begin = 1000 * (self._num_sequences if first is None else first)
-            self.scheduler.add(
-                Sequence(
-                    sequence_id=SequenceId(self._num_sequences),
-                    arrival=self._num_sequences,
-                    seed=self._num_sequences,
-                    flow=flow,
-                    prompt_token_ids=tuple(range(begin, begin + prompt_len)),
-                    sampling=SamplingParams(max_tokens=max_tokens),
-                )
+            sequence = make_sequence(
+                self._num_sequences,
+                flow,
+                prompt_token_ids=tuple(range(begin, begin + prompt_len)),
+                sampling=SamplingParams(max_tokens=max_tokens),
             )
+            self._sequences.append(sequence)
+            self.scheduler.add(sequence)
         return number
 
     @property
@@ -76,9 +92,9 @@ class Bench:
         assert plan is not None
         self.num_steps += 1
         num_tokens: Counter[int] = Counter()
-        sequences = self.scheduler._in_flight[plan.step_id]
-        for row, sequence in zip(plan.rows, sequences, strict=True):
-            number = self._requests[sequence.flow]
+        flows = {each.slot: each.flow for each in self._sequences}
+        for row in plan.rows:
+            number = self._requests[flows[row.slot]]
             num_tokens[number] += row.num_tokens
             self.first_steps.setdefault(number, self.num_steps)
         self.scheduler.update(plan, self.device.step(plan), seconds=1.0)
@@ -87,7 +103,7 @@ class Bench:
 
     def run(self, limit: int = 10_000) -> None:
         for _ in range(limit):
-            if not self.scheduler.num_waiting + sum(self.running.values()):
+            if not self.scheduler.statistics().num_waiting + sum(self.running.values()):
                 return
             self.step()
         raise AssertionError("the sequences never end")
@@ -131,7 +147,7 @@ def test_new_requests_do_not_keep_a_large_one_waiting_for_ever() -> None:
     large = bench.ask(20, max_tokens=4)
     num_tokens = 0
     while num_tokens < 20 * (2 + 3):
-        while bench.scheduler.num_waiting < 16 + 10:
+        while bench.scheduler.statistics().num_waiting < 16 + 10:
             bench.ask(max_tokens=4)
         num_tokens += bench.step()[large]
         # The first four are admitted at once, and the others one in each round.
@@ -202,10 +218,22 @@ def test_an_abort_in_the_line_moves_the_others_up(max_num_seqs: int) -> None:
     one = bench.ask()
     for number in range(5, 301):
         bench.scheduler.abort(SequenceId(number))
-    assert bench.scheduler.num_waiting == 5
+    assert bench.scheduler.statistics().num_waiting == 5
     bench.run()
     assert {large, one} == set(bench.first_steps)
-    assert len(bench.scheduler._waiting._heap) < 70
+
+
+def test_old_entries_of_a_request_do_not_pile_up() -> None:
+    """Each change of its place adds an entry to the queue."""
+    queue = WaitingQueue()
+    first, changing = make_sequence(0), make_sequence(1)
+    queue.push(first)
+    queue.push(changing)
+    for number in range(10_000):
+        changing.flow.num_running = 1 + number % 5
+        queue.update(changing.flow)
+    assert queue.peek() is first
+    assert len(pickle.dumps(queue)) < 10_000
 
 
 def test_steps_in_flight_do_not_change_whose_turn_it_is() -> None:

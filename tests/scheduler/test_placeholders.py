@@ -268,15 +268,16 @@ def test_who_is_preempted_with_steps_in_flight_keeps_what_they_give(depth: int) 
     scheduler = make_scheduler(num_blocks=8, max_model_len=32)
     device = make_device()
     loop = Loop(scheduler, device, depth)
-    for number in (1, 2):
-        scheduler.add(make_sequence(number, prompt_len=11, max_tokens=16))
-    victim = None
+    other, victim = [
+        make_sequence(number, prompt_len=11, max_tokens=16) for number in (1, 2)
+    ]
+    scheduler.add(other)
+    scheduler.add(victim)
     while scheduler.counters().num_preemptions == 0:
         loop.fill()
-        victim = scheduler._sequences[SequenceId(2)]  # noqa: SLF001
         if scheduler.counters().num_preemptions == 0:
             loop.drain_one()
-    assert victim is not None and victim.slot is None
+    assert victim.slot is None
     num_written = len(victim.output_token_ids)
     assert victim.num_placeholders > 0
     loop.run()
@@ -294,7 +295,8 @@ def test_who_is_preempted_with_steps_in_flight_keeps_what_they_give(depth: int) 
 
 def test_a_prompts_logprobs_are_given_once_though_it_is_computed_twice() -> None:
     scheduler = make_scheduler(num_blocks=6, max_model_len=24)
-    scheduler.add(make_sequence(2, prompt_len=7, prompt_logprobs=0))
+    reported = make_sequence(2, prompt_len=7, prompt_logprobs=0)
+    scheduler.add(reported)
     scheduler.add(make_sequence(1, prompt_len=7, priority=-1))
     given_out: list[int] = []
     for _ in range(40):
@@ -306,8 +308,8 @@ def test_a_prompts_logprobs_are_given_once_though_it_is_computed_twice() -> None
                 TokenLogprobs(token_id=position, logprob=-1.0, rank=1)
                 for position in range(row.start + 1, min(row.end + 1, 7))
             )
-            for row, sequence in zip(plan.rows, scheduler._in_flight[plan.step_id])
-            if sequence.sequence_id == 2
+            for row in plan.rows
+            if row.slot == reported.slot
         }
         sampled = tuple((3,) for row in plan.rows if row.sample)
         result = StepResult(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+import pickle
 
 from hypothesis import given, settings, strategies as st
 import pytest
@@ -144,7 +145,7 @@ def test_given_up_inputs_do_not_pile_up() -> None:
     for _ in range(10_000):
         scheduler.abort([scheduler.add(make_row(1), flow)])
         scheduler.abort([scheduler.add(make_row(1), PoolingFlow(0))])
-    assert len(scheduler._heap) + len(flow.jobs) < 200
+    assert len(pickle.dumps((scheduler, flow))) < 20_000
 
 
 def test_an_idle_device_is_told_what_to_forget() -> None:

@@ -28,6 +28,13 @@ def seconds_of(plan: StepPlan) -> float:
     return 0.002 + 0.001 * plan.num_tokens + 0.0001 * pairs
 
 
+def is_decoding(sequence: Sequence) -> bool:
+    """Whether one token is left to compute, and the next one depends on it."""
+    return (
+        sequence.num_planned < sequence.max_num_tokens and sequence.num_uncomputed == 1
+    )
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives one scheduler; FakeDevice asserts that every plan can be computed."""
 
@@ -118,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         decoding = {
             number: sequence
             for number, sequence in self.living.items()
-            if sequence.slot is not None and sequence.is_decoding
+            if sequence.slot is not None and is_decoding(sequence)
         }
         sampled_in = {number: each.sampled_in for number, each in self.living.items()}
         num_preemptions = self.scheduler.counters().num_preemptions
@@ -131,7 +138,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len({row.slot for row in plan.rows}) == len(plan.rows)
         self.in_flight.append(plan)
         started = {start.slot for start in plan.starts}
-        planned = self.scheduler._in_flight[plan.step_id]  # noqa: SLF001
+        by_slot = {sequence.slot: sequence for sequence in self.living.values()}
+        planned = [by_slot[row.slot] for row in plan.rows]
         num_decoded = 0
         for sequence in planned:
             number = sequence.sequence_id

@@ -172,14 +172,15 @@ def test_nobody_is_left_out_however_few_steps_are_in_flight(
 
 def test_rows_of_a_micro_batch_stand_in_order() -> None:
     pipeline = Pipeline(make_scheduler(2), 3)
-    for number in range(5):
-        pipeline.scheduler.add(make_sequence(number, max_tokens=30, priority=-number))
+    sequences = [
+        make_sequence(number, max_tokens=30, priority=-number) for number in range(5)
+    ]
+    for sequence in sequences:
+        pipeline.scheduler.add(sequence)
     for _ in range(15):
         for plan in pipeline.fill():
-            numbers = [
-                sequence.sequence_id
-                for sequence in pipeline.scheduler._in_flight[plan.step_id]
-            ]
+            by_slot = {sequence.slot: sequence.sequence_id for sequence in sequences}
+            numbers = [by_slot[row.slot] for row in plan.rows]
             assert numbers == sorted(numbers, reverse=True)
         pipeline.drain_one()
 

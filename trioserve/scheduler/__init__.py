@@ -9,7 +9,8 @@ has the same methods, for models that read each input in one step.
 """
 
 from .generation.blocks import BlockPool
-from .generation.scheduler import Scheduler, SchedulerCounters, SchedulerStatistics
+from .generation.counts import SchedulerCounters, SchedulerStatistics
+from .generation.scheduler import Scheduler
 from .generation.sequence import LEVEL_SECONDS, Flow, Sequence
 from .pooling import (
     PoolingCounters,

@@ -1,4 +1,4 @@
-"""A step in the making."""
+"""A step while it is planned."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from .sequence import Flow, Sequence
 
 
 def count_context(sequences: list[Sequence]) -> int:
-    """Return how many tokens are computed of all sequences together."""
+    """Return the number of computed tokens of all sequences together."""
     return sum([sequence.num_computed for sequence in sequences])
 
 
 class Draft:
-    """The rows of a step, and what is left for more of them.
+    """The rows of a step that is being planned, and the room for more of them.
 
     Args:
-      num_tokens: tokens of the step.
-      block_size: the fewest tokens that a prompt is computed by, unless it ends.
+      step_id: number of the step.
+      num_tokens: the most tokens of the step.
+      block_size: the fewest tokens of a chunk, unless the prompt ends with it.
       cost: predicts how long rows take.
 
     Attributes:
-      seconds: time for further rows; infinite where nobody's stream waits for the step.
+      num_tokens: tokens that the step can still take.
+      seconds: time for further rows; infinite if no stream waits for the step.
       prompt_flows: requests whose prompts have had their turn.
       num_cached: tokens that were found in the prefix cache.
       is_closed: no further sequence can be admitted.
-      is_typical: its time depends on its size alone.
+      is_typical: the step's duration depends on its size alone.
     """
 
-    def __init__(self, num_tokens: int, block_size: int, cost: StepCost) -> None:
+    def __init__(
+        self, step_id: int, num_tokens: int, block_size: int, cost: StepCost
+    ) -> None:
+        self.step_id = step_id
         self.num_tokens = num_tokens
-        self._block_size = block_size
         self.seconds = math.inf
         self.prompt_flows: set[Flow] = set()
         self.num_cached = 0
@@ -42,47 +46,76 @@ class Draft:
         self.rows: list[StepRow] = []
         self.sequences: list[Sequence] = []
         self.size = StepSize()
-        # No prompt has a chunk yet.
-        self._is_first = True
+        self._block_size = block_size
         self._cost = cost
+        self._has_chunk = False
 
     @property
     def has_room(self) -> bool:
-        """Whether a further prompt can be begun or go on; the first always can."""
-        if self.num_tokens <= 0 or self.seconds == math.inf or self._is_first:
+        """Whether the step can take a chunk of another prompt; the first always fits."""
+        if self.num_tokens <= 0 or self.seconds == math.inf or not self._has_chunk:
             return self.num_tokens > 0
-        return self.count_tokens(0) >= self._block_size
+        return self._count_tokens(0) >= self._block_size
 
-    def count_tokens(self, context: int) -> int:
+    def measure_chunk(self, sequence: Sequence) -> int:
+        """Return how many tokens of a prompt the step has room for."""
+        limit = min(sequence.num_uncomputed, self.num_tokens)
+        if self.seconds == math.inf:
+            return limit
+        start = sequence.num_computed
+        num_tokens = self._count_tokens(start)
+        if num_tokens >= limit:
+            return limit
+        # Chunks end at block borders, so that other sequences find whole blocks.
+        num_tokens -= (start + num_tokens) % self._block_size
+        return min(limit, max(num_tokens, self._block_size))
+
+    def measure_share(self, num_tokens: int) -> int:
+        """Return how many tokens of a long prompt's chunk shorter prompts may have.
+
+        Half of them. If that is less than a block, the long prompt gives way in every
+        second step.
+        """
+        if num_tokens >= 2 * self._block_size:
+            return num_tokens // 2
+        return 0 if self.step_id % 2 else num_tokens
+
+    def _count_tokens(self, context: int) -> int:
         """Return how many tokens of a prompt there is time for."""
         return self._cost.count_tokens(context, self.seconds, self.size)
 
     def add_decoding(self, sequences: list[Sequence]) -> None:
-        """Count rows of one token, which are added by `add`."""
+        """Count rows of one token; `add` adds each of them."""
         self.num_tokens -= len(sequences)
         self.size.add_decoding(len(sequences), count_context(sequences))
 
     def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count a chunk of a prompt, which is added by `add`."""
+        """Count a chunk of a prompt; `add` adds its row."""
         context = sequence.num_computed
-        self._is_first = False
+        self._has_chunk = True
         self.num_tokens -= num_tokens
         self.size.add_row(context, num_tokens)
         if self.seconds < math.inf:
             self.seconds -= self._cost.predict_row(context, num_tokens)
-        # Images are encoded with the first chunk, which takes longer by as much.
+        # The step with the first chunk also encodes the images.
         if sequence.embedded:
             self.is_typical = False
 
-    def add(self, sequence: Sequence, start: int, samples: bool) -> None:
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add a row with the next tokens of a sequence."""
         assert sequence.slot is not None, "only a running sequence is planned"
+        start = sequence.num_computed
+        sequence.num_computed += num_tokens
+        samples = sequence.num_uncomputed == 0
         self.sequences.append(sequence)
         self.rows.append(
             StepRow(
                 slot=sequence.slot,
                 start=start,
-                num_tokens=sequence.num_computed - start,
+                num_tokens=num_tokens,
                 new_block_ids=sequence.take_new_block_ids(),
                 sample=samples,
             )
         )
+        if samples:
+            sequence.reserve_token(self.step_id)

@@ -1,0 +1,152 @@
+"""The block tables of running sequences: blocks for their tokens, shared by prefix.
+
+Invariant: plans are executed in the order in which they were made, by every stage of a
+pipeline, and within a step every layer writes all keys and values before it reads any. So
+
+* the blocks of a sequence are free as soon as it has ended or is preempted, even if steps
+  in flight still have rows for it: the next owner of a block writes it in a later step;
+* a row's full blocks of known tokens are registered in the prefix cache when the row is
+  planned, before it is computed: a sequence that finds such a block reads it in a later
+  step, or in a later row of the same step. Each stage of a pipeline holds its own layers'
+  part of the block, and writes it before its own turn at the reader's step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...types.ids import BlockId
+from .blocks import BlockPool
+from .sequence import Sequence
+
+
+class BlockTables:
+    """Gives sequences the blocks for their tokens, and takes them back.
+
+    Args:
+      num_blocks: size of the pool.
+      block_size: tokens in one block.
+      prefix_caching: share full blocks by content.
+
+    Attributes:
+      num_queried_tokens: tokens of admitted sequences that were looked up.
+      num_hit_tokens: how many of them were found.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._prefix_caching = prefix_caching
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self._pool.num_blocks - self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by their content."""
+        return self._pool.num_cached
+
+    def prepare(self, sequences: Iterable[Sequence]) -> None:
+        """Hash the prompts of new sequences; touches nothing but these sequences."""
+        if not self._prefix_caching:
+            return
+        by_prompt: dict[int, Sequence] = {}
+        for sequence in sequences:
+            sibling = by_prompt.setdefault(id(sequence.prompt_token_ids), sequence)
+            sequence.hash_prompt(
+                self._block_size, None if sibling is sequence else sibling
+            )
+
+    def count_found(self, sequence: Sequence) -> int:
+        """Return how many tokens of a waiting sequence are in the prefix cache."""
+        return self._block_size * len(self._match_prefix(sequence))
+
+    def admit(self, sequence: Sequence, num_running: int) -> bool:
+        """Give a waiting sequence the blocks of all its tokens, if enough are free."""
+        cached = self._match_prefix(sequence)
+        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
+        num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
+        # One block stays free for each running sequence to grow into. Without it the next
+        # step would preempt the sequence that this one admits.
+        if num_free < num_missing + num_running:
+            return False
+        self._pool.acquire(cached)
+        sequence.block_ids = cached + self._pool.allocate(num_missing)
+        sequence.num_computed = len(cached) * self._block_size
+        sequence.num_registered_blocks = len(cached)
+        return True
+
+    def count_admission(self, sequence: Sequence) -> None:
+        """Count the prefix of a sequence that was admitted for the first time."""
+        if self._prefix_caching:
+            self.num_queried_tokens += sequence.num_tokens
+            self.num_hit_tokens += sequence.num_computed
+
+    def list_growing(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Return the sequences that need another block for their planned tokens."""
+        size = self._block_size
+        return [
+            sequence
+            for sequence in sequences
+            if sequence.num_planned > size * len(sequence.block_ids)
+        ]
+
+    def can_extend(self, sequences: Iterable[Sequence]) -> bool:
+        """Return whether there are enough free blocks for `extend`."""
+        return self._pool.num_free >= sum(map(self._count_missing, sequences))
+
+    def extend(self, sequences: Iterable[Sequence]) -> None:
+        """Give sequences the blocks that they need for their planned tokens."""
+        for sequence in sequences:
+            sequence.block_ids += self._pool.allocate(self._count_missing(sequence))
+
+    def register(self, sequence: Sequence) -> None:
+        """Let other sequences find the full blocks whose tokens are known and planned."""
+        num_tokens = min(sequence.num_computed, sequence.num_tokens)
+        first, end = sequence.num_registered_blocks, num_tokens // self._block_size
+        if first >= end or not self._prefix_caching:
+            return
+        for index in range(first, end):
+            block_hash = sequence.hash_block(index, self._block_size)
+            self._pool.register(sequence.block_ids[index], block_hash)
+        sequence.num_registered_blocks = end
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back the slot and the blocks of a sequence."""
+        self._pool.release(sequence.give_up())
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert every invariant of the blocks."""
+        running = list(running)
+        self._pool.check(sequence.block_ids for sequence in running)
+        for sequence in running:
+            needed = self._count_blocks(sequence.num_computed)
+            assert len(sequence.block_ids) >= needed, "computed tokens have blocks"
+
+    def _match_prefix(self, sequence: Sequence) -> list[BlockId]:
+        """Return the longest chain of cached blocks with which the sequence begins."""
+        # The logprobs of cached prompt tokens were never kept.
+        if not self._prefix_caching or sequence.sampling.prompt_logprobs is not None:
+            return []
+        # The last token is always computed: its logits give the next one.
+        matched: list[BlockId] = []
+        for index in range((sequence.num_tokens - 1) // self._block_size):
+            block_id = self._pool.find(sequence.hash_block(index, self._block_size))
+            if block_id is None:
+                break
+            matched.append(block_id)
+        return matched
+
+    def _count_missing(self, sequence: Sequence) -> int:
+        return self._count_blocks(sequence.num_planned) - len(sequence.block_ids)
+
+    def _count_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)

@@ -1,0 +1,31 @@
+"""Figures of a Scheduler: the present state, and counts since the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatistics:
+    """What is held at this moment; equal to a fresh scheduler's when all is done."""
+
+    num_running: int
+    num_waiting: int
+    num_steps_in_flight: int
+    num_used_blocks: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerCounters:
+    """Counts since the start; see the table of metrics in docs/operations.rst."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_sampled_tokens: int = 0
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_cached_blocks: int = 0
+    step_seconds: float = 0.0

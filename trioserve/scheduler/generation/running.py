@@ -1,0 +1,90 @@
+"""The running sequences and their slots."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
+import operator
+
+from .sequence import Sequence
+
+_get_order = operator.attrgetter("order")
+
+
+class RunningSequences:
+    """The running sequences, sorted by Sequence.order.
+
+    Args:
+      num_slots: the most sequences that run at once.
+
+    Attributes:
+      num_flows: requests that the running sequences belong to.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_flows = 0
+        self._sequences: list[Sequence] = []
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        # Slots whose end the runner has not been told yet.
+        self._ended_slots: list[int] = []
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def has_ended_slots(self) -> bool:
+        """Whether the runner must be told of a slot's end."""
+        return bool(self._ended_slots)
+
+    def take_ended_slots(self) -> tuple[int, ...]:
+        """Return the slots whose end the next plan reports."""
+        ended, self._ended_slots = tuple(self._ended_slots), []
+        return ended
+
+    def find_last(self) -> Sequence:
+        """Return the sequence that is preempted first."""
+        return max(self._sequences, key=_get_standing)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give a sequence a slot; its place among all must be set."""
+        flow = sequence.flow
+        self.num_flows += flow.num_running == 0
+        flow.num_running += 1
+        sequence.slot = self._free_slots.pop()
+        insort(self._sequences, sequence, key=_get_order)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take back the slot of a sequence that ends or is preempted."""
+        assert sequence.slot is not None, "only a running sequence holds a slot"
+        if sequence.has_unread_vectors:
+            self._ended_slots.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self._sequences.remove(sequence)
+        flow = sequence.flow
+        flow.num_running -= 1
+        self.num_flows -= flow.num_running == 0
+
+    def check(self) -> None:
+        """Assert every invariant of order, slots and counts."""
+        orders = [sequence.order for sequence in self._sequences]
+        assert orders == sorted(set(orders)), "running sequences stand in order"
+        slots = [sequence.slot for sequence in self._sequences] + self._free_slots
+        assert len(slots) == len(set(slots)), "a slot has one owner"
+        flows = Counter(sequence.flow for sequence in self._sequences)
+        assert len(flows) == self.num_flows, "every request with a sequence is counted"
+        for flow, num_running in flows.items():
+            assert flow.num_running == num_running, "a flow counts its sequences"
+
+
+def _get_standing(sequence: Sequence) -> tuple[float, int]:
+    """Return the order in which running sequences keep what they have."""
+    place, arrival = sequence.order
+    return place + sequence.flow.surcharge, arrival

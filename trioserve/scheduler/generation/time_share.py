@@ -1,0 +1,72 @@
+"""The time of a step, shared between decoding and prompts.
+
+While streams of other requests wait for a step, the step may take `max_step_seconds`, as
+far as its cost is known (step_cost.py). Chunks of prompts shrink as their context grows. If
+decoding takes too long, the rows of a request with many sequences take turns (turns.py),
+and each request keeps at least one row.
+
+Prompts have PROMPT_SHARE of each step, and at least one block of tokens, however long
+decoding takes: otherwise a busy server would never compute them. So a step exceeds its
+limit only if one row for each request takes more than half of it, and then it takes at most
+twice as long as these rows; or by one block of tokens. A request that is alone has no
+limit: the longer its chunks, the sooner its prompts are computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..step_cost import StepCost
+from .draft import Draft, count_context
+from .sequence import Sequence
+from .turns import DecodingTurns
+
+# Part of a step's time that prompts may take, however long decoding takes. On a slow device
+# or with many streams, prompts are then computed at half the possible speed, and streams
+# go on at half their speed meanwhile.
+PROMPT_SHARE = 0.5
+
+
+class TimeShare:
+    """Limits the time of steps that several requests share.
+
+    Args:
+      cost: predicts how long rows take.
+      max_step_seconds: the limit; infinite does not limit.
+    """
+
+    def __init__(self, cost: StepCost, max_step_seconds: float) -> None:
+        self._cost = cost
+        self._max_step_seconds = max_step_seconds
+        self._turns = DecodingTurns(cost)
+
+    @property
+    def is_limited(self) -> bool:
+        return self._max_step_seconds < math.inf
+
+    def limit(
+        self, draft: Draft, decoding: list[Sequence], *, has_prompts: bool
+    ) -> list[Sequence]:
+        """Set the time that a step has for prompts, and return its decoding sequences.
+
+        Args:
+          decoding: sequences that could decode in the step.
+          has_prompts: a prompt could be computed in the step.
+        """
+        limit = self._max_step_seconds
+        if has_prompts:
+            limit *= 1 - PROMPT_SHARE
+        needed = self._predict(decoding)
+        if needed > limit:
+            rows_seconds = limit - self._cost.fixed_seconds
+            decoding = self._turns.choose(decoding, rows_seconds)
+            needed = self._predict(decoding)
+        draft.seconds = max(
+            self._max_step_seconds - needed,
+            needed * PROMPT_SHARE / (1 - PROMPT_SHARE),
+        )
+        return decoding
+
+    def _predict(self, decoding: list[Sequence]) -> float:
+        """Return the seconds of a step with these rows alone."""
+        return self._cost.predict_decoding(len(decoding), count_context(decoding))
