@@ -37,7 +37,7 @@ import trio
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
-from trioserve.engine import EngineClient
+from trioserve.engine import TokenEngine
 from trioserve.types.prompt import Prompt
 
 NUM_MANY = 127
@@ -52,7 +52,7 @@ Figures = dict[str, float]
 class Asker:
     """Asks an engine; every prompt is made of fresh tokens."""
 
-    def __init__(self, engine: EngineClient, chance: random.Random) -> None:
+    def __init__(self, engine: TokenEngine, chance: random.Random) -> None:
         self._engine = engine
         self._chance = chance
 
@@ -81,7 +81,7 @@ class Asker:
 class Stream:
     """A stream that goes on until it is left."""
 
-    def __init__(self, asker: Asker, engine: EngineClient) -> None:
+    def __init__(self, asker: Asker, engine: TokenEngine) -> None:
         self._engine = engine
         self._prompt = asker.make_prompt(16)
         self._times: list[float] = []
@@ -114,7 +114,7 @@ async def open_and_measure(
         return await measure(engine.engine, seed, long_tokens)
 
 
-async def measure(engine: EngineClient, seed: int, long_tokens: int) -> Figures:
+async def measure(engine: TokenEngine, seed: int, long_tokens: int) -> Figures:
     """Return the figures of an engine that runs."""
     asker = Asker(engine, open_chance(seed))
     async with trio.open_nursery() as nursery:
