@@ -13,7 +13,7 @@ import pytest
 import schema
 import trio
 
-from trioserve.engine import Engine, LocalCore
+from trioserve.engine import LocalCore, TokenEngine
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 from trioserve.testing.tokenizer import tiny_tokenizer
@@ -80,7 +80,7 @@ async def test_a_stream_feels_what_a_long_prompt_takes(autojump_clock: object) -
         FakeExecutor(FakeDevice().step, step_seconds=0.01, token_seconds=0.001),
         info=info,
     )
-    engine = Engine(core, info=info, max_num_sequences=256)
+    engine = TokenEngine(core, info=info, max_num_sequences=256)
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
         figures = await fairness.measure(engine, 0, 1000)
