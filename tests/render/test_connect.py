@@ -1,4 +1,4 @@
-"""A connection goes where was looked, and nowhere else."""
+"""A connection goes to a checked address and to no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trioserve.render.images.connect import CheckedBackend
 
 
 class Names(trio.abc.HostnameResolver):
-    """A DNS of the test's own; each name's answers come in turn, the last for ever."""
+    """A fake DNS: each name has its answers in turn, and repeats the last one."""
 
     def __init__(self, **answers: list[list[str]]) -> None:
         self._answers = answers
@@ -51,7 +51,7 @@ def is_loopback(address: IPAddress) -> bool:
 
 
 async def serve(nursery: trio.Nursery) -> tuple[int, list[str]]:
-    """Listen on 127.0.0.1; return the port, and where to find who came."""
+    """Listen on 127.0.0.1; return the port, and a list of the peers that connect."""
     peers: list[str] = []
 
     async def handle(stream: trio.SocketStream) -> None:
@@ -67,10 +67,12 @@ async def connect(
     host: str, port: int, is_allowed: Callable[[IPAddress], bool] = is_loopback
 ) -> None:
     stream = await CheckedBackend(is_allowed).connect_tcp(host, port, timeout=5)
+    # The end of the stream, after the server has noted its peer.
+    assert await stream.read(1) == b""
     await stream.aclose()
 
 
-async def test_a_name_is_resolved_once_and_connected_where_it_was_checked(
+async def test_a_name_is_resolved_once_and_its_checked_address_is_used(
     nursery: trio.Nursery,
 ) -> None:
     """The second answer would be another host: rebinding gains nothing."""
@@ -80,6 +82,7 @@ async def test_a_name_is_resolved_once_and_connected_where_it_was_checked(
     with trio.fail_after(10):
         await connect("pictures.test", port)
     assert names.num_questions == 1
+    assert peers == ["127.0.0.1"]
     nursery.cancel_scope.cancel()
 
 
@@ -87,7 +90,7 @@ async def test_a_name_is_resolved_once_and_connected_where_it_was_checked(
     "answer",
     [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], ["10.0.0.1", "127.0.0.1"], []],
 )
-async def test_a_name_with_an_address_that_is_not_allowed_is_not_asked(
+async def test_no_connection_to_a_name_with_an_address_that_is_not_allowed(
     answer: list[str], nursery: trio.Nursery
 ) -> None:
     trio.socket.set_custom_hostname_resolver(Names(mixed=[answer]))
@@ -98,14 +101,15 @@ async def test_a_name_with_an_address_that_is_not_allowed_is_not_asked(
     nursery.cancel_scope.cancel()
 
 
-async def test_the_next_address_is_tried_where_one_does_not_answer(
+async def test_the_next_address_is_tried_if_one_does_not_answer(
     nursery: trio.Nursery,
 ) -> None:
     names = Names(twins=[["127.0.0.2", "127.0.0.1"]])
     trio.socket.set_custom_hostname_resolver(names)
-    port, _ = await serve(nursery)
+    port, peers = await serve(nursery)
     with trio.fail_after(10):
         await connect("twins.test", port)
+    assert peers == ["127.0.0.1"]
     nursery.cancel_scope.cancel()
 
 

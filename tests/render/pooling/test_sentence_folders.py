@@ -209,15 +209,21 @@ async def test_texts_are_brought_to_lower_case(
     assert upper == lower
 
 
-async def test_the_tokenizer_lies_where_the_transformer_does(folder: Path) -> None:
+async def test_the_tokenizer_is_read_from_the_transformers_folder(
+    folder: Path, render: Callable[..., Any]
+) -> None:
     sentence = SentenceFolder(transformer_path=folder.name, modes=("mean",))
-    load_pooling_renderer(
+    renderer = load_pooling_renderer(
         folder.parent,
         RenderConfig(),
         info=make_info(MAX_MODEL_LEN),
         pooling=EMBED,
         sentence=sentence,
     )
+    options = TextOptions(long_text="truncate")
+    found = await renderer.render_texts(TEXTS, options, str)
+    expected = await render(SentenceFolder(modes=("mean",)), TEXTS, EMBED)
+    assert [one for (one,) in found] == expected
 
 
 def make_late_oracle(folder: Path, sentence: SentenceFolder) -> Any:

@@ -1,7 +1,8 @@
-"""Connections to allowed addresses only, whatever a name resolves to.
+"""Opens connections to allowed addresses only.
 
-Names are resolved here, once; every address is checked, and the connection goes to one
-that was checked, so that a name whose answer changes in between gains nothing.
+A name is resolved here, once. Every address is checked, and the connection goes to a
+checked address. So a name whose address changes in between (DNS rebinding) gains
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import trio
 
 from .address import IPAddress
 
-# A host behind which more stand is found all the same.
+# A host with more addresses is reached by one of its first ones.
 _MAX_ADDRESSES = 8
 
 
@@ -23,8 +24,8 @@ class CheckedBackend(httpcore2.TrioBackend):
     """Opens TCP connections for httpcore, to addresses that are allowed.
 
     Args:
-      is_allowed: asked for each address that a host's name resolves to; where it says no
-        to one, the host is not asked at all.
+      is_allowed: is called for each address of a host. If one address is not allowed,
+        no connection is opened.
     """
 
     def __init__(self, is_allowed: Callable[[IPAddress], bool]) -> None:
@@ -38,7 +39,7 @@ class CheckedBackend(httpcore2.TrioBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to the first address that answers; each gets its share of the time."""
+        """Connect to the first address that answers; each gets an equal time."""
         addresses = await self._resolve(host, port)
         share = None if timeout is None else timeout / len(addresses)
         for address in addresses[:-1]:
@@ -55,7 +56,7 @@ class CheckedBackend(httpcore2.TrioBackend):
         seconds: float | None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None,
     ) -> httpcore2.AsyncNetworkStream:
-        # An address written out: nothing is resolved again.
+        # A numeric address, so nothing is resolved again.
         stream = await super().connect_tcp(
             str(address), port, timeout=seconds, socket_options=socket_options
         )
@@ -68,7 +69,7 @@ class CheckedBackend(httpcore2.TrioBackend):
             )
         except (OSError, UnicodeError, OverflowError) as error:
             raise httpcore2.ConnectError("the name has no address") from error
-        # Each once, in the order of preference.
+        # Each address once, in the order of preference.
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
         unique = list(dict.fromkeys(addresses))
         if not unique or not all(map(self._is_allowed, unique)):
@@ -77,9 +78,9 @@ class CheckedBackend(httpcore2.TrioBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that is closed where TLS cannot be begun on it.
+    """A connection that is closed if the TLS handshake fails.
 
-    httpcore's own stays open when a deadline ends the handshake.
+    httpcore leaves it open if a deadline ends the handshake.
     """
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:

@@ -1,12 +1,12 @@
-"""Encoded images to pixels, by Pillow, whatever bytes a client sends.
+"""Decodes image files to pixels with Pillow, whatever bytes a client sends.
 
-Blocking, for threads. Pillow's decoders release the GIL; what would keep a thread busy
-out of proportion to the image is refused before it begins. Pillow is entered below
-Image.open, which warns process-wide about large images and reads what it takes for
-several pictures in one JPEG file.
+Blocking: runs in threads. Pillow's decoders release the GIL. Files that would take far
+more time than their size suggests are refused before they are decoded. Image.open is
+not used: it warns process-wide about large images, and reads some JPEG files as several
+pictures.
 
-What is decoded is what transformers shows a model: upright, by the orientation that the
-file states, and without alpha, on white. Of an animation it is the first frame.
+The result has the pixels that transformers shows to a model: upright by the orientation
+in the file, and on white instead of transparent. Of an animation it is the first frame.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from .orientation import read_orientation
 
 logger = logging.getLogger(__name__)
 
-# Processors that scale the short side to a fixed length, as CLIP's, would make
-# gigapixels of longer strips; Qwen2-VL's refuses them with the same number.
+# Some processors, such as CLIP's, scale the short side to a fixed length, and would
+# make gigapixels of longer strips. Qwen2-VL's processor has the same limit.
 _MAX_ASPECT_RATIO = 200
 
-# Headers are read piece by piece in Python, a few reads for each; and Pillow joins the
-# EXIF pieces of a JPEG file one by one, in quadratic time. Photographs have dozens.
+# Pillow reads a header piece by piece in Python, with a few reads for each, and joins
+# the EXIF pieces of a JPEG file in quadratic time. Photographs have dozens of pieces.
 _MAX_HEADER_READS = 4096
 
-# Past the header a piece is a chunk of a PNG file or 64 KiB of others; encoders that
-# write tiny chunks still put a few hundred bytes in each.
+# Behind the header a piece is a chunk of a PNG file, or 64 KiB of other files. Even
+# encoders with tiny chunks put a few hundred bytes in each.
 _BYTES_PER_READ = 64
 
-# A progressive JPEG file may go over all its pixels again for every few bytes. This is
-# 64 scans of the largest image that is taken by default, three seconds; encoders write
-# about ten, and the rest is for what looks like a scan in the metadata.
+# A progressive JPEG file may process all its pixels again for every few bytes. This
+# limit is 64 scans of the largest image that is allowed by default: three seconds.
+# Encoders write about ten scans; the rest is for bytes of the metadata that look like a
+# scan.
 _MAX_SCANNED_PIXELS = 2**32
 
 _SCAN_MARKER = b"\xff\xda"
@@ -52,7 +53,8 @@ _PIECE_BYTES = 2**20
 # Less than a millisecond of Image.alpha_composite.
 _BAND_PIXELS = 2**18
 
-# By value of the tag: what has to be done to such an image. Source: EXIF 2.32, 4.6.4.
+# The operation that turns an image upright, by the value of its tag. Source: EXIF 2.32,
+# 4.6.4.
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -68,14 +70,14 @@ def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
     """Decode a PNG, JPEG, WebP, GIF or BMP file.
 
     Args:
-      max_pixels: width times height at most.
-      param: the field of the request that brought it.
+      max_pixels: the limit of width times height.
+      param: the image's field in the request, for errors.
 
     Returns:
       An image in mode RGB.
 
     Raises:
-      InvalidParameter: it is none of these, broken, or too large.
+      InvalidParameter: it is no such file, broken, or too large.
     """
     try:
         image = _open(data, param)
@@ -83,8 +85,9 @@ def decode_image(data: bytes, *, max_pixels: int, param: str) -> Image.Image:
         return _turn_upright(_flatten(_load(image, data)), image)
     except (InvalidParameter, MemoryError):
         raise
-    # Pillow raises whatever its parsers stumble over: OSError, SyntaxError, ValueError,
-    # struct.error, zlib.error, KeyError ... Its texts may hold addresses of objects.
+    # Pillow's parsers raise errors of many classes: OSError, SyntaxError, ValueError,
+    # struct.error, zlib.error, KeyError ... Their texts may contain addresses of
+    # objects.
     except Exception as error:
         logger.debug("an image cannot be decoded: %s", escape(repr(error)))
         raise InvalidParameter(param, "is not an image that can be decoded") from error
@@ -104,8 +107,8 @@ class _BoundedReads(io.BytesIO):
 
 class _JpegImageFile(JpegImageFile):
     def getexif(self) -> Image.Exif:
-        # Called while the file is opened, for its resolution in dots per inch, and
-        # warns of whatever is unusual in the metadata.
+        # Pillow calls this while it opens the file, for the resolution in dots per
+        # inch. Its own method warns of each broken tag.
         return Image.Exif()
 
 
@@ -120,9 +123,9 @@ def _open_jpeg(file: io.BytesIO) -> ImageFile.ImageFile:
 
 def _open_bmp(file: io.BytesIO) -> ImageFile.ImageFile:
     image = BmpImageFile(file)
-    # Runs are decoded in Python, byte by byte; hardly anything writes them.
+    # Pillow decodes these in Python, byte by byte. Hardly any program writes them.
     if any(tile.codec_name == "bmp_rle" for tile in image.tile):
-        raise OSError("run-length encoded bitmaps are not taken")
+        raise OSError("run-length encoded bitmaps are not supported")
     return image
 
 
@@ -144,7 +147,7 @@ def _open(data: bytes, param: str) -> ImageFile.ImageFile:
 
 
 def _count_scans(data: bytes) -> int:
-    # In pieces, because bytes.count holds the GIL; a marker on a border is missed.
+    # In pieces, because bytes.count holds the GIL. A marker on a border is not counted.
     pieces = range(0, len(data), _PIECE_BYTES)
     return sum(data.count(_SCAN_MARKER, at, at + _PIECE_BYTES) for at in pieces)
 

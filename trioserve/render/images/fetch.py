@@ -1,8 +1,8 @@
-"""Images from the web: allowed hosts only, a few redirects, bounded size and time.
+"""Fetches images from the web: allowed hosts, few redirects, bounded size and time.
 
-One parser reads a URL, and what it found is what the connection is made from: there is
-no second one that could read the host differently. The system's proxies, cookies and
-credentials are not used.
+One parser reads a URL, and the connection is made from its result. So no second parser
+can find another host in the same URL. Proxies of the system, cookies and credentials
+are not used.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAX_URL_CHARACTERS = 8192
 _MAX_REDIRECTS = 3
 _REDIRECTS = {301, 302, 303, 307, 308}
 
-# Some parsers take a backslash for a slash and others drop control characters and
-# spaces; the URLs of images need none of them.
+# Some parsers read a backslash as a slash, others drop control characters and spaces.
+# URLs of images need none of these characters.
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]")
 
-# A host, or an IPv6 address in brackets, and nothing else that a URL may have.
+# A host's name, or an IPv6 address in brackets, without other parts of a URL.
 _HOST = re.compile(r"[^\s/@:?#%\\\[\]*]+|\[[0-9a-fA-F:.]+\]")
 
-# Whatever goes wrong between two hosts; OSError has that of TLS in it.
+# Errors of the network between two hosts; OSError includes those of TLS.
 _NETWORK_ERRORS = (
     httpcore2.NetworkError,
     httpcore2.ProtocolError,
@@ -47,12 +47,12 @@ _NETWORK_ERRORS = (
 
 
 class ImageFetcher:
-    """Fetches by http and https from hosts that the server's owner has written out.
+    """Fetches over http and https, from the hosts in the server's configuration.
 
-    Ports are free: who allows a host allows what it serves.
+    All ports of an allowed host are allowed.
 
     Args:
-      is_allowed_address: which addresses a host may have.
+      is_allowed_address: whether a host may have an address.
 
     Raises:
       InvalidConfig: an allowed domain is not the name of a host.
@@ -65,21 +65,22 @@ class ImageFetcher:
         self._seconds = config.media_timeout
         self._max_bytes = parse_bytes("max_image_bytes", config.max_image_bytes)
         self._backend = CheckedBackend(is_allowed_address)
-        # Once, because it reads all certificates of the system.
+        # Made once, because it reads all certificates of the system.
         self._ssl_context = httpcore2.default_ssl_context()
 
     async def fetch(self, text: str, *, param: str) -> bytes:
         """Fetch one image.
 
         Raises:
-          InvalidParameter: the URL is not allowed, or gives no image in time.
+          InvalidParameter: the URL is not allowed, or the image does not arrive in
+            time.
         """
         url = self._check(_parse(text, param), param)
         with trio.move_on_after(self._seconds):
             try:
                 return await self._follow(url, param)
             except _NETWORK_ERRORS as error:
-                # Not for the client: it may tell of the network behind the server.
+                # Not told to the client, because it may describe the server's network.
                 logger.debug("an image cannot be fetched: %s", escape(repr(error)))
                 raise InvalidParameter(param, "cannot be fetched") from None
         raise InvalidParameter(param, f"took longer than {self._seconds:g} s to fetch")
@@ -94,9 +95,9 @@ class ImageFetcher:
 
     def _check(self, url: httpx2.URL, param: str) -> httpx2.URL:
         if url.scheme not in ("http", "https"):
-            raise InvalidParameter(param, "leads to something else than http or https")
+            raise InvalidParameter(param, "leads to something other than http or https")
         if url.userinfo:
-            raise InvalidParameter(param, "must not hold a user name or password")
+            raise InvalidParameter(param, "must not contain a user name or password")
         if url.port is not None and not 0 < url.port < 2**16:
             raise InvalidParameter(param, "is not a URL")
         if _normalise_host(url) not in self._hosts:
@@ -106,7 +107,7 @@ class ImageFetcher:
         return url
 
     async def _get(self, url: httpx2.URL, param: str) -> bytes | str:
-        """Ask once; return the body, or the location of a redirect."""
+        """Send one request; return the body, or the location of a redirect."""
         host = _normalise_host(url)
         target = httpcore2.URL(
             scheme=url.raw_scheme, host=host, port=url.port, target=url.raw_path
@@ -122,7 +123,7 @@ class ImageFetcher:
                 headers=[
                     ("Host", url.netloc),
                     ("Accept", "image/*"),
-                    # A compressed body could be of any size.
+                    # A compressed body could become arbitrarily large.
                     ("Accept-Encoding", "identity"),
                     ("User-Agent", "trioserve"),
                 ],
@@ -134,7 +135,7 @@ class ImageFetcher:
     async def _read(self, response: httpcore2.Response, param: str) -> bytes | str:
         headers = {name.lower(): value for name, value in response.headers}
         if response.status in _REDIRECTS and b"location" in headers:
-            # ASCII by RFC 9110; browsers take UTF-8, and so some servers send it.
+            # RFC 9110 demands ASCII. Browsers accept UTF-8, so some servers send it.
             return headers[b"location"].decode(errors="replace")
         if response.status != 200:
             raise InvalidParameter(
@@ -151,11 +152,11 @@ class ImageFetcher:
         body = io.BytesIO()
         async with aclosing(response.aiter_stream()) as chunks:
             async for chunk in chunks:
-                # The headers need not have told the truth.
+                # Checked again, because the headers may be wrong.
                 if body.tell() + len(chunk) > self._max_bytes:
                     raise _too_large(param, self._max_bytes)
                 body.write(chunk)
-        # Without a copy, as nothing else holds the buffer.
+        # Makes no copy, because nothing else holds the buffer.
         return body.getvalue()
 
 
@@ -184,7 +185,7 @@ def _join(url: httpx2.URL, location: str, param: str) -> httpx2.URL:
 
 
 def _normalise_host(url: httpx2.URL) -> str:
-    """The host in lower case and IDNA's ASCII, without the dot of the DNS's root."""
+    """Return the host in lower-case ASCII (IDNA), without the dot of the DNS root."""
     host = url.raw_host.decode("ascii").removesuffix(".")
     try:
         return str(ipaddress.ip_address(host))

@@ -1,10 +1,10 @@
-"""Images that requests name, as bytes and then as pixels.
+"""Loads images that requests name: as bytes, and then as pixels.
 
     data:image/png;base64,...     decoded
     http://..., https://...       fetched from allowed hosts (fetch.py)
     file:///...                   read below one allowed folder
 
-Everything blocking runs in threads under one limiter, whose tokens fetches hold too.
+All blocking work runs in threads under one limiter. Fetches have another limiter.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from .decode import decode_image
 if TYPE_CHECKING:
     from .fetch import ImageFetcher
 
-# Long enough for every scheme and for what stands before a data URL's bytes.
+# Long enough for every scheme, and for the part of a data URL before its bytes.
 _HEAD_CHARACTERS = 256
 
-# A call of pybase64 holds the GIL; this much takes it a fraction of a millisecond. Four
-# characters are three bytes, so pieces end between groups.
+# A call of pybase64 holds the GIL, for a fraction of a millisecond with so many
+# characters. Four characters are three bytes, so each piece ends between two groups.
 _BASE64_PIECE = 2**20
 
-# RFC 2397; parameters of the media type are of no interest.
+# RFC 2397. Parameters of the media type are ignored.
 _DATA_HEAD = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[\w.+-]*)*;base64,", re.I)
 
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?)?(/[^?#]*)", re.I)
 
-# One text for whatever is wrong: it must not tell which files there are.
+# The same text for all errors, because it must not reveal which files exist.
 _NO_FILE = "is not a file that this server reads"
 
 Url = str | bytes | memoryview
@@ -61,10 +61,10 @@ Url = str | bytes | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedImage:
-    """An image as a client made it.
+    """The bytes of an image file.
 
     Args:
-      digest: KEY_BYTES, of `data` alone.
+      digest: KEY_BYTES; it depends on `data` alone.
     """
 
     data: bytes
@@ -75,10 +75,11 @@ class ImageLoader:
     """Loads and decodes images in a bounded number of threads and connections.
 
     Args:
-      is_allowed_address: to which addresses fetches may go.
+      is_allowed_address: whether images may be fetched from an address.
 
     Raises:
-      InvalidConfig: an allowed domain is no host's name, or the allowed path no folder.
+      InvalidConfig: an allowed domain is not the name of a host, or the allowed path is
+        not a folder.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class ImageLoader:
         is_allowed_address: Callable[[IPAddress], bool] = is_public,
     ) -> None:
         self._workers = RendererWorkers(config.media_num_workers)
-        # A slow host must not keep the images that are there waiting.
+        # A limiter of its own, so that a slow host does not delay images that have
+        # arrived.
         self._connections = trio.CapacityLimiter(config.media_num_connections)
         self._max_bytes = parse_bytes("max_image_bytes", config.max_image_bytes)
         self._max_pixels = config.max_image_pixels
@@ -97,14 +99,14 @@ class ImageLoader:
         self._fetcher = _make_fetcher(config, is_allowed_address)
 
     async def load(self, url: Url, *, param: str) -> EncodedImage:
-        """Get the bytes of an image.
+        """Load the bytes of an image.
 
         Args:
           url: a data, http, https or file URL.
-          param: the field of the request that holds it.
+          param: its field in the request, for errors.
 
         Raises:
-          InvalidParameter: it is none of these, is not allowed, or gives no bytes.
+          InvalidParameter: the URL is wrong or not allowed, or nothing can be loaded.
         """
         head = _read_head(url)
         scheme = head.partition(":")[0].lower()
@@ -118,14 +120,14 @@ class ImageLoader:
         return await self._fetch(_read_text(url, param), param)
 
     async def decode(self, encoded: EncodedImage, *, param: str) -> Image.Image:
-        """Turn the bytes of an image into pixels.
+        """Decode the bytes of an image to pixels.
 
         Returns:
           An upright image in mode RGB.
 
         Raises:
-          InvalidParameter: they are no image, or one that is too large.
-          RendererStuck: too many images take longer than they may.
+          InvalidParameter: they are no image, or the image is too large.
+          RendererStuck: too many images exceeded their time limit and still run.
         """
         work = partial(
             decode_image, encoded.data, max_pixels=self._max_pixels, param=param
@@ -139,7 +141,7 @@ class ImageLoader:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so many images take too long to decode that others are refused."""
+        """Whether images are refused, because too many take too long to decode."""
         return self._workers.is_stuck
 
     def statistics(self) -> RendererStatistics:
@@ -196,7 +198,8 @@ def _make_fetcher(
 ) -> ImageFetcher | None:
     if not config.allowed_media_domains:
         return None
-    # Imported here because few servers fetch, and it costs every start a moment.
+    # Imported here, because few servers fetch, and the import takes time at every
+    # start.
     from .fetch import ImageFetcher
 
     return ImageFetcher(config, is_allowed_address=is_allowed_address)
@@ -213,7 +216,7 @@ def _resolve_folder(path: str | None) -> Path | None:
 
 def _read_head(url: Url) -> str:
     head = url[:_HEAD_CHARACTERS]
-    # What is not ASCII becomes something that no scheme has.
+    # Other characters become U+FFFD, which no scheme contains.
     return head if isinstance(head, str) else str(head, "ascii", "replace")
 
 
@@ -227,15 +230,15 @@ def _read_text(url: Url, param: str) -> str:
 
 
 def _digest(data: bytes) -> EncodedImage:
-    # Releases the GIL for all but tiny images.
+    # blake2b releases the GIL for all but tiny images.
     return EncodedImage(data=data, digest=blake2b(data, digest_size=KEY_BYTES).digest())
 
 
 def _decode_base64(url: Url, begin: int) -> bytes:
-    """Decode what follows, piece by piece.
+    """Decode the base64 behind `begin`, piece by piece.
 
     Raises:
-      ValueError: it has characters that are not base64's, or is not padded.
+      ValueError: it has other characters, or its padding is missing.
     """
     decoded = io.BytesIO()
     for at in range(begin, len(url), _BASE64_PIECE):
@@ -244,16 +247,16 @@ def _decode_base64(url: Url, begin: int) -> bytes:
         if not is_last and len(piece) != _BASE64_PIECE // 4 * 3:
             raise binascii.Error("padding in the middle")
         decoded.write(piece)
-    # Without a copy, as nothing else holds the buffer.
+    # Makes no copy, because nothing else holds the buffer.
     return decoded.getvalue()
 
 
 def _find_file(url: str, folder: Path) -> Path:
-    """Follow a file URL, links included, to a path below the folder.
+    """Resolve a file URL, including links, to a path below the folder.
 
     Raises:
-      ValueError: it is no such URL, or leads elsewhere.
-      OSError: it leads nowhere.
+      ValueError: it is no file URL, or leads out of the folder.
+      OSError: there is no such file.
     """
     found = _FILE_URL.fullmatch(url)
     if found is None:
@@ -265,8 +268,8 @@ def _find_file(url: str, folder: Path) -> Path:
 
 
 def _read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Read a file, or one byte more than allowed of one that is too long."""
-    # Without NONBLOCK, opening a pipe would wait for its writer.
+    """Read a file; of a file that is too long, one byte more than allowed."""
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)

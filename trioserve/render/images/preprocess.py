@@ -1,7 +1,7 @@
-"""The model's own image processor, and what it has made of images so far.
+"""The model's own image processor, and a cache of its results.
 
-The processor is transformers', and so is what counts as right: the tensors and the text
-that `processor(text=..., images=[image])` would give the model.
+The processor is transformers'. The results are exactly the tensors and the text that
+`processor(text=..., images=[image])` passes to the model.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-# What Idefics 3 counts an image's tokens by. SmolVLM's processor lists them as not for
-# the model, this one drops them inside of its __call__.
+# Idefics 3 counts an image's tokens by these, and drops them inside its __call__.
+# SmolVLM's processor lists them in unused_input_names.
 _LAYOUT_NAMES = ("rows", "cols")
 
 
 class ImageTensors(dict[str, TensorBytes]):
-    """An image's tensors by name; as an object of whose end others can be told."""
+    """An image's tensors by name.
+
+    A class of its own, because weakref.finalize accepts no plain dict.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,11 @@ class ProcessedImage:
     """One image, ready for the model.
 
     Args:
-      replacement: the text that stands in the prompt for it.
-      num_vectors: how often the image's token occurs in that; the model's encoder makes
-        as many vectors.
-      tensors: what the encoder reads, by name.
-      key: KEY_BYTES; images of the same bytes have the same.
+      replacement: the text that stands for it in the prompt.
+      num_vectors: how often the image's token occurs in the replacement; the model's
+        encoder makes as many vectors.
+      tensors: inputs of the encoder by name.
+      key: KEY_BYTES; images of equal bytes have equal keys.
     """
 
     replacement: str
@@ -47,14 +50,14 @@ class ProcessedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that its tensors take."""
+        """The size of its tensors."""
         return sum(len(tensor.data) for tensor in self.tensors.values())
 
 
 class ImageCache:
-    """Processed images by key; the least recently used go first.
+    """A least-recently-used cache of processed images, by key.
 
-    Touched by the event loop's thread alone.
+    Only the event loop's thread uses it.
 
     Args:
       capacity: bytes of tensors; 0 keeps nothing.
@@ -74,10 +77,10 @@ class ImageCache:
         return found
 
     def put(self, image: ProcessedImage) -> None:
-        """Keep an image that is not here, unless it alone is too large."""
+        """Add an image that is not in the cache, unless it exceeds the capacity."""
         if image.num_bytes > self._capacity:
             return
-        assert image.key not in self._entries, "an image is prepared once at a time"
+        assert image.key not in self._entries, "images are prepared one at a time"
         self._entries[image.key] = image
         self.num_bytes += image.num_bytes
         while self.num_bytes > self._capacity:
@@ -89,13 +92,13 @@ class ImageProcessor:
     """The model's own processor, without its parts for text, video and sound.
 
     Args:
-      tokenizer: has the image's token; nothing is tokenized.
+      tokenizer: has the image's token; nothing is tokenized with it.
 
     Attributes:
-      processor: transformers'.
-      image_token: what stands for an image in a rendered chat, and for a vector in what
-        replaces it.
-      cache: what was made so far; whoever calls process looks there before.
+      processor: the processor of transformers.
+      image_token: stands for an image in a rendered chat, and for each vector in the
+        image's replacement.
+      cache: earlier results; callers of process look there first.
 
     Raises:
       UnsupportedModel: the model has no such token.
@@ -117,11 +120,11 @@ class ImageProcessor:
         self._left_out = {*processor.unused_input_names, *_LAYOUT_NAMES}
 
     def process(self, image: Image, key: bytes) -> ProcessedImage:
-        """Make of an image what the model reads. Blocking; one call at a time.
+        """Prepare an image for the model. Blocking; one call at a time.
 
         Args:
           image: in mode RGB.
-          key: what the result will be known by.
+          key: the result's key.
         """
         inputs, (replacement,) = self.processor._process_images(
             [image], **self._settings
@@ -145,7 +148,8 @@ def _read_image_token(
     token = getattr(processor, "image_token", None)
     if not isinstance(token, str):
         raise UnsupportedModel(name, "it has no token that stands for an image")
-    # Some have one token for an image and another for its vectors, as Gemma 3.
+    # Some models, such as Gemma 3, have one token for an image and another for its
+    # vectors.
     if getattr(tokenizer, "image_token", token) != token:
         raise UnsupportedModel(name, "it has several tokens that stand for images")
     return token
@@ -170,10 +174,11 @@ def _read_capacity(config: MediaConfig) -> int:
 
 
 def _to_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """A tensor's memory, shared where its elements lie in order already."""
+    """Return a tensor's memory, without a copy if its elements are in order."""
     import torch
 
-    # As bytes, because NumPy has no bfloat16; a view refuses tensors without axes.
+    # As bytes, because NumPy has no bfloat16. reshape, because view refuses tensors
+    # without dimensions.
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     return TensorBytes(
         data=flat.numpy().data,

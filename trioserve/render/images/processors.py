@@ -1,4 +1,4 @@
-"""A model's image processor, from its folder to one that has been tried out."""
+"""Loads a model's image processor from its folder, and tries it out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .preprocess import ImageProcessor
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-# Large enough to be cut into parts by the processors that do so.
+# Large enough for the processors that divide an image into parts.
 _PROBE_SIZE = (640, 480)
 
 
@@ -28,16 +28,17 @@ def load_image_processor(
     Code that lies beside the model is never run.
 
     Args:
-      folder: a model in Hugging Face layout; nothing is looked up elsewhere.
-      tokenizer: the model's. Some processors add their tokens to it where it lacks them.
+      folder: a model in Hugging Face layout; nothing is read from elsewhere.
+      tokenizer: the model's. Some processors add their tokens to it if they are
+        missing.
 
     Returns:
-      None for a model that has none.
+      The processor; None for a model that has none.
 
     Raises:
-      WeightsBroken: its files cannot be read, or give a processor that does not work.
-      UnsupportedModel: transformers knows no such processor, a package is missing, or
-        images do not become vectors in place of tokens.
+      WeightsBroken: its files cannot be read, or the processor does not work.
+      UnsupportedModel: transformers has no such processor, a package is missing, or
+        images do not take the place of tokens.
     """
     files = _read_files(folder)
     if not _tell_of_images(files):
@@ -49,10 +50,10 @@ def load_image_processor(
         probe = loaded.process(Image.new("RGB", _PROBE_SIZE), bytes(KEY_BYTES))
     except UnsupportedModel:
         raise
-    # A package that this processor needs, or a processor that counts no tokens.
+    # The processor needs a missing package, or cannot count the tokens of an image.
     except (ImportError, NotImplementedError) as error:
         raise UnsupportedModel(name, str(error) or type(error).__name__) from error
-    # Broken files raise whatever their readers raise.
+    # The readers of broken files raise errors of many classes.
     except Exception as error:
         raise WeightsBroken(str(folder), f"its image processor: {error}") from error
     if probe.num_vectors == 0:
@@ -61,7 +62,7 @@ def load_image_processor(
 
 
 def _read_files(folder: Path) -> list[dict[str, Any]]:
-    """The files that may tell of a processor, in transformers' order."""
+    """Read the files that may describe a processor, in transformers' order."""
     names = ("processor_config.json", "preprocessor_config.json")
     paths = [folder / name for name in (*names, "tokenizer_config.json", "config.json")]
     try:
@@ -71,7 +72,7 @@ def _read_files(folder: Path) -> list[dict[str, Any]]:
 
 
 def _tell_of_images(files: list[dict[str, Any]]) -> bool:
-    # Newer files have the settings of all processors of a model in one.
+    # Newer files have the settings of all processors of a model.
     return any("image_processor_type" in {**file, **_nested(file)} for file in files)
 
 
@@ -81,8 +82,8 @@ def _nested(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_class_name(files: list[dict[str, Any]]) -> str:
-    """What a file says, or what belongs to such a model."""
-    # Imported here because it takes seconds.
+    """Return the class that a file names, or that belongs to the type of model."""
+    # Imported here, because it takes seconds.
     from transformers.models.auto import processing_auto
 
     names = processing_auto.PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
@@ -120,9 +121,9 @@ def _load_processor(
 
 
 def _without_other_parts(known: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """Let a processor do without those parts that are not there.
+    """Return a subclass that works without the parts for video and sound.
 
-    Those for videos need torchvision, which images do not.
+    Those for videos need torchvision; images do not.
     """
 
     class ImagesOnly(known):  # type: ignore[misc, valid-type]

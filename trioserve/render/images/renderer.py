@@ -1,10 +1,10 @@
-"""Images of requests, from their URLs to what the model's encoder reads.
+"""Turns images of requests from URLs into inputs of the model's encoder.
 
     url -> bytes and digest -> in the cache? -> pixels -> tensors and text
            loader.py           here             loader.py preprocess.py
 
-Images are known by the digest of their bytes: a chat sends its images again with every
-turn, and what was prepared once is not even decoded again.
+The key of an image is the digest of its bytes. A chat sends its images again with every
+turn; an image in the cache is not even decoded again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStatistics:
-    """What is held for images at this moment.
+    """The present state of the cache and of the threads.
 
     Args:
       entries: prepared images in the cache.
-      num_bytes: bytes of their tensors.
+      num_bytes: the size of their tensors.
       media: the threads that load and decode.
       processing: the thread that prepares.
     """
@@ -62,10 +62,10 @@ class ImageStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCounters:
-    """What became of the images that were asked for.
+    """Counts of requested images since the start.
 
     Args:
-      hits: images found in the cache, also after waiting for another request's.
+      hits: images found in the cache, perhaps after another request prepared them.
       misses: images that had to be decoded and prepared.
     """
 
@@ -77,11 +77,11 @@ class ImageRenderer:
     """Prepares the images of requests, each new one once.
 
     Args:
-      loader: made from `config` where it is not given.
+      loader: None to make one from `config`.
 
     Attributes:
-      token: what stands for an image, and then for each of its vectors.
-      max_images: of one request.
+      token: stands for each vector of an image.
+      max_images: the limit of images in one request.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ImageRenderer:
         self.max_images = config.max_images
         self._processor = processor
         self._loader = ImageLoader(config) if loader is None else loader
-        # transformers' processors are not made for several threads at once.
+        # One thread, because transformers' processors are not safe in several.
         self._workers = RendererWorkers(1)
         # Images that are being prepared, by their keys.
         self._pending: dict[bytes, trio.Event] = {}
@@ -108,23 +108,23 @@ class ImageRenderer:
         )
         self._num_held_bytes = 0
         self._pace = Pace()
-        # Filled by whichever thread lets an image go.
+        # Sizes of freed images; any thread may append one.
         self._freed: deque[int] = deque()
 
     async def render(self, url: Url, *, param: str) -> ProcessedImage:
-        """Load an image and prepare it for the model, or find it prepared.
+        """Load an image and prepare it for the model, or find it in the cache.
 
         Args:
           url: a data, http, https or file URL.
-          param: the field of the request that holds it.
+          param: its field in the request, for errors.
 
         Raises:
-          InvalidParameter: there is no image, or none that this model can read.
-          RendererStuck: too many images take longer to decode than they may.
-          MemoryFull: those that are prepared take all the memory there is for them.
+          InvalidParameter: there is no image, or this model cannot read it.
+          RendererStuck: too many images exceeded their time limit and still run.
+          MemoryFull: prepared images take all the memory that is reserved for them.
         """
         encoded = await self._loader.load(url, param=param)
-        # Requests that bring the same image at once wait for one of them.
+        # Several requests with the same image wait until one of them has prepared it.
         while (pending := self._pending.get(encoded.digest)) is not None:
             await pending.wait()
         if (found := self._processor.cache.get(encoded.digest)) is not None:
@@ -135,14 +135,14 @@ class ImageRenderer:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes of prepared images that somebody holds: the cache, a prompt, a step."""
+        """The size of all prepared images: in the cache, prompts and steps."""
         while self._freed:
             self._num_held_bytes -= self._freed.popleft()
         return self._num_held_bytes
 
     @property
     def is_stuck(self) -> bool:
-        """Whether new images are refused, because too many take too long."""
+        """Whether images are refused, because too many take too long to decode."""
         return self._loader.is_stuck
 
     def statistics(self) -> ImageStatistics:
@@ -161,8 +161,8 @@ class ImageRenderer:
         key = encoded.digest
         self._pending[key] = trio.Event()
         try:
-            # Refused and not made to wait: requests that each held some images and
-            # waited for the rest would wait for each other.
+            # Refused without a wait. Requests that each held some images and waited for
+            # memory for the rest would wait for each other.
             if self.num_held_bytes >= self._max_held_bytes:
                 raise MemoryFull("images", retry_after_seconds=self._estimate_wait())
             image = await self._loader.decode(encoded, param=param)
@@ -173,11 +173,11 @@ class ImageRenderer:
             self._processor.cache.put(processed)
             return processed
         finally:
-            # After a failure too: those who wait then try for themselves.
+            # After a failure, too. Then each waiting request tries for itself.
             self._pending.pop(key).set()
 
     def _hold(self, image: ProcessedImage) -> None:
-        """Count an image's bytes until nobody has its tensors any more."""
+        """Count an image's bytes until its tensors are freed."""
         self._note_held()
         self._num_held_bytes += image.num_bytes
         self._note_held()
@@ -197,13 +197,14 @@ class ImageRenderer:
             return self._processor.process(image, key)
         except MemoryError:
             raise
-        # It worked when it was loaded, so something about this image is what it does
-        # not take: Qwen2-VL's, for example, wants no side to be 200 times the other.
+        # The processor worked at start-up, so it does not accept this image.
+        # Qwen2-VL's, for example, refuses an image with one side 200 times as long as
+        # the other.
         except Exception as error:
             logger.info("the image processor refuses an image: %s", escape(repr(error)))
             width, height = image.size
             raise InvalidParameter(
                 param,
                 f"is an image of {width} x {height} pixels that the model's image "
-                "processor does not take",
+                "processor does not accept",
             ) from error
