@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,23 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
+from trioserve.engine import LocalCore
 from trioserve.engine.generation.admission import check_request
+from trioserve.engine.generation.core import SequenceGroup
+from trioserve.engine.pooling.admission import check_input, check_params
 from trioserve.engine.priority import MAX_PRIORITY, check_priority
-from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.testing.fake_device import make_info
+from trioserve.errors import ContextLengthExceeded, InvalidParameter, RequestError
+from trioserve.scheduler import Scheduler
+from trioserve.testing.fake_device import (
+    FakeDevice,
+    FakeExecutor,
+    make_info,
+    make_pooling_info,
+)
+from trioserve.types.ids import SequenceId
+from trioserve.types.pooling import PoolingInput, PoolingParams
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
-from trioserve.types.sampling import SamplingParams
+from trioserve.types.sampling import ReasoningBudget, SamplingParams
 from trioserve.types.tensors import TensorBytes
 
 INFO = make_info(32)
@@ -233,3 +245,91 @@ def test_prompt_and_output_fit_the_model(
     with pytest.raises(ContextLengthExceeded) as caught:
         check_request([prompt], sampling, INFO)
     assert caught.value.param == param
+
+
+def test_a_request_needs_a_prompt() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        check_request([], ONE, INFO)
+    assert str(caught.value) == "prompt: must not be empty"
+
+
+def test_a_refusal_for_length_says_what_was_asked_for() -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        check_request([make_prompt(num_tokens=30)], SamplingParams(max_tokens=7), INFO)
+    assert (caught.value.num_tokens, caught.value.limit) == (30, 32)
+    assert "30 tokens and 7 output tokens were asked for" in str(caught.value)
+
+
+@pytest.mark.parametrize("start, end", [((), (1,)), ((1,), ())])
+def test_a_tag_of_no_token_is_a_mistake_of_the_caller(
+    start: tuple[int, ...], end: tuple[int, ...]
+) -> None:
+    budget = ReasoningBudget(num_tokens=1, start_token_ids=start, end_token_ids=end)
+    with pytest.raises(ValueError, match="a tag has at least one token"):
+        check_request([make_prompt()], replace(ONE, thinking=budget), INFO)
+
+
+@pytest.mark.parametrize("token_id, is_taken", [(511, True), (512, False)])
+def test_tags_consist_of_the_models_tokens(token_id: int, is_taken: bool) -> None:
+    budget = ReasoningBudget(
+        num_tokens=1, start_token_ids=(1,), end_token_ids=(token_id,)
+    )
+    asked = replace(ONE, thinking=budget)
+    with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
+        check_request([make_prompt()], asked, INFO)
+    assert is_taken or caught.value.param == "thinking_token_budget"
+
+
+def test_a_size_of_vectors_is_only_taken_for_vectors() -> None:
+    params = PoolingParams(task="classify", dimensions=4)
+    with pytest.raises(InvalidParameter) as caught:
+        check_params(params, INFO, make_pooling_info("classify"))
+    assert str(caught.value) == "dimensions: is not taken for the task classify"
+
+
+@pytest.mark.parametrize(
+    "token_ids, message",
+    [
+        ([], "texts[3]: must not be empty"),
+        ([1] * 33, "the prompt has 33 tokens"),
+        ([1, 512], "texts[3]: token ids must be between 0 and 511"),
+        ([1, -1], "texts[3]: token ids must be between 0 and 511"),
+    ],
+)
+def test_an_input_that_cannot_be_pooled_is_refused_by_its_name(
+    token_ids: list[int], message: str
+) -> None:
+    each = PoolingInput(token_ids=array("i", token_ids))
+    with pytest.raises(RequestError) as caught:
+        check_input(each, INFO, "texts[3]")
+    assert caught.value.param == "texts[3]"
+    assert message in str(caught.value)
+
+
+def test_an_input_as_long_as_the_model_is_taken() -> None:
+    check_input(PoolingInput(token_ids=array("i", [511] * 32)), INFO)
+
+
+async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
+    """Sequence k samples with seed + k, and after the largest one comes the smallest."""
+    device = FakeDevice(block_size=4)
+    scheduler = Scheduler(
+        num_blocks=64,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=32,
+    )
+    core = LocalCore(scheduler, FakeExecutor(device.step), info=INFO)
+    await core.add(
+        SequenceGroup(
+            first_id=SequenceId(1),
+            prompts=(make_prompt(),),
+            sampling=SamplingParams(n=3, max_tokens=1),
+            seed=2**63 - 2,
+        )
+    )
+    plan = scheduler.schedule()
+    assert plan is not None
+    seeds = [start.seed for start in plan.starts]
+    assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]

@@ -256,3 +256,21 @@ def test_steps_in_flight_do_not_change_whose_turn_it_is() -> None:
     assert small is not None
     assert max(count[large] for count in counts) <= 3
     assert max(count[small] for count in counts) <= 3
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_all_shorter_ones_together() -> None:
+    bench = Bench(max_num_batched_tokens=16, max_num_seqs=16)
+    long = bench.ask(prompt_len=64)
+    short = [bench.ask(prompt_len=2) for _ in range(6)]
+    assert bench.step() == {long: 8, **dict.fromkeys(short[:4], 2)}
+
+
+def test_a_long_prompt_has_every_other_step_however_many_short_ones_come() -> None:
+    """Where half of a step is less than a block, it is not cut in two."""
+    bench = Bench(max_num_batched_tokens=6, max_num_seqs=6)
+    long = bench.ask(prompt_len=64)
+    shares = []
+    for _ in range(8):
+        bench.ask(prompt_len=6, max_tokens=1)
+        shares.append(bench.step().get(long, 0))
+    assert shares == [6, 0] * 4

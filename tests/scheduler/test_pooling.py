@@ -8,8 +8,13 @@ import pickle
 from hypothesis import given, settings, strategies as st
 import pytest
 
-from trioserve.scheduler import PoolingFlow, PoolingJob, PoolingScheduler
-from trioserve.scheduler.pooling import PoolingCounters
+from trioserve.scheduler import (
+    PoolingCounters,
+    PoolingFlow,
+    PoolingJob,
+    PoolingScheduler,
+    PoolingStatistics,
+)
 from trioserve.types.pooling import (
     PoolingInput,
     PoolingParams,
@@ -277,3 +282,15 @@ def test_a_result_without_a_tensor_for_each_input_is_refused() -> None:
     assert plan is not None
     with pytest.raises(ValueError):
         list(scheduler.update(plan, PoolingResult(step_id=plan.step_id, tensors=())))
+
+
+def test_statistics_tell_what_is_held_while_a_step_is_in_flight() -> None:
+    scheduler, flow = make_scheduler(max_num_seqs=2), PoolingFlow(0)
+    for _ in range(3):
+        scheduler.add(make_row(1), flow)
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.release(QueryKey(7))
+    assert scheduler.statistics() == PoolingStatistics(
+        num_running=2, num_waiting=1, num_kept=0, num_releases=1
+    )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trioserve.scheduler import LEVEL_SECONDS, Flow, Scheduler, Sequence
+from trioserve.scheduler import (
+    LEVEL_SECONDS,
+    Flow,
+    Scheduler,
+    SchedulerCounters,
+    SchedulerStatistics,
+    Sequence,
+)
 from trioserve.testing.fake_device import FakeDevice
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TokenDelta
@@ -311,3 +318,43 @@ def test_a_sequence_that_is_preempted_leaves_its_token_to_a_prompt() -> None:
         plan = step[0]
     assert row_lengths(plan) == [1, 3]
     run_all(scheduler, device)
+
+
+def test_statistics_tell_what_is_held_while_a_step_is_in_flight() -> None:
+    scheduler, device = make_scheduler(max_num_seqs=1), make_device()
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, prompt_len=5))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert scheduler.statistics() == SchedulerStatistics(
+        num_running=1,
+        num_waiting=1,
+        num_steps_in_flight=1,
+        num_used_blocks=2,
+        num_blocks=64,
+    )
+    scheduler.update(plan, device.step(plan))
+    assert scheduler.statistics().num_steps_in_flight == 0
+
+
+def test_counters_tell_what_was_computed_and_sampled() -> None:
+    scheduler, device = make_scheduler(), make_device()
+    assert scheduler.counters() == SchedulerCounters()
+    # The second one finds the first block of the prompt, which is theirs together. Each
+    # fills a second block with tokens of its own.
+    prompt = tuple(range(6))
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, prompt_token_ids=prompt, max_tokens=3))
+        while (plan := scheduler.schedule()) is not None:
+            scheduler.update(plan, device.step(plan), seconds=0.5)
+    assert scheduler.counters() == SchedulerCounters(
+        num_steps=6,
+        num_preemptions=0,
+        num_computed_tokens=8 + 4,
+        num_prompt_tokens=12,
+        num_sampled_tokens=6,
+        num_prefix_queried_tokens=12,
+        num_prefix_hit_tokens=4,
+        num_cached_blocks=3,
+        step_seconds=3.0,
+    )
