@@ -5,10 +5,11 @@
 All of it runs in one trio thread, so nothing here needs a lock; only the step itself is
 in the device's thread.
 
-As many steps are in flight as the executor is deep. With one the device waits while the
-next is planned; with two the next lies ready when a step is done, planned with tokens that
-nobody knows yet (scheduler/generation/sequence.py). What a step gave is handed to its readers once
-the next step has been submitted, for the device may be waiting.
+The depth of the executor is the number of steps in flight. With depth 1 the device waits
+while the next step is planned. With depth 2 the next step lies ready when a step is done; it
+is planned with tokens that are not known yet (scheduler/generation/sequence.py). The outputs
+of a step are delivered after the next step has been submitted, because the device may be
+waiting for it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ GivenT = TypeVar("GivenT", covariant=True)
 
 
 class Planner(Protocol[PlanT, TakenT, GivenT]):
-    """Who knows what is to be done: a scheduler."""
+    """A scheduler, as the loop sees it."""
 
     def schedule(self) -> PlanT | None:
-        """Return the next plan, or None where there is nothing to do now."""
+        """Return the next plan, or None if there is nothing to do now."""
 
     def update(self, plan: PlanT, result: TakenT, seconds: float) -> GivenT:
-        """Take in a plan's result; called in the order of the plans.
+        """Take in the result of a plan and return its outputs.
+
+        Results come in the order of their plans.
 
         Args:
           seconds: how long the device was busy with the plan.
@@ -43,12 +46,12 @@ class Planner(Protocol[PlanT, TakenT, GivenT]):
 
 
 class StepLoop(Generic[PlanT, ResultT, OutputsT]):
-    """Steps as long as there is work.
+    """Runs steps while there is work.
 
     Args:
       planner: plans steps and takes in their results.
-      deliver: hands to their readers what `planner.update` returned.
-      on_submitted: is called with each plan once the device has it.
+      deliver: hands the outputs of a step to their readers.
+      on_submitted: is called with each plan after the device has got it.
     """
 
     def __init__(
@@ -63,24 +66,24 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         self._deliver = deliver
         self._on_submitted = on_submitted
         self._work = trio.Event()
-        # Since when the oldest step in flight has been the device's; None where it idles.
+        # When the device began the oldest step in flight; None while it idles.
         self._step_began: float | None = None
 
     @property
     def step_age_seconds(self) -> float:
-        """How long the device has been at its step; 0 where it has none."""
+        """Seconds since the device began its step; 0 if it has none."""
         if self._step_began is None:
             return 0.0
         return trio.current_time() - self._step_began
 
     def wake(self) -> None:
-        """Tell that there may be something to do, or that a step is done."""
+        """Wake the loop because there may be work, or because a step is done."""
         self._work.set()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Step until cancelled; raises what a step raises."""
+        """Run steps until cancelled; raises the error of a failed step."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
             task_status.started()
@@ -99,12 +102,12 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 outputs = self._planner.update(plan, handle.take(), seconds)
                 self._fill(in_flight, depth)
                 self._deliver(outputs)
-                # However fast the device is, others have their turn.
+                # Other tasks have their turn, however fast the device is.
                 await trio.lowlevel.checkpoint()
                 continue
-            # What has just come is planned at once if the device would wait otherwise. To
-            # plan the step after that already would keep out who comes a moment later,
-            # and prompts that come one by one would take a step more.
+            # New work is planned at once if the device would wait otherwise. But the last
+            # step of the depth is left open: a request that comes a moment later can still
+            # join it, and prompts that come one by one need one step less.
             self._fill(in_flight, max(1, depth - 1))
             await self._work.wait()
             self._work = trio.Event()

@@ -11,7 +11,7 @@ MAX_PRIORITY = 100
 
 
 def check_priority(priority: int, policy: SchedulingPolicy) -> None:
-    """Refuse a priority that the policy does not take.
+    """Refuse a priority that the policy does not allow.
 
     Raises:
       InvalidParameter

@@ -1,4 +1,4 @@
-"""Who waits for an engine, and what they are told when it ends."""
+"""The open requests of an engine, and the errors that end them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..errors import EngineDied, ShuttingDown
 
 logger = logging.getLogger(__name__)
 
-# How long a dead engine waits for open requests to tell their clients so.
+# How long a failed engine waits for its open requests to send the error to their clients.
 FAREWELL_SECONDS = 1.0
 
 
 class OpenRequest(Protocol):
-    """Somebody who waits for what steps give."""
+    """A request that waits for outputs of steps."""
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` where results are waited for."""
+        """Raise `error` in the task that waits for the outputs."""
 
 
 class OpenRequests:
@@ -30,7 +30,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self._requests: set[OpenRequest] = set()
         self._all_closed = trio.Event()
-        # Why none may be opened: for ever, and for now.
+        # Why no request can be opened: any more, and for now.
         self._end: Exception | None = None
         self._pause: Exception | None = None
 
@@ -42,13 +42,13 @@ class OpenRequests:
         return len(self._requests)
 
     def check_alive(self) -> None:
-        """Raise what ended the engine, if it has ended, or what it pauses for."""
+        """Raise the reason why no request can be opened now, if there is one."""
         if error := self._end or self._pause:
             raise error
 
     @contextmanager
     def hold(self, request: OpenRequest) -> Iterator[None]:
-        """Count a request as open in the block; it hears of the engine's end."""
+        """Count a request as open in the block; the end of the engine fails it."""
         self._requests.add(request)
         try:
             yield
@@ -58,7 +58,7 @@ class OpenRequests:
                 self._all_closed.set()
 
     def close(self, error: Exception) -> None:
-        """Raise `error` in every open request and in whoever would open one.
+        """Raise `error` in every open request, and in every attempt to open one.
 
         Only the first call counts.
         """
@@ -68,7 +68,7 @@ class OpenRequests:
         self._fail_all(error)
 
     def pause(self, error: Exception) -> None:
-        """The same, but whoever comes after `resume` is served."""
+        """Raise `error` like `close`, until `resume`."""
         self._pause = error
         self._fail_all(error)
 
@@ -76,10 +76,10 @@ class OpenRequests:
         self._pause = None
 
     async def serve(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run an engine, and tell requests of its end.
+        """Run an engine, and fail the open requests when it ends.
 
-        If it fails, every open request raises EngineDied, their owners have
-        FAREWELL_SECONDS to say so to their clients, and the failure is raised here.
+        If the engine fails, every open request raises EngineDied. Its owner has
+        FAREWELL_SECONDS to send that to its client; then the failure is raised here.
         """
         try:
             await run()

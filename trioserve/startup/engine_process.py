@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine import LocalCore, host_core, host_pooling_core
-from ..engine.process.messages import Begin, Loaded, ToEngine
+from ..engine.process.messages import EngineLoaded, StartEngine, ToEngine
 from ..errors import StartupError
 from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, run_as_child
@@ -21,7 +21,7 @@ from .core import LoadedCore, open_core
 async def main(stream: MessageStream[Any]) -> None:
     """Load what the other side asks for, and serve it."""
     begin = await stream.receive()
-    assert isinstance(begin, Begin), "that comes first"
+    assert isinstance(begin, StartEngine), "that comes first"
     set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:
@@ -33,7 +33,7 @@ async def main(stream: MessageStream[Any]) -> None:
 
 async def _host(loaded: LoadedCore, stream: MessageStream[Any]) -> None:
     await settle_interpreter()
-    stream.send_nowait(Loaded(info=loaded.info, pooling=loaded.pooling))
+    stream.send_nowait(EngineLoaded(info=loaded.info, pooling=loaded.pooling))
     if isinstance(loaded.core, LocalCore):
         await host_core(loaded.core, stream)
     else:

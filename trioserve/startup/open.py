@@ -20,7 +20,7 @@ import trio
 
 from ..config import DEFAULT_MODEL, EngineConfig, build_config
 from ..engine import EngineProcessDied, RemoteCore, RemotePoolingCore
-from ..engine.process.messages import Begin, FromEngine, Loaded
+from ..engine.process.messages import EngineLoaded, FromEngine, StartEngine
 from ..errors import StartupError, find_first
 from ..frontend import PoolingEngine
 from ..frontend.text import TextEngine
@@ -165,7 +165,7 @@ async def _open_process_core(
 
 async def _load_beside(
     frontend: Frontend, child: Child, config: EngineConfig, model_kind: ModelKind
-) -> Loaded:
+) -> EngineLoaded:
     """Have a process load a model while this one prepares what stands before it.
 
     Both look for the model, and import what they need, at once. The first of them that
@@ -185,7 +185,9 @@ async def _load_beside(
     return loaded
 
 
-async def _load_in(child: Child, config: EngineConfig, model_kind: ModelKind) -> Loaded:
+async def _load_in(
+    child: Child, config: EngineConfig, model_kind: ModelKind
+) -> EngineLoaded:
     """Have a process load a model.
 
     Raises:
@@ -193,7 +195,7 @@ async def _load_in(child: Child, config: EngineConfig, model_kind: ModelKind) ->
       EngineProcessDied
     """
     level = logging.getLogger("trioserve").getEffectiveLevel()
-    begin = Begin(config=config, model_kind=model_kind, log_level=level)
+    begin = StartEngine(config=config, model_kind=model_kind, log_level=level)
     try:
         await child.stream.send(begin)
         answer = await child.stream.receive()
@@ -201,7 +203,7 @@ async def _load_in(child: Child, config: EngineConfig, model_kind: ModelKind) ->
         raise EngineProcessDied(await child.describe_end()) from None
     if isinstance(answer, NotLoaded):
         raise answer.restore()
-    assert isinstance(answer, Loaded), "that is the answer to Begin"
+    assert isinstance(answer, EngineLoaded), "that is the answer to StartEngine"
     return answer
 
 

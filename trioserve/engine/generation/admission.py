@@ -1,4 +1,4 @@
-"""What is checked before a request may enter: afterwards nothing can fail."""
+"""The checks of a request before it enters the engine; afterwards nothing can fail."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ...types.model_info import ModelInfo
 from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from ...types.sampling import SamplingParams
 
-# Far more than a plug-in wants to read, and far less than what ends a decoder.
+# Far more than plug-ins need, and far less than the depth at which a decoder fails.
 _MAX_ARGUMENT_DEPTH = 32
 
 
 def check_request(
     prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
 ) -> None:
-    """Refuse what the model cannot compute.
+    """Refuse a request that the model cannot compute.
 
     Raises:
       InvalidParameter: a token id lies outside the vocabulary, there is no prompt,
         vectors have another width or type than the model's, or a plug-in is not loaded.
-      ContextLengthExceeded: a prompt with its max_tokens is longer than the model.
+      ContextLengthExceeded: a prompt with its max_tokens is longer than the model allows.
     """
     if not prompts:
         raise InvalidParameter("prompt", "must not be empty")
@@ -53,7 +53,7 @@ def check_request(
 def resolve_sampling(
     prompt: Prompt, sampling: SamplingParams, info: ModelInfo
 ) -> SamplingParams:
-    """Give max_tokens the value that None stands for: what the model's length leaves."""
+    """Replace max_tokens of None by the number of tokens that the prompt leaves."""
     if sampling.max_tokens is not None:
         return sampling
     room = info.max_model_len - len(prompt.token_ids)
@@ -64,7 +64,7 @@ def _check_prompt(prompt: Prompt, info: ModelInfo) -> None:
     """Refuse tokens and vectors that the model cannot read.
 
     Raises:
-      InvalidParameter: they are not of this model.
+      InvalidParameter: the model cannot read a token or a vector.
       ValueError: runs, keys and vectors do not match.
     """
     token_ids = prompt.token_ids
@@ -75,7 +75,7 @@ def _check_prompt(prompt: Prompt, info: ModelInfo) -> None:
             if not end <= begin < run_end <= len(token_ids):
                 raise ValueError("the runs of vectors overlap or leave the prompt")
             end = run_end
-            # At an image's positions stand its tokens.
+            # The positions of an image have tokens, too.
             if item.kind == "embeds":
                 if set(token_ids[begin:end]) != {NO_TOKEN}:
                     raise ValueError("a position has a vector and a token")
@@ -115,7 +115,7 @@ def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> N
 
 def _check_processor(name: str, loaded: Sequence[str]) -> None:
     if name not in loaded:
-        # The beginning: a client may send a name of kilobytes.
+        # Only the beginning: a client may send a name of kilobytes.
         raise InvalidParameter(
             "logits_processors",
             f"{name[:64]!r} is not loaded; loaded: {', '.join(loaded) or 'none'}",
@@ -123,7 +123,7 @@ def _check_processor(name: str, loaded: Sequence[str]) -> None:
 
 
 def _is_sendable(value: object, depth: int) -> bool:
-    """Whether another process can read what a request says to a plug-in."""
+    """Whether the arguments of a plug-in can be sent to another process."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     if not isinstance(value, (dict, list)):

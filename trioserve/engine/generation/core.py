@@ -1,4 +1,4 @@
-"""The core of models that generate text: a scheduler and the loop that asks it."""
+"""The core of models that generate: a scheduler, and the loop that runs its plans."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..core import Core
 from ..loop import StepLoop
 from .admission import resolve_sampling
 
-# Tokens of a request from which on its prompts are hashed in a thread: on the loop they
-# would take a third of a millisecond.
+# The prompts of a request with more tokens are hashed in a thread. On the event loop this
+# many tokens take a third of a millisecond.
 LONG_PROMPT = 4096
 
 
@@ -34,7 +34,7 @@ class SequenceGroup:
       first_id: sequence k of prompt i has the id first_id + i * n + k; ids rise, and the
         lower one goes first among equals.
       seed: sequence k of n samples with seed + k.
-      priority: the lower goes first.
+      priority: requests with a lower number go first.
     """
 
     first_id: SequenceId
@@ -58,21 +58,22 @@ class SequenceGroup:
 class GenerationCore(
     Core[Iterable[TokenDelta], SchedulerStatistics, SchedulerCounters], Protocol
 ):
-    """The core of an TokenEngine."""
+    """The core of a TokenEngine."""
 
     async def add(self, group: SequenceGroup) -> None:
-        """Let sequences wait for their admission. None of them is known if cancelled."""
+        """Let sequences wait for admission. A cancelled call leaves none of them."""
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
-        """End sequences; no output follows. Those that are unknown have ended."""
+        """End sequences; no output follows. An unknown one has ended already."""
 
 
 class LocalCore:
     """A core in this process.
 
     Args:
-      scheduler, executor: what plans steps and what runs them.
-      info: the model's.
+      scheduler: plans steps.
+      executor: runs them.
+      info: the facts about the model.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LocalCore:
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
         for sequence_id in sequence_ids:
             self._scheduler.abort(sequence_id)
-        # An idle device may have to be told to forget something.
+        # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 
     def statistics(self) -> SchedulerStatistics:

@@ -1,4 +1,4 @@
-"""What is checked before an input may be pooled: afterwards nothing can fail."""
+"""The checks of an input before it enters the engine; afterwards nothing can fail."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def check_params(
     *,
     param: str = "dimensions",
 ) -> None:
-    """Refuse what the model does not do.
+    """Refuse parameters that the model does not serve.
 
     Args:
-      param: what the request calls the size of vectors, for errors.
+      param: the request's field with the size of vectors, for errors.
 
     Raises:
-      TaskNotServed: it does other tasks.
-      InvalidParameter: it has no vectors of this size.
+      TaskNotServed: the model serves other tasks.
+      InvalidParameter: the model has no vectors of this size.
     """
     if params.task not in pooling.tasks:
         served = ", ".join(pooling.tasks)
@@ -34,13 +34,13 @@ def check_params(
 
 
 def check_input(each: PoolingInput, info: ModelInfo, param: str = "input") -> None:
-    """Refuse what the model cannot read.
+    """Refuse an input that the model cannot read.
 
     Raises:
       InvalidParameter: it is empty, or a token id lies outside the vocabulary.
-      ContextLengthExceeded: it is longer than the model.
+      ContextLengthExceeded: it is longer than the model allows.
     """
-    # Here because it takes a tenth of a second, which --help need not wait.
+    # Imported here because it takes a tenth of a second, which would delay --help.
     import numpy
 
     if each.num_tokens == 0:
@@ -49,7 +49,7 @@ def check_input(each: PoolingInput, info: ModelInfo, param: str = "input") -> No
         raise ContextLengthExceeded(
             num_tokens=each.num_tokens, limit=info.max_model_len, param=param
         )
-    # Read without signs, ids below zero are far above every vocabulary.
+    # As unsigned numbers, negative ids lie far above every vocabulary.
     if numpy.frombuffer(each.token_ids, numpy.uint32).max() >= info.vocab_size:
         raise InvalidParameter(
             param, f"token ids must be between 0 and {info.vocab_size - 1}"
@@ -57,7 +57,7 @@ def check_input(each: PoolingInput, info: ModelInfo, param: str = "input") -> No
 
 
 def _check_size(size: int, name: str, pooling: PoolingInfo, param: str) -> None:
-    """Refuse sizes that vectors may not be cut to, in the words of vLLM 0.33."""
+    """Refuse a size that vectors cannot be cut to, in the words of vLLM 0.33."""
     sizes = pooling.matryoshka
     if sizes is None:
         reason = (

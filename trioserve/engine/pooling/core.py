@@ -1,4 +1,4 @@
-"""The core of an engine that pools; see core.py."""
+"""The core of models that pool: a scheduler, and the loop that runs its plans."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ...types.tensors import TensorBytes
 from ..core import Core
 from ..loop import StepLoop
 
-# Numbers that whoever asks gives out: of a request, and of one of its inputs.
+# Numbers of a request and of one of its inputs; the engine assigns them.
 FlowId = NewType("FlowId", int)
 JobId = NewType("JobId", int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingBatch:
-    """Inputs of a request that take turns with those of others.
+    """Inputs of a request, which take turns with those of other requests.
 
     Args:
       first_job: row i is the job first_job + i.
-      priority: of the flow, the same in all of its batches; the lower goes first.
+      priority: priority of the flow, the same in all of its batches; lower goes first.
     """
 
     flow: FlowId
@@ -48,20 +48,21 @@ class PoolingCore(Core[PoolingOutputs, PoolingStatistics, PoolingCounters], Prot
     """The core of a TensorEngine."""
 
     def add(self, batch: PoolingBatch) -> None:
-        """Let inputs wait for their turn."""
+        """Let inputs wait for their turns."""
 
     def abort(self, jobs: Collection[JobId]) -> None:
-        """Give inputs up; of those of a step in flight something may still come."""
+        """Drop inputs; results of a step in flight may still come."""
 
     def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
-        """End a flow: no batch of it follows, and what it kept is forgotten."""
+        """End a flow, which gets no further batch, and forget its kept results."""
 
 
 class LocalPoolingCore:
     """A core in this process.
 
     Args:
-      scheduler, executor: what plans steps and what runs them.
+      scheduler: plans steps.
+      executor: runs them.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class LocalPoolingCore:
         self._loop.wake()
 
     def abort(self, jobs: Collection[JobId]) -> None:
-        # What is unknown has been answered.
+        # Unknown jobs have their results.
         known = [self._jobs.pop(job) for job in jobs if job in self._jobs]
         for job in known:
             del self._ids[job]
@@ -105,7 +106,7 @@ class LocalPoolingCore:
         for key in kept:
             self._scheduler.release(key)
         if kept:
-            # An idle device has to be told, too.
+            # An idle device must forget them, too.
             self._loop.wake()
 
     def statistics(self) -> PoolingStatistics:
@@ -120,7 +121,7 @@ class LocalPoolingCore:
     def _hand_on(self, outputs: Iterable[tuple[PoolingJob, TensorBytes]]) -> None:
         answers = []
         for job, tensor in outputs:
-            # Nobody waits for what was given up while the step ran.
+            # A job that was dropped while the step ran is unknown now.
             if (number := self._ids.pop(job, None)) is not None:
                 del self._jobs[number]
                 answers.append((number, tensor))

@@ -1,4 +1,4 @@
-"""The other side of remote.py: a core that serves whoever started its process."""
+"""The far side of remote.py: a core that does what the messages of its client say."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from ...types.ids import SequenceId
 from ..generation.core import LocalCore, SequenceGroup
 from ..pooling.core import LocalPoolingCore
 from .messages import (
-    Abort,
     AbortInputs,
-    Add,
+    AbortSequences,
     AddInputs,
+    AddSequences,
     CloseFlow,
+    GenerationReport,
     PoolingReport,
-    Report,
 )
 
 
 async def host_core(core: LocalCore, stream: MessageStream[Any]) -> None:
-    """Serve a core until its only client has gone.
+    """Serve a core until its only client is gone.
 
-    Raises: what a step raises, and PeerGone.
+    Raises:
+      PeerGone: the client is gone.
+      any error of a failed step.
     """
     await _GenerationHost(core, stream).run()
 
 
 async def host_pooling_core(core: LocalPoolingCore, stream: MessageStream[Any]) -> None:
-    """The same for one that pools."""
+    """Serve a pooling core; see host_core."""
     await _PoolingHost(core, stream).run()
 
 
 class _Host:
-    """What is alike for all cores."""
+    """Receives the messages of a client, and reports to it."""
 
-    _report_type: ClassVar[type[Report] | type[PoolingReport]]
+    _report_type: ClassVar[type[GenerationReport] | type[PoolingReport]]
 
     def __init__(self, core: Any, stream: MessageStream[Any]) -> None:
         self._core = core
@@ -52,7 +54,7 @@ class _Host:
                 self._take(await self._stream.receive(), nursery)
 
     def _take(self, message: object, nursery: trio.Nursery) -> None:
-        """Do what the client asks for."""
+        """Carry out a message of the client."""
         raise NotImplementedError
 
     def _report(self, outputs: Iterable[Any] = ()) -> None:
@@ -67,19 +69,19 @@ class _Host:
 
 
 class _GenerationHost(_Host):
-    _report_type = Report
+    _report_type = GenerationReport
 
     def __init__(self, core: LocalCore, stream: MessageStream[Any]) -> None:
         super().__init__(core, stream)
-        # Groups that are not among the core's yet, by their first sequence.
+        # Groups whose long prompts are still being prepared, by their first sequence.
         self._adding: dict[SequenceId, trio.CancelScope] = {}
 
     def _take(self, message: object, nursery: trio.Nursery) -> None:
         match message:
-            case Add(group=group):
+            case AddSequences(group=group):
                 scope = self._adding[group.first_id] = trio.CancelScope()
                 nursery.start_soon(self._add, group, scope)
-            case Abort(sequence_ids=sequence_ids):
+            case AbortSequences(sequence_ids=sequence_ids):
                 self._abort(sequence_ids)
             case _:
                 raise AssertionError(f"{message} is not for this engine")

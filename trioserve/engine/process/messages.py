@@ -1,9 +1,10 @@
-"""What a server and its engine process tell each other.
+"""The messages between a server and its engine process.
 
-Begin -->                    the configuration, first of all
-     <-- Loaded | NotLoaded  after seconds or minutes
-Add, Abort, ... -->          as they come, answered by nothing
-     <-- Report              of each step, and each second
+StartEngine -->                        the configuration; the first message
+            <-- EngineLoaded           after seconds or minutes; or NotLoaded
+AddSequences, AbortSequences, ... -->  at any time; none has an answer
+            <-- GenerationReport       after each step, and once a second;
+                                       or PoolingReport
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from ..generation.core import SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load a model.
 
     Args:
-      accepts: as cores.ModelKind.
+      model_kind: as startup.core.ModelKind.
       log_level: as in logging.
     """
 
@@ -42,36 +43,50 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     log_level: int
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The model is there; `pooling` where it pools."""
+class EngineLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The model is loaded.
+
+    Args:
+      pooling: the tasks of a model that pools; None if the model generates.
+    """
 
     info: ModelInfo
     pooling: PoolingInfo | None
 
 
-class Add(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AddSequences(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See GenerationCore.add."""
+
     group: SequenceGroup
 
 
-class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class AbortSequences(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See GenerationCore.abort."""
+
     sequence_ids: tuple[SequenceId, ...]
 
 
 class AddInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See PoolingCore.add."""
+
     batch: PoolingBatch
 
 
 class AbortInputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See PoolingCore.abort."""
+
     jobs: tuple[JobId, ...]
 
 
 class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See PoolingCore.close."""
+
     flow: FlowId
     kept: tuple[QueryKey, ...]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a step gave, and how the engine is; see Core."""
+class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The outputs of a step, and the state of the core; see Core."""
 
     outputs: tuple[TokenDelta, ...] = ()
     statistics: SchedulerStatistics
@@ -80,7 +95,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The same of an engine that pools."""
+    """The outputs of a step, and the state of the core; see Core."""
 
     outputs: tuple[tuple[JobId, TensorBytes], ...] = ()
     statistics: PoolingStatistics
@@ -88,5 +103,7 @@ class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stalled_seconds: float
 
 
-ToEngine = Begin | Add | Abort | AddInputs | AbortInputs | CloseFlow
-FromEngine = Loaded | NotLoaded | Report | PoolingReport
+ToEngine = (
+    StartEngine | AddSequences | AbortSequences | AddInputs | AbortInputs | CloseFlow
+)
+FromEngine = EngineLoaded | NotLoaded | GenerationReport | PoolingReport

@@ -1,4 +1,4 @@
-"""Cores that run in another process."""
+"""Cores in another process: their calls become messages."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ...types.pooling import QueryKey
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
 from .messages import (
-    Abort,
     AbortInputs,
-    Add,
+    AbortSequences,
     AddInputs,
+    AddSequences,
     CloseFlow,
+    GenerationReport,
     PoolingReport,
-    Report,
 )
 
-# Bytes of tensors from which on a request is packed in a thread, which costs as much as
-# to copy so many.
+# A request with more bytes of tensors is packed in a thread. Starting the thread takes as
+# long as copying this many bytes.
 _LARGE_TENSORS = 2**18
 
 OutputsT = TypeVar("OutputsT")
@@ -39,15 +39,15 @@ CountersT = TypeVar("CountersT")
 
 
 class EngineProcessDied(Exception):
-    """Raised when the process with the engine has ended; says how."""
+    """Raised when the engine process has ended; the message says how."""
 
 
 class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
-    """What is alike for all of them.
+    """Keeps the last report of a core in another process.
 
     Args:
-      stream: to the process, whose model is loaded.
-      describe_end: tells how the process ended, once it has hung up.
+      stream: connection to the process, whose model is loaded.
+      describe_end: says how the process ended, after it has closed the connection.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Take in what the process tells, until cancelled.
+        """Receive the reports of the process until cancelled.
 
         Raises:
           EngineProcessDied
@@ -95,7 +95,9 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
 
     async def _receive(self) -> None:
         report = await self._stream.receive()
-        assert isinstance(report, (Report, PoolingReport)), "nothing else comes now"
+        assert isinstance(
+            report, (GenerationReport, PoolingReport)
+        ), "a core that runs sends reports only"
         self._report = report
         self._heard_at = trio.current_time()
 
@@ -112,16 +114,16 @@ class RemoteCore(
         self._packing = trio.CapacityLimiter(1)
 
     async def add(self, group: SequenceGroup) -> None:
-        message = Add(group=group)
+        message = AddSequences(group=group)
         if not _is_large(group):
             self._stream.send_nowait(message)
             return
-        # Not abandoned: whoever packs owns the memory.
+        # Not abandoned on cancel: the thread reads memory of the request.
         packed = await trio.to_thread.run_sync(pack, message, limiter=self._packing)
         self._stream.post_nowait(packed)
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
-        self._stream.send_nowait(Abort(sequence_ids=tuple(sequence_ids)))
+        self._stream.send_nowait(AbortSequences(sequence_ids=tuple(sequence_ids)))
 
 
 class RemotePoolingCore(
@@ -140,7 +142,7 @@ class RemotePoolingCore(
 
 
 def _is_large(group: SequenceGroup) -> bool:
-    """Whether to pack it would hold up the event loop."""
+    """Whether packing the group would hold up the event loop."""
     num_bytes = sum(
         len(tensor.data)
         for prompt in group.prompts
