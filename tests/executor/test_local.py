@@ -23,7 +23,7 @@ def result_of(plan: StepPlan) -> StepResult:
 
 
 class Submitted:
-    """Steps that were handed over together, and what became of them."""
+    """Steps that were submitted together, and their results."""
 
     def __init__(self, executor: LocalExecutor[StepPlan, StepResult], count: int):
         self._all_done = trio.Event()

@@ -11,7 +11,7 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.model import count_blocks
 from trioserve.model.sampling.bad_words import BadWords
-from trioserve.model.sampling.reasoning_budget import ThinkingBudgets
+from trioserve.model.sampling.reasoning_budget import ReasoningBudgets
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
@@ -118,7 +118,7 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
     slots = [3, 0, 5, 1, 2, 4]
     stream = torch.randint(4, (20, 6), generator=torch.manual_seed(0))
     for device in (torch.device("cpu"), torch.device(DEVICE)):
-        bad_words, budgets = BadWords(6, device), ThinkingBudgets(device)
+        bad_words, budgets = BadWords(6, device), ReasoningBudgets(device)
         tokens = stream.to(device)
         for step in range(20):
             # One sequence is preempted in each of some steps.

@@ -176,12 +176,16 @@ def test_warm_up_leaves_nothing_behind(
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_warm_up_of_the_smallest_cache(
-    tiny: Callable[..., Any], make_planner: Any, num_blocks: int
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, num_blocks: int
 ) -> None:
+    model = tiny("llama")
     planner = make_planner(
-        tiny("llama").loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
+        model.loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
     )
     planner.runner.warm_up()
+    story = planner.begin(make_prompt(1))
+    planner.run(story, num_tokens=1)
+    assert story.outputs == model.generate(story.prompt, 1)
 
 
 def test_plan_without_rows_only_starts(

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import pytest
 import torch
 
-from trioserve.model.sampling.reasoning_budget import ThinkingBudgets
+from trioserve.model.sampling.reasoning_budget import ReasoningBudgets
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
@@ -50,14 +50,14 @@ def make_start(
     )
 
 
-def start_budgets(*starts: SlotStart) -> ThinkingBudgets:
-    budgets = ThinkingBudgets(torch.device("cpu"))
+def start_budgets(*starts: SlotStart) -> ReasoningBudgets:
+    budgets = ReasoningBudgets(torch.device("cpu"))
     for start in starts:
         budgets.start(start)
     return budgets
 
 
-def ask(budgets: ThinkingBudgets, *slots: int) -> list[int | None]:
+def ask(budgets: ReasoningBudgets, *slots: int) -> list[int | None]:
     """What takes the place of the token that was chosen, or None where nothing does."""
     chosen = torch.full((len(slots),), CHOSEN)
     budgets.force(list(slots), chosen)

@@ -37,16 +37,16 @@ from trioserve.types.tensors import TensorBytes
 
 
 class FakeStage:
-    """Does what a stage's process does, as far as its driver can see.
+    """Behaves like the process of a stage, as far as the executor can see.
 
     Args:
-      is_ready: it has been told what to allocate.
-      answers: its steps' results are those of the pipeline.
-      step_seconds: what a step takes.
+      is_ready: it needs no Allocate message.
+      answers: it sends the results of steps, as the last stage does.
+      step_seconds: how long a step takes.
 
     Attributes:
-      plans: all that came.
-      allocated: what it was told to allocate.
+      plans: all plans that came.
+      allocated: the Allocate message, if one came.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FakeStage:
 
 
 class Stages:
-    """What an executor drives, and what it is driven by."""
+    """Fake stages, and the connections to them."""
 
     def __init__(self) -> None:
         self.fakes: list[FakeStage] = []
@@ -159,7 +159,7 @@ def ignore() -> None:
 async def run_until_it_ends(
     executor: PipelineExecutor, then: Callable[[], None] = ignore
 ) -> str:
-    """Return why it ended."""
+    """Return the reason why the executor ended."""
     with pytest.RaisesGroup(StageDied, flatten_subgroups=True) as caught:
         async with trio.open_nursery() as nursery:
             with trio.move_on_after(1000):
@@ -186,7 +186,7 @@ async def test_all_stages_get_all_plans_in_order_and_results_come_in_order(
         ]
         with trio.move_on_after(0.205):
             await trio.sleep_forever()
-        # Told as they come, and not together.
+        # Each result is reported when it comes.
         assert done == list(range(20))
         assert [handle.is_done for handle in handles] == [True] * 20 + [False] * 20
         await trio.sleep(1)
@@ -199,7 +199,7 @@ async def test_all_stages_get_all_plans_in_order_and_results_come_in_order(
 async def test_large_tensors_reach_all_stages_through_one_memory(
     autojump_clock: object,
 ) -> None:
-    """And no descriptor of it is left, in stages that have read it or that are gone."""
+    """No descriptor of it is left, in living stages or in stages that are gone."""
     tensor = TensorBytes(data=bytes(range(256)) * 4096, dtype="uint8", shape=(2**20,))
     start = SlotStart(
         slot=0,
@@ -240,7 +240,7 @@ def list_descriptors() -> list[str]:
 
 
 def list_memories() -> list[int]:
-    """Return the shared memory of each descriptor that is one."""
+    """Return the shared memory behind each open descriptor."""
     return [
         os.fstat(int(number)).st_ino
         for number in list_descriptors()
@@ -302,17 +302,22 @@ async def test_a_step_that_takes_too_long_ends_it(autojump_clock: object) -> Non
         assert 60 <= trio.current_time() - began <= 62
 
 
-async def test_who_did_not_listen_for_a_while_does_not_blame_the_stages(
+async def test_an_engine_that_was_stopped_for_a_while_does_not_blame_the_stages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """An engine that was stopped and goes on has yet to read what they said."""
+    """It has yet to read the messages that came meanwhile."""
     async with open_stages(2) as stages, trio.open_nursery() as nursery:
         executor = drive(stages, step_timeout=60)
         await nursery.start(executor.run)
         for _ in range(20):
             await trio.testing.wait_all_tasks_blocked(0.001)
             mock_clock.jump(100)
+        handle = executor.submit(plan_of(0), ignore)
+        for _ in range(2):
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            mock_clock.jump(0.1)
         await trio.testing.wait_all_tasks_blocked(0.001)
+        assert handle.is_done
         nursery.cancel_scope.cancel()
 
 
@@ -330,7 +335,7 @@ def make_pipeline(stages: Stages) -> Pipeline:
 async def test_stages_are_connected_all_at_once_and_then_driven(
     autojump_clock: object, runs_ahead: bool
 ) -> None:
-    """One step for each of them, and one more where steps are planned ahead."""
+    """One step for each of them, and one more if steps are planned ahead."""
     config = build_config(EngineConfig, {"async_scheduling": runs_ahead})
     async with open_stages(3, is_ready=False) as stages:
         executor = await make_pipeline(stages).connect(config, 77)

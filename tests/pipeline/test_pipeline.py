@@ -1,4 +1,4 @@
-"""What the stages of a pipeline are told before they run, and what of them is refused."""
+"""The messages to the stages before they run, and the stages that are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Answer = Callable[[int], StageLoaded | NotLoaded | None]
 async def start_stages(
     answer: Answer, begins: list[LoadStage]
 ) -> AsyncIterator[tuple[StartedStage, ...]]:
-    """Start three, of which the last one is alone on a machine."""
+    """Start three stages; the last one is alone on its machine."""
 
     async def run(number: int, stream: MessageStream[Any]) -> None:
         begin = await stream.receive()

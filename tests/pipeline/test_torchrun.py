@@ -1,4 +1,4 @@
-"""What torchrun says, and how stages that it has started meet the engine."""
+"""The environment of torchrun, and the rendezvous of its stages with the engine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_there_are_as_many_processes_as_stages() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_every_rank_refuses_another_number_of_stages(rank: str) -> None:
-    """And that by itself: the others need not be there."""
+    """It needs no other process for that."""
     done = subprocess.run(
         [sys.executable, "-m", "trioserve", "serve", "/no/model"],
         env=os.environ | ENVIRONMENT | {"RANK": rank},
@@ -133,7 +133,7 @@ async def test_stages_come_in_any_order_and_are_told_apart(
 async def test_who_is_no_stage_is_hung_up_on_and_stages_still_come(
     listener: trio.SocketListener,
 ) -> None:
-    """Another secret, another number, something else, or a stage that is there."""
+    """A wrong secret, a wrong number, other bytes, or a stage that has come already."""
     rendezvous = Rendezvous(listener, num_stages=3)
     address = find_address(rendezvous, listener)
     wrong = Address(host=address.host, port=address.port, secret=bytes(32))

@@ -1,34 +1,35 @@
 """Carries a StepPlan to the device and brings a StepResult back.
 
-Knows torch and transformers; does not know requests, text, threads or trio. What runs
-is any decoder that transformers builds: its attention is replaced by one function over
-a paged cache (attention/), everything else is transformers' own. Prompts may hold
-vectors besides tokens (inputs/): those that came as such, and those that a model's
-own encoder makes of an image (loading/vision.py names the kinds of models that see).
+This room knows torch and transformers. It does not know requests, text, threads or trio.
+It runs any decoder that transformers builds. A function over a paged cache replaces the
+model's attention (attention/); everything else is transformers' own. Prompts may hold
+vectors besides tokens (inputs/): either vectors that came with the request, or vectors
+that the model's own encoder makes of an image (loading/vision.py lists the models that
+see).
 
-A model may be spread over processes; what each of them does is in stages/.
+A model may be spread over processes; stages/ runs one part of it.
 
-Models that do not write have rooms of their own: encoder/ reads texts, pooling/ makes
-vectors and scores of what was read.
+Models that generate no text have rooms of their own: encoder/ reads texts, and pooling/
+turns the encoder's states into vectors and scores.
 
 The door:
   outline_model           a folder -> Outline, without its weights
-  takes_images            whether a folder's model sees
+  takes_images            whether a folder's model sees images
   load_model              a folder -> LoadedModel
-  count_blocks            how many KV blocks the device's memory holds
-  ModelRunner             .launch(StepPlan) -> LaunchedStep, from one thread at a time;
-                          its .finish() -> StepResult, from any
+  count_blocks            how many KV blocks fit into the device's memory
+  ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;
+                          its .finish() -> StepResult, in any thread
 """
 
 import os
 
-# GNU OpenMP's threads spin for milliseconds while they wait for each other. Where
-# anything else wants one of the cores, such as the HTTP half of this server, they spin
-# on the very core that the other thread needs: a step of 40 ms was measured to take
-# seconds. After 10,000 turns, a tenth of a millisecond, they sleep instead: that outlasts
-# the Python between two operators, which 1000 turns do not (12 tokens of a small encoder
-# then take 8.8 ms in place of 5.7). The library reads this when torch is first imported;
-# who set one of the two, decides.
+# GNU OpenMP's threads spin for milliseconds while they wait for each other. If anything
+# else needs a core, such as the HTTP half of this server, they spin on the core that it
+# needs: a step of 40 ms was measured to take seconds. With this setting they sleep after
+# 10,000 turns, a tenth of a millisecond. That is longer than the Python code between two
+# operators; 1000 turns are not (12 tokens of a small encoder then take 8.8 ms instead of
+# 5.7). The library reads the setting when torch is first imported. A user's own setting
+# of either variable stays.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -29,7 +29,7 @@ from .loading.loaded import LoadedModel
 from .sampling.launched import LaunchedStep
 from .slots import SlotTables
 
-# Long enough for a matrix product of the kind that chunks have.
+# Enough for a matrix product of the kind that chunks need.
 _WARM_UP_TOKENS = 32
 
 
@@ -41,18 +41,18 @@ def count_blocks(
     max_model_len: int,
     num_sharing: int = 1,
 ) -> int:
-    """How many KV blocks to give a ModelRunner.
+    """Return the number of KV blocks for a ModelRunner.
 
-    What fits into the memory that `config` allows, but no more than `max_num_seqs`
-    sequences of `max_model_len` tokens could use. It may be too little for one such
-    sequence, though not for one of 512 tokens: then the caller lowers max_model_len to
-    num_blocks * block_size.
+    They fill the memory that `config` allows, but are no more than `max_num_seqs`
+    sequences of `max_model_len` tokens could use. They may be too few for one such
+    sequence: then the caller lowers max_model_len to num_blocks * block_size. They are
+    always enough for 512 tokens.
 
     Args:
       num_sharing: processes that share the device's memory, if that is a CPU's.
 
     Raises:
-      InvalidConfig: the memory does not hold 512 tokens, or the device has it not.
+      InvalidConfig: the memory does not hold 512 tokens, or the device does not have it.
     """
     return count_fitting_blocks(
         model.info.kv_bytes_per_token,
@@ -65,13 +65,13 @@ def count_blocks(
 
 
 class ModelRunner:
-    """A model with its KV cache and what its slots hold.
+    """A model with its KV cache, and the state of its slots.
 
     Args:
-      model: must not be stepped by another runner at the same time.
-      num_blocks: blocks of the cache; ids in plans lie below.
-      block_size: tokens in one.
-      max_num_seqs: slots.
+      model: no other runner may step it at the same time.
+      num_blocks: blocks of the cache; the ids in plans are smaller.
+      block_size: tokens in one block.
+      max_num_seqs: number of slots.
       max_model_len: tokens of prompt and output that a slot can hold.
       logits_processors: plug-ins that sequences may name; no stage but the last one of a
         pipeline needs them.
@@ -116,15 +116,15 @@ class ModelRunner:
         self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan; blocks until its tokens are known."""
+        """Run a plan; blocks until its tokens are known."""
         return self.launch(plan).finish()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Give the device a plan's work; a CPU has done it when this returns.
+        """Give the work of a plan to the device; a CPU has done it when this returns.
 
-        Call it from one thread at a time, in the order of the plans. Steps before it need
-        not be finished.
+        Call it in one thread at a time, in the order of the plans. Earlier steps need not
+        be finished.
         """
         self._reader.begin(plan)
         for start in plan.starts:
@@ -148,8 +148,8 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.
 
-        The first calls of a process choose and prepare the device's routines; no
-        client should wait for that. All stages of a pipeline do it at the same time.
+        The first calls in a process choose and prepare the device's routines, and no
+        client should wait for that. All stages of a pipeline warm up at the same time.
         """
         num_tokens = min(_WARM_UP_TOKENS, self._max_warm_up_tokens)
         if num_tokens < 1:
@@ -168,7 +168,7 @@ class ModelRunner:
         decode = StepRow(
             slot=0, start=num_tokens, num_tokens=1, new_block_ids=(), sample=False
         )
-        # Before those of any scheduler, whose first one is 1.
+        # Smaller than the step ids of any scheduler, which begin at 1.
         self.step(StepPlan(step_id=-2, starts=(start,), rows=(chunk,)))
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
 

@@ -1,10 +1,10 @@
-"""What the runner remembers of each slot between steps.
+"""The state of each slot between steps.
 
-A slot is a row of the tables. What a sequence brought along stands on the host. What has
-been sampled since does not: the next step needs a sequence's last token and no other, and
-finds it on the device, where the host may not have read it yet. So do blocks, of which a
-step only tells the new ones. What a step costs the host is the same however long an output
-is.
+A slot is a row of the tables. The tokens that a sequence started with are on the host.
+Later tokens are not: the next step needs only the last token of a sequence, which is on
+the device, perhaps before the host has read it. The list of a sequence's blocks is on the
+device too, and a step sends only its new blocks. So a step costs the host the same,
+however long an output is.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class SlotTables:
     """Token ids and KV blocks of the sequences that hold slots.
 
     Attributes:
-      token_ids: (max_num_seqs, max_model_len) int32, what each slot started with; 0
-        where a vector stands that has no token
+      token_ids: (max_num_seqs, max_model_len) int32, the tokens that each slot started
+        with; 0 at places of vectors that have no token
       block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
-      last_token_ids: (max_num_seqs,) int64, on the device: what each slot sampled last
+      last_token_ids: (max_num_seqs,) int64, on the device, the last token that each
+        slot sampled
       num_prompt_tokens: tokens of each slot's prompt.
       num_tokens: tokens that each slot started with: those of its prompt, and those that
         it had written before.
@@ -41,8 +42,8 @@ class SlotTables:
         device: torch.device,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
-        # Not filled: what is read beyond num_tokens is replaced, and memory that is not
-        # touched is not taken.
+        # Not filled with zeros, because untouched memory costs nothing. Values beyond
+        # num_tokens may be read, but are replaced.
         self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)
         self.block_ids = torch.zeros(
             (max_num_seqs, max_blocks), dtype=torch.int64, device=device
@@ -55,10 +56,10 @@ class SlotTables:
         self._num_blocks = [0] * max_num_seqs
 
     def start(self, start: SlotStart) -> None:
-        """Give the slot to a sequence; nothing of the slot's former one remains."""
+        """Give a slot to a sequence, in place of its former one."""
         token_ids = start.prompt_token_ids + start.output_token_ids
-        # Positions without a token are looked up like all others, and the vector that
-        # comes back is then replaced.
+        # The embedding of a position without a token is looked up like all others, and
+        # then replaced by its vector.
         self.token_ids[start.slot, : len(token_ids)] = torch.tensor(
             token_ids, dtype=torch.int32
         ).clamp_(min=0)
@@ -67,7 +68,7 @@ class SlotTables:
         self._num_blocks[start.slot] = 0
 
     def append_blocks(self, rows: Iterable[StepRow]) -> None:
-        """Put the blocks that rows bring behind those that their slots have."""
+        """Append the new blocks of rows to the lists of their slots."""
         places: list[int] = []
         block_ids: list[BlockId] = []
         for row in rows:
@@ -83,17 +84,17 @@ class SlotTables:
             )
 
     def keep_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
-        """Remember what slots have just sampled, (num_slots,) int64 both, on the device."""
+        """Store the last tokens of slots, (num_slots,) int64 both, on the device."""
         self.last_token_ids.index_copy_(0, slots, token_ids)
 
     def has_sampled(self, row: StepRow) -> bool:
-        """Whether the last token of a row has been sampled since its slot started."""
+        """Whether the last token of a row was sampled after its slot started."""
         return row.end > self.num_tokens[row.slot]
 
     def count_outputs(self, row: StepRow) -> int:
-        """Tokens that a sequence has written up to the end of a row."""
+        """Return the number of output tokens of a sequence up to the end of a row."""
         return row.end - self.num_prompt_tokens[row.slot]
 
     def read_tokens(self, slot: int, begin: int, end: int) -> Tensor:
-        """Token ids at positions [begin, end) of the prompt."""
+        """Return the token ids at positions [begin, end) of the prompt, int64."""
         return self.token_ids[slot, begin:end].to(torch.int64)

@@ -1,7 +1,7 @@
-"""Tensors out of what the host has: numbers, and the bytes that cross rooms.
+"""Tensors from numbers on the host, and from the bytes that cross rooms.
 
 Numbers are sent without waiting for the device. `torch.tensor(values, device="cuda")`
-would wait until all that was launched before is done.
+would wait until all earlier work of the device is done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def send_ids(values: Sequence[int], device: torch.device) -> Tensor:
     """Send whole numbers.
 
     Returns:
-      (len(values),) int64 on the device; usable at once, in the order of its stream
+      (len(values),) int64 on the device; operators of its stream may use it at once
     """
     return _send(torch.tensor(values, dtype=torch.int64), device)
 
@@ -29,28 +29,28 @@ def send_floats(values: Sequence[float], device: torch.device) -> Tensor:
     """Send numbers.
 
     Returns:
-      (len(values),) float32 on the device; usable at once, in the order of its stream
+      (len(values),) float32 on the device; operators of its stream may use it at once
     """
     return _send(torch.tensor(values, dtype=torch.float32), device)
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    # Nobody needs to pin the tensor or to keep it: CUDA has copied pageable memory to a
-    # buffer of its own when the call returns. Pinning a few numbers costs more.
+    # The tensor needs no pinned memory and need not be kept: when the call returns, CUDA
+    # has copied pageable memory to a buffer of its own. Pinning a few numbers costs more.
     return tensor.to(device, non_blocking=True)
 
 
 def read_tensor(tensor: TensorBytes) -> Tensor:
-    """Copy a whole tensor out of its bytes."""
+    """Make a tensor from its bytes, by a copy."""
     rows = tensor.shape[0] if tensor.shape else 1
     return read_rows(tensor, 0, rows).view(tensor.shape)
 
 
 def read_rows(tensor: TensorBytes, begin: int, end: int) -> Tensor:
-    """Copy the rows [begin, end) of the first dimension out of a tensor's bytes.
+    """Make a tensor of the rows [begin, end) from a tensor's bytes, by a copy.
 
-    A copy, because the bytes may be read-only or shared; by numpy, because it lets
-    others run meanwhile, where making a bytearray of them would not.
+    A view would not do, because the bytes may be read-only or shared. numpy makes the
+    copy, because it releases the interpreter's lock meanwhile.
     """
     dtype: torch.dtype = getattr(torch, tensor.dtype)
     row_shape = tensor.shape[1:]

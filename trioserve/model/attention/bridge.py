@@ -24,11 +24,11 @@ IMPLEMENTATION = "trioserve_paged"
 
 _CONTEXT = "trioserve_attention"
 
-# What models pass on to attention without meaning anything for its result.
+# Arguments that models pass to attention and that do not change its result.
 _INERT_ARGUMENTS = frozenset(
     {
         *("position_ids", "cache_position", "position_embeddings", "logits_to_keep"),
-        # Which of two ways to the same result flash attention takes when it trains.
+        # Chooses between two algorithms of flash attention in training.
         "deterministic",
     }
 )
@@ -40,11 +40,12 @@ class AttentionCall:
 
     Args:
       scaling: factor of the scores.
-      is_causal: a query sees no key that follows it.
-      window: keys that a query sees at most to one side, its own included; None is all.
-      softcap: scores are squeezed by softcap * tanh(score / softcap).
-      sinks: (num_heads,) one more score a head that takes weight and gives no value.
-      unknown: names of arguments that no attention of ours can honour.
+      is_causal: a query sees no later key.
+      window: largest number of keys that a query sees to one side, including its own key;
+        None is all.
+      softcap: scores become softcap * tanh(score / softcap).
+      sinks: (num_heads,) for each head one more score, which takes weight and has no value
+      unknown: names of arguments that no backend here supports.
     """
 
     scaling: float
@@ -56,7 +57,7 @@ class AttentionCall:
 
     @property
     def needs_scores(self) -> bool:
-        """Fused kernels give no access to the scores between product and softmax."""
+        """Whether it changes scores before the softmax, as fused operators cannot."""
         return self.softcap is not None or self.sinks is not None
 
 
@@ -78,7 +79,7 @@ class StepAttention(Protocol):
           query: (num_tokens, num_heads, key_dim)
           key: (num_tokens, num_kv_heads, key_dim)
           value: (num_tokens, num_kv_heads, value_dim)
-          call: the layer's wishes.
+          call: how scores become weights.
 
         Returns:
           (num_tokens, num_heads, value_dim)
@@ -136,7 +137,7 @@ def attend_in_context(
     """
     call = AttentionCall(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        # As transformers' sdpa_attention_forward: an argument goes before the module.
+        # As in transformers' sdpa_attention_forward, the argument overrides the module.
         is_causal=_is_causal_module(module) if is_causal is None else is_causal,
         window=sliding_window or None,
         softcap=softcap,

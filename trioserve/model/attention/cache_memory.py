@@ -11,17 +11,18 @@ from ...config import CacheConfig, parse_bytes
 from ...errors import InvalidConfig
 from .probe import LayerSpec
 
-# A cache that holds less refuses every chat: a template and a question are a few hundred
-# tokens, and the answer goes in with them.
+# A smaller cache would refuse every chat: a template and a question take a few hundred
+# tokens, and the answer needs room, too.
 _MIN_TOKENS = 512
 
-# A GPU is the server's own; a CPU's memory is shared with the page cache and others.
+# The server has a GPU for itself, but shares a CPU's memory with other programs and with
+# the page cache.
 _FRACTION_OF_GPU_MEMORY = 0.9
 _FRACTION_OF_CPU_MEMORY = 0.25
 
 
 def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
-    """Bytes of keys and values that all layers keep for one token."""
+    """Return the bytes that all layers keep for one token."""
     return dtype.itemsize * sum(
         layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers
     )
@@ -36,11 +37,15 @@ def count_fitting_blocks(
     device: torch.device,
     num_sharing: int = 1,
 ) -> int:
-    """How many blocks to allocate: what fits, but no more than could be used.
+    """Return the number of blocks to allocate: all that fit, if they can be used.
+
+    Args:
+      kv_bytes_per_token: keys and values of all layers.
+      num_sharing: processes that share a CPU's memory.
 
     Raises:
-      InvalidConfig: the memory does not hold one sequence of 512 tokens, or of as many
-        as the model takes.
+      InvalidConfig: the memory does not hold one sequence of 512 tokens, or of fewer if
+        the model takes no more.
     """
     block_bytes = kv_bytes_per_token * config.block_size
     memory_bytes, field = _resolve_memory(config, device)
@@ -61,26 +66,26 @@ def count_fitting_blocks(
 
 
 def _format_bytes(size: int) -> str:
-    """Write a size as options take it, rounded up."""
+    """Write a size in the form of options, rounded up."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        # Whole numbers of two digits at least, or rounding would double some sizes.
+        # Numbers of one digit would be rounded too much: up to twice the size.
         if size >= 10 << power:
             return f"{-(-size >> power)}{unit}"
     return f"{size} bytes"
 
 
 def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str]:
-    """Return the cache's bytes, and the option that would change them."""
+    """Return the bytes of the cache, and the option that sets them."""
     if config.kv_cache_memory is not None:
-        asked = parse_bytes("kv_cache_memory", config.kv_cache_memory)
+        wanted = parse_bytes("kv_cache_memory", config.kv_cache_memory)
         free = _find_free_memory(device)
-        if asked > free:
+        if wanted > free:
             raise InvalidConfig(
                 "kv_cache_memory",
                 f"{config.kv_cache_memory} is more than the {free} bytes that are "
                 f"free on {device}",
             )
-        return asked, "kv_cache_memory"
+        return wanted, "kv_cache_memory"
     fraction = config.kv_cache_fraction
     if fraction is None:
         is_cpu = device.type == "cpu"
@@ -98,27 +103,30 @@ def _find_free_memory(device: torch.device) -> int:
 
 
 def _find_available_memory() -> int:
-    """Bytes that can be had without swapping, as the kernel estimates them."""
+    """Return the bytes that are free without swapping, by the kernel's estimate."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise InvalidConfig("kv_cache_memory", "must be given: the system tells no memory")
+    raise InvalidConfig(
+        "kv_cache_memory",
+        "must be given: the system does not tell how much memory is free",
+    )
 
 
 def _find_cgroup_headroom() -> int | None:
-    """Bytes that the container's limit leaves, as cgroup version 2 tells them."""
+    """Return the bytes below the container's limit (cgroup version 2)."""
     try:
         folder = Path("/sys/fs/cgroup")
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
     except (OSError, ValueError):
-        # No version 2 here, or `max`: then there is no limit.
+        # There is no cgroup version 2, or the limit is `max`.
         return None
     return max(0, limit - used)
 
 
 def _find_address_headroom() -> int | None:
-    """Bytes that the process's limit of address space leaves, as ulimit -v sets it."""
+    """Return the bytes below the limit of the address space (ulimit -v)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None

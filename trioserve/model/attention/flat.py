@@ -20,9 +20,9 @@ from ...types.pooling import PoolingInput
 from .bridge import AttentionCall
 from .probe import LayerSpec
 
-# Queries that attend within a window together. 128 was as fast as anything from 64 to
-# 256, for windows of 65 and of 1024 keys; all queries of a text at once, whose keys are
-# masked for the most part, took eight times as long for 2048 tokens and 65 keys.
+# Queries that attend within a window together. 128 was as fast as any number from 64 to
+# 256, for windows of 65 and of 1024 keys. All queries of a text at once, with most keys
+# masked, took eight times as long for 2048 tokens and 65 keys.
 _WINDOW_QUERIES = 128
 
 
@@ -57,8 +57,8 @@ class _Run:
 
     Args:
       begin, end: their flat tokens.
-      length: tokens of one.
-      num_seen: tokens of one that are keys, from its first on.
+      length: tokens of one input.
+      num_seen: the first tokens of an input that are keys.
     """
 
     begin: int
@@ -82,15 +82,15 @@ def _find_runs(inputs: Sequence[PoolingInput]) -> list[_Run]:
 class _FlatStep:
     """Attention of one pass.
 
-    Runs of almost the same length are not padded to be one: copying them there and back
-    was measured to cost more than calls. For 32 inputs of 4 to 64 tokens of 12 heads, 26
-    runs took 3.5 ms, 13 that pad by 5 % took 4.6, and one rectangle 11.5.
+    Runs of almost the same length are not padded into one run: the copies cost more than
+    the calls. For 32 inputs of 4 to 64 tokens with 12 heads, 26 runs took 3.5 ms, 13 runs
+    padded by 5 % took 4.6, and one rectangle took 11.5.
     """
 
     def __init__(self, runs: list[_Run], device: torch.device) -> None:
         self._runs = runs
         self._device = device
-        # Layers alternate between a few windows and never change the lengths.
+        # Layers alternate between a few windows; the lengths stay the same.
         self._masks: dict[tuple[object, ...], Tensor] = {}
 
     def attend(
@@ -119,7 +119,7 @@ class _FlatStep:
     def _attend_windows(
         self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
     ) -> Tensor:
-        """Attend by blocks of queries, each to the keys that one of them sees."""
+        """Attend by blocks of queries; each block reads the keys that any of it sees."""
         assert call.window is not None
         reach = call.window - 1
         parts = []
@@ -139,10 +139,10 @@ class _FlatStep:
     def _find_mask(
         self, num_queries: int, num_keys: int, offset: int, call: AttentionCall
     ) -> Tensor:
-        """Return who sees whom: (num_queries, num_keys) bool
+        """Return which query sees which key, (num_queries, num_keys) bool.
 
         Args:
-          offset: where the first query stands, counted from the first key.
+          offset: the position of the first query, counted from the first key.
         """
         name = num_queries, num_keys, offset, call.window, call.is_causal
         if name not in self._masks:
@@ -151,7 +151,7 @@ class _FlatStep:
             distance = queries[:, None] - torch.arange(num_keys, device=self._device)
             if not call.is_causal:
                 distance = distance.abs()
-            # As flash attention's windows; and as transformers' sliding_window_overlay.
+            # As in flash attention, and in transformers' sliding_window_overlay.
             self._masks[name] = (distance >= 0) & (distance < call.window)
         return self._masks[name]
 
@@ -168,7 +168,7 @@ def _attend(
         key,
         value,
         mask,
-        # Where the last tokens are no keys, the first key still is the first query's.
+        # Some last tokens may be no keys; the first key always is the first query's.
         is_causal=call.is_causal and mask is None,
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],

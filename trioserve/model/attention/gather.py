@@ -44,7 +44,7 @@ _GATHER_BYTES_OF_GPU = 256 * 2**20
 
 
 class GatherAttention:
-    """A PagedBackend for every layer that the probe lets through.
+    """The PagedBackend of all layers that the probe accepts.
 
     Args:
       model: its layers, and the size of its cache.
@@ -155,9 +155,9 @@ class _Chunk:
     """Tokens [begin, end) of the flat tokens, neighbours in one sequence.
 
     Args:
-      block_ids: (num_blocks,) int64; None where the chunk starts its sequence, whose
-        keys are then those that the chunk itself brings
-      num_keys: keys used of those blocks.
+      block_ids: (num_blocks,) int64; None if the chunk starts its sequence: then all keys
+        are the chunk's own
+      num_keys: keys to use from those blocks.
       mask: (num_tokens, num_keys), added to scores: 0 or -inf; None is causal
     """
 
@@ -170,7 +170,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """What every layer with the same window reads."""
+    """The reads of all layers with the same window."""
 
     buckets: tuple[_Bucket, ...]
     chunks: tuple[_Chunk, ...]
@@ -178,7 +178,7 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rules:
-    """What a layout depends on besides the step.
+    """The settings of a layout that do not change from step to step.
 
     Args:
       block_size: tokens in one KV block.
@@ -246,7 +246,7 @@ def _lay_out_buckets(
             ],
             rules.device,
         ).view(3, end - begin, 1)
-        # Columns behind a row's end read its last block again, whose keys are masked.
+        # Columns behind a row's end read its last block again; those keys are masked.
         columns = (firsts + _count_up(0, width, rules)).minimum(starts // size)
         keys = firsts * size + _count_up(0, width * size, rules)
         visible = _is_visible(starts, keys, window)  # (num_rows, width * size)
@@ -262,14 +262,14 @@ def _cut_buckets(num_blocks: list[int], limit: int) -> Iterator[tuple[int, int]]
     """Cut rows into slices of about the same size.
 
     Args:
-      num_blocks: of each row; falling, or nearly so where windows begin within blocks.
-      limit: blocks of one slice at most, padding included, unless it is one row.
+      num_blocks: of each row; falling, or nearly so if windows begin within blocks.
+      limit: largest number of blocks in one slice of several rows, padding included.
     """
     begin, width = 0, 0
     for end, wanted in enumerate(num_blocks):
         wider = max(width, wanted)
-        # A quarter of padding costs about what one more call of the kernel would;
-        # below 4 blocks the call costs more than whatever is read.
+        # A quarter of padding costs about as much as one more call of the operator;
+        # below 4 blocks the call costs more than the reading.
         is_alike = 4 * wanted + 16 >= 3 * wider
         if end > begin and not (is_alike and wider * (end + 1 - begin) <= limit):
             yield begin, end
@@ -312,7 +312,7 @@ def _first_key(query: int, window: int | None) -> int:
 def _is_visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     visible = keys <= queries
     if window is not None:
-        # As transformers' sliding_window_overlay: the query itself counts.
+        # As in transformers' sliding_window_overlay, the query itself counts.
         visible &= keys > queries - window
     return visible
 
@@ -335,8 +335,8 @@ def _attend_bucket(
     num_rows, num_heads, key_dim = query.shape
     keys, values = cache.read(bucket.block_ids)
     num_kv_heads, value_dim = values.shape[1:]
-    # The heads that share keys stand where a longer query's tokens would, so keys and
-    # values are never repeated.
+    # The heads that share keys take the place of the tokens of a longer query, so keys
+    # and values are never repeated.
     output = _attend(
         query.reshape(num_rows, num_kv_heads, -1, key_dim),
         keys.unflatten(0, (num_rows, -1)).transpose(1, 2),
@@ -356,7 +356,7 @@ def _attend_chunk(
     group_size = num_heads // num_kv_heads
     keys = keys[: chunk.num_keys].transpose(0, 1)[:, None]
     values = values[: chunk.num_keys].transpose(0, 1)[:, None]
-    # Each head's group is a batch of its own; expanding repeats keys and values by a
+    # Each group of heads is a batch of its own. Expanding repeats keys and values by a
     # stride of 0, without a copy.
     output = _attend(
         query.transpose(0, 1).unflatten(0, (num_kv_heads, group_size)),

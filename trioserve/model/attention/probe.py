@@ -1,7 +1,7 @@
-"""Find out what a model's attention layers look like by watching one forward pass.
+"""The shapes of a model's attention layers, found by watching one forward pass.
 
-Configurations name heads and dimensions in a hundred ways. The calls that arrive at
-the attention function name them in one.
+Configurations name heads and dimensions in a hundred ways. The calls of the attention
+function name them in one way.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class LayerSpec:
     """One call of attention in a forward pass.
 
     Args:
-      module_name: where in the model it comes from.
-      is_causal: its tokens see none that follow.
-      window: keys that a query sees at most; None is all.
-      needs_scores: it caps scores or has sinks, which fused kernels do not do.
+      module_name: the name of the calling module.
+      is_causal: tokens see no later tokens.
+      window: largest number of keys that a query sees; None is all.
+      needs_scores: it caps scores or has sinks, which fused operators cannot do.
     """
 
     module_name: str
@@ -38,10 +38,10 @@ class LayerSpec:
 
 
 class UnfitLayer(Exception):
-    """Raised when a layer asks attention for what we cannot give it."""
+    """Raised when a layer needs an attention that no backend here computes."""
 
 
-# One token would not tell tokens from heads that are one.
+# With one token, a dimension of tokens could not be told from one of a single head.
 _NUM_PROBE_TOKENS = 2
 
 
@@ -50,11 +50,12 @@ def probe_layers(
     context: AttentionContext,
     run: Callable[[Tensor, Tensor], object] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Return the model's calls of attention, in the order in which they come.
+    """Return the model's calls of attention, in their order.
 
     Args:
-      run: (tokens, positions), (1, num_tokens) int64 both -> a forward pass, where it is
-        not the model's own.
+      context: the model's.
+      run: runs a forward pass in place of the model's own; it takes tokens and positions,
+        (1, num_tokens) int64 both.
 
     Raises:
       UnfitLayer: a layer's attention cannot be replaced; its message says why.
@@ -73,7 +74,7 @@ def probe_layers(
 
 
 class _Recorder:
-    """A StepAttention that notes calls and answers with zeros."""
+    """A StepAttention that records calls and returns zeros."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}

@@ -1,6 +1,6 @@
-"""The inputs of one step's forward pass.
+"""The input of one step's forward pass.
 
-inputs     token ids, positions and embeddings, laid out flat
-grid       the rows of a step as tables of fixed sizes
-reading    the forward pass from inputs to the last hidden states
+reading    the reader of a model's first layer: tokens, and vectors of prompts
+inputs     the vectors that prompts hold besides tokens
+grid       positions of images in a plane
 """

@@ -4,12 +4,13 @@
                                         height  0 1 2 2 2 3 3 3 5
                                         width   0 1 2 3 4 2 3 4 5
 
-A token has one number on all three axes. A vector of an image has the image's beginning
-as its time, and its row and column counted from there. What follows the image goes on
-behind its longer side, so that every later token is shifted by the same number.
+A token has the same number on all three axes. A vector of an image has the position of
+the image's beginning as its time; its height and width are its row and column, counted
+from there. The text after an image continues behind the longer side of the image, so all
+later tokens are shifted by the same number.
 
-Keys and values stay where the sequence has them: these positions turn queries and
-keys, and nothing else looks at them.
+These positions rotate queries and keys, and have no other use. The cache keeps keys and
+values at their places in the sequence.
 
 Source: Wang et al. 2024 (Qwen2-VL), section 2.1.
 """
@@ -25,10 +26,10 @@ from ..tensors import read_tensor
 
 
 class GridPositions:
-    """The shifted positions of slots whose prompts have images.
+    """The shifted positions of the slots whose prompts have images.
 
     Args:
-      merge_size: patches of an image that become one vector, along one side.
+      merge_size: patches along each side of an image that become one vector.
     """
 
     def __init__(self, merge_size: int) -> None:
@@ -36,17 +37,17 @@ class GridPositions:
         self._slots: dict[int, _Shifts] = {}
 
     def start(self, start: SlotStart) -> None:
-        """Work out a sequence's positions; those of the former one are forgotten."""
+        """Compute a sequence's shifts, in place of those of its slot's former one."""
         self._slots.pop(start.slot, None)
         if any(item.kind == "image" for item in start.embedded):
             self._slots[start.slot] = _Shifts(start, self._merge_size)
 
     def place(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
-        """Return the positions that the step's tokens have for the model.
+        """Return the positions of a step's tokens.
 
         Returns:
-          (3, 1, num_tokens) int64: time, height and width; or inputs.position_ids,
-          where all three are what they are for text
+          (3, 1, num_tokens) int64: time, height and width; or inputs.position_ids, if
+          the step has no image and no text after one
         """
         if not self._slots:
             return inputs.position_ids
@@ -67,11 +68,11 @@ class GridPositions:
 
 
 class _Shifts:
-    """How far from its place in the sequence each position of a slot lies."""
+    """The position of each token of a slot, minus its place in the sequence."""
 
     def __init__(self, start: SlotStart, merge_size: int) -> None:
         images = [item for item in start.embedded if item.kind == "image"]
-        # (3, end of the last image); what follows has the same shift on all axes.
+        # (3, end of the last image); text after that has the same shift on all axes.
         self._shifts = torch.zeros((3, images[-1].runs[-1][1]), dtype=torch.int64)
         cursor, position = 0, 0
         for image in images:

@@ -1,9 +1,10 @@
-"""What prompts hold besides tokens: vectors that the first layer reads.
+"""The vectors that prompts hold besides tokens.
 
-Vectors that came with a prompt stay in its bytes and go to the device chunk by chunk,
-each once. Images are encoded in the step that first reads one of their positions, so
-never where the prefix cache had them all. A slot forgets both once a step has gone past
-them: its later steps cost what any other slot's do.
+Vectors that came with a prompt stay in its bytes, and each goes to the device once, with
+its chunk. An image is encoded in the step that first reads one of its positions. So an
+image is not encoded if the prefix cache has all its positions. A slot forgets its vectors
+after the step that reads the last of them; its later steps cost what other slots' steps
+cost.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Source:
 
 
 class _Image:
-    """An image, whose vectors are made when the first of them is read."""
+    """An image, which is encoded when the first of its vectors is read."""
 
     def __init__(self, item: EmbeddedInput, encoder: ImageEncoder) -> None:
         self._item = item
@@ -72,18 +73,18 @@ class _Image:
 
 
 class EmbeddedInputs:
-    """The vectors that slots have still to read."""
+    """The vectors that slots have yet to read."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._embed_tokens: Any = model.model.get_input_embeddings()
         self._encoder = None if model.vision is None else ImageEncoder(model.model)
-        # In the order of positions; a slot that has read all is not in it.
+        # In the order of positions, without the slots that have read all vectors.
         self._slots: dict[int, deque[_Source]] = {}
-        # Sequences that ask the same of one image find it encoded by each other.
+        # Sequences with the same image share its encoding.
         self._images: WeakValueDictionary[bytes, _Image] = WeakValueDictionary()
 
     def start(self, start: SlotStart) -> None:
-        """Take what a sequence brings; what the slot's former one left is dropped."""
+        """Take the vectors of a sequence, in place of those of its slot's former one."""
         self._slots.pop(start.slot, None)
         if start.embedded:
             self._slots[start.slot] = deque(
@@ -92,15 +93,15 @@ class EmbeddedInputs:
             )
 
     def drop(self, slots: Iterable[int]) -> None:
-        """Forget what slots have not read, because nobody will."""
+        """Forget the unread vectors of slots whose sequences have ended."""
         for slot in slots:
             self._slots.pop(slot, None)
 
     def embed(self, plan: StepPlan, inputs: StepInputs) -> Tensor | None:
-        """Return what the first layer reads where that is not tokens alone.
+        """Return the vectors that the first layer reads.
 
         Returns:
-          (1, num_tokens, hidden_size), or None: then inputs.input_ids say it all
+          (1, num_tokens, hidden_size); None if the step has tokens alone
         """
         if not self._slots:
             return None

@@ -16,7 +16,7 @@ from .rows import SlotRows, grow
 _NONE = -1
 
 
-class ThinkingBudgets:
+class ReasoningBudgets:
     """Where each slot's reasoning stands, and the end tags of those that take too long.
 
     What bounds a sequence is the sum over its sections of reasoning: a model that opens

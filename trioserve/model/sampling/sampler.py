@@ -29,7 +29,7 @@ from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
 from .logprobs import LogprobReports
 from .penalties import PenaltyCounts, has_penalties
 from .processors import LogitsProcessors
-from .reasoning_budget import ThinkingBudgets
+from .reasoning_budget import ReasoningBudgets
 from .sampled import Sampled, SampledIds
 
 # Below, dividing by it overflows: vLLM's _SAMPLING_EPS.
@@ -91,7 +91,7 @@ class Sampler:
         self._choices: dict[int, _Choice] = {}
         self._penalties = PenaltyCounts(vocab_size, device)
         self._bad_words = BadWords(vocab_size, device)
-        self._thinking = ThinkingBudgets(device)
+        self._reasoning = ReasoningBudgets(device)
         self._processors = LogitsProcessors(
             logits_processors, vocab_size=vocab_size, device=device
         )
@@ -118,7 +118,7 @@ class Sampler:
         )
         self._penalties.start(start)
         self._bad_words.start(start)
-        self._thinking.start(start)
+        self._reasoning.start(start)
         self._processors.start(start)
 
     def sample(
@@ -138,7 +138,7 @@ class Sampler:
             scores = logits.to(torch.float32, copy=True)
             self._change(scores, slots, choices, num_outputs)
             chosen = self._choose(scores, choices, num_outputs)
-        self._thinking.force(slots, chosen)
+        self._reasoning.force(slots, chosen)
         sampled = self._report(logits, chosen, choices)
         self._remember(slots, sampled.ids)
         return sampled
@@ -168,7 +168,7 @@ class Sampler:
     def _remember(self, slots: list[int], ids: SampledIds) -> None:
         self._penalties.count(slots, ids.on_device)
         self._bad_words.append(slots, ids.on_device)
-        self._thinking.append(slots, ids.on_device)
+        self._reasoning.append(slots, ids.on_device)
         self._processors.append(slots, ids)
 
     def _shift(self, scores: Tensor, choices: list[_Choice]) -> None:
