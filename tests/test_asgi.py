@@ -23,7 +23,12 @@ def test_a_colon_of_a_models_name_passes_hypercorn_escaped() -> None:
 
 
 def test_a_wrong_option_is_named_before_anything_is_loaded() -> None:
-    with pytest.raises(InvalidConfig, match="max-num-seqs"):
+    with pytest.raises(InvalidConfig, match="^max_num_seqs: must be at least 1"):
+        create_app(max_num_seqs=0)
+
+
+def test_a_wrong_option_of_hypercorns_command_is_one_sentence() -> None:
+    with pytest.raises(SystemExit, match="^trioserve: max_num_seqs: must be at least"):
         load_application("trioserve.asgi:create_app(max_num_seqs=0)", 0)
 
 
@@ -52,8 +57,13 @@ def test_a_trio_worker_of_hypercorns_configuration_is_not_refused(
     file = tmp_path / "hypercorn.toml"
     file.write_text('worker_class = "trio"\nworkers = 0\n')
     done = run_hypercorn("-c", str(file))
-    assert "-k trio" not in done.stderr
-    assert "/no/such/model" in done.stderr
+    # It is not refused, and finds that there is no such model.
+    assert done.stderr.splitlines()[-1] == (
+        "trioserve: cannot find the model '/no/such/model': there is no such file or "
+        "folder"
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
 
 
 def run_hypercorn(*arguments: str) -> subprocess.CompletedProcess[str]:

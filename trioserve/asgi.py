@@ -24,6 +24,8 @@ from typing import Any
 import trio
 
 from .config import DEFAULT_MODEL, EngineConfig, HttpConfig, ProcessConfig, build_config
+from .config.keywords import naming_keywords
+from .errors import StartupError, find_first
 from .http import ServerState, ServingApp, create_http_app, install_guard
 from .processes.interpreter import prepare_interpreter, settle_interpreter
 from .startup.open import open_served_engine
@@ -51,20 +53,36 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
       options: every option of `trioserve serve` but those of the socket.
 
     Raises:
-      SystemExit: hypercorn runs more than one worker, or runs it on asyncio.
-      InvalidConfig: an option is unknown or senseless.
+      SystemExit: hypercorn runs more than one worker, or runs the app on asyncio.
+      InvalidConfig: an option is unknown or has a wrong value. Under hypercorn's command
+        this is a SystemExit, too.
     """
     _refuse_asyncio()
     _refuse_workers()
     _accept_sigint()
-    config = build_config(_AppConfig, {"model": model, **options})
+    # The process is that of hypercorn's command, which reports errors as tracebacks.
+    is_hypercorns = _is_called_by("hypercorn")
+    try:
+        with naming_keywords():
+            config = build_config(_AppConfig, {"model": model, **options})
+    except StartupError as error:
+        if is_hypercorns:
+            raise SystemExit(f"trioserve: {error}") from None
+        raise
     install_guard(enable_h2c=config.http.enable_h2c)
     app = create_http_app(ServerState(config=config.http))
 
     async def start() -> None:
         prepare_interpreter()
         trio.lowlevel.add_instrument(app.state.loop_stall)
-        await app.nursery.start(_run_engine, app.state, config)
+        try:
+            await app.nursery.start(_run_engine, app.state, config)
+        except* StartupError as errors:
+            if not is_hypercorns:
+                raise
+            sys.stderr.write(f"trioserve: {find_first(errors)}\n")
+            logging.shutdown()
+            os._exit(2)
         app.nursery.start_soon(_drain_on_signal, app.state)
 
     app.before_serving(start)
@@ -100,7 +118,9 @@ async def _run_engine(
     is_serving = False
     try:
         async with open_served_engine(
-            config.engine, process=config.process.engine_process
+            config.engine,
+            process=config.process.engine_process,
+            naming=naming_keywords(),
         ) as state.engine:
             is_serving = True
             await settle_interpreter()

@@ -468,6 +468,6 @@ def test_a_model_that_pools_is_refused(
 
 
 async def test_a_pipeline_does_not_pool(folder: Path, list_children: Children) -> None:
-    with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
+    with pytest.raises(InvalidConfig, match="pipeline_parallel_size: .*one process"):
         async with trioserve.open_pooling_engine(str(folder), pipeline_parallel_size=2):
             raise AssertionError("it is refused")

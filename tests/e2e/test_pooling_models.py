@@ -89,13 +89,13 @@ async def test_a_decoder_with_prompts_and_matryoshka_vectors(tmp_path: Path) -> 
 
 
 async def test_plug_ins_have_nothing_to_change(bert: Path) -> None:
-    with pytest.raises(InvalidConfig, match="--logits-processor: .* does not write"):
+    with pytest.raises(InvalidConfig, match="logits_processor: .* does not write"):
         async with open_engine(bert, logits_processor=("module:Class",)):
             pass
 
 
 async def test_a_step_of_whole_texts_cannot_be_cut_short(bert: Path) -> None:
-    with pytest.raises(InvalidConfig, match="--max-step-seconds: .* does not write"):
+    with pytest.raises(InvalidConfig, match="max_step_seconds: .* does not write"):
         async with open_engine(bert, max_step_seconds=0.1):
             pass
 

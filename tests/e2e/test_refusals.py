@@ -17,6 +17,7 @@ import trio
 
 import trioserve
 from trioserve.errors import (
+    ForeignOption,
     InvalidConfig,
     StartupError,
     UnsupportedModel,
@@ -53,18 +54,18 @@ async def test_the_weights_are_read_last(folder: Path) -> None:
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"chat_template": "/nowhere.jinja"}, "--chat-template: .*No such file"),
-        ({"logits_processor": ("no_such:Class",)}, "--logits-processor: .*imported"),
+        ({"chat_template": "/nowhere.jinja"}, "chat_template: .*No such file"),
+        ({"logits_processor": ("no_such:Class",)}, "logits_processor: .*imported"),
         (
             {"reasoning_parser": "klingon"},
-            "--reasoning-parser: 'klingon' is not one of",
+            "reasoning_parser: 'klingon' is not one of",
         ),
-        ({"dtype": "float8"}, "--dtype: 'float8' is not one of auto, "),
-        ({"device": "cuda:99"}, "--device: 'cuda:99' cannot be used"),
-        ({"max_model_len": 129}, "--max-model-len: 129 is more than .* own 128"),
-        ({"kv_cache_memory": "10KiB"}, "--kv-cache-memory: .* or more by --kv-cache"),
-        ({"kv_cache_memory": "999TiB"}, "--kv-cache-memory: .*free"),
-        ({"kv_cache_fraction": 1e-12}, "--kv-cache-fraction: "),
+        ({"dtype": "float8"}, "dtype: 'float8' is not one of auto, "),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used"),
+        ({"max_model_len": 129}, "max_model_len: 129 is more than .* own 128"),
+        ({"kv_cache_memory": "10KiB"}, "kv_cache_memory: .* or more by kv_cache"),
+        ({"kv_cache_memory": "999TiB"}, "kv_cache_memory: .*free"),
+        ({"kv_cache_fraction": 1e-12}, "kv_cache_fraction: "),
     ],
 )
 async def test_an_option_that_cannot_be_honoured(
@@ -77,7 +78,7 @@ async def test_an_option_that_cannot_be_honoured(
 async def test_a_chat_template_that_is_none(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{% if %}")
-    with pytest.raises(InvalidConfig, match="--chat-template: line 1"):
+    with pytest.raises(InvalidConfig, match="chat_template: line 1"):
         await open_engine(folder, chat_template=str(path))
 
 
@@ -112,11 +113,11 @@ async def test_a_model_that_cannot_run(
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"chat_template": "/nowhere.jinja"}, "--chat-template"),
-        ({"max_model_len": 100_000}, "--max-model-len: 100000 is more than"),
-        ({"task": "token_embed", "matryoshka": True}, "--matryoshka: the task is"),
-        ({"task": "token_embed", "pooling": "cls"}, "--pooling: nothing is pooled"),
-        ({"reasoning_parser": "qwen3"}, "--reasoning-parser: .*does not write"),
+        ({"chat_template": "/nowhere.jinja"}, "chat_template"),
+        ({"max_model_len": 100_000}, "max_model_len: 100000 is more than"),
+        ({"task": "token_embed", "matryoshka": True}, "matryoshka: the task is"),
+        ({"task": "token_embed", "pooling": "cls"}, "pooling: nothing is pooled"),
+        ({"reasoning_parser": "qwen3"}, "reasoning_parser: .*does not write"),
     ],
 )
 async def test_an_option_of_a_model_that_pools(
@@ -162,5 +163,41 @@ async def test_an_engine_process_that_loads_for_long_is_not_waited_for(
 @pytest.mark.slow
 async def test_stages_tell_before_they_read(folder: Path) -> None:
     with trio.fail_after(180):
-        with pytest.raises(InvalidConfig, match="--kv-cache-memory: .* 128 must fit"):
+        with pytest.raises(InvalidConfig, match="kv_cache_memory: .* 128 must fit"):
             await open_engine(folder, pipeline_parallel_size=2, kv_cache_memory="10KiB")
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"port": 7}, "^port: there is no such option"),
+        ({"max_num_seq": 7}, "^max_num_seq: .*; did you mean max_num_seqs"),
+        ({"max_num_seqs": 0}, "^max_num_seqs: must be at least 1, got 0"),
+        ({"max_num_seqs": "7"}, "^max_num_seqs: '7' is not a whole number"),
+        (
+            {"allowed_media_domains": ("a.example",)},
+            "^allowed_media_domains: .* takes no images",
+        ),
+        (
+            {"allowed_local_media_path": "/"},
+            "^allowed_local_media_path: .* takes no images",
+        ),
+    ],
+)
+async def test_a_program_reads_the_names_of_its_keywords(
+    folder: Path, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        await open_engine(folder, **options)
+
+
+async def test_a_program_reads_a_foreign_keyword_as_it_wrote_it(folder: Path) -> None:
+    with pytest.raises(ForeignOption) as caught:
+        await open_engine(folder, gpu_memory_utilization=0.9)
+    assert str(caught.value) == "write kv_cache_fraction for gpu_memory_utilization"
+
+
+async def test_an_option_beside_a_whole_configuration_is_named() -> None:
+    with pytest.raises(TypeError, match="into the EngineConfig: max_num_seqs"):
+        async with trioserve.open_engine(trioserve.EngineConfig(), max_num_seqs=7):
+            raise AssertionError("it is refused")

@@ -150,7 +150,7 @@ async def test_the_lines_for_a_log_name_the_worst_task() -> None:
     assert stall.describe().splitlines() == [
         "2 task steps, longest 500 ms",
         "0 loop turns, longest 0 ms",
-        f"2 slow steps, 750 ms: {name}",
+        f"over 5 ms: {name} 2 x, longest 500 ms, 750 ms in all",
     ]
 
 

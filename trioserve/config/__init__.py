@@ -4,6 +4,7 @@
     whole                            all options of an engine, and all of a server
     options                          what a field says: its name, type, default and meaning
     flags, help                      the command line, made from the fields
+    keywords                         the spelling of options in programs
     foreign                          names that other servers give to these options
     checks                           checks of values
 

@@ -363,6 +363,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             for field in fields(TextParams)
             if field.name in options
         }
+        for name in options.keys() - {field.name for field in fields(SamplingParams)}:
+            raise TypeError(f"there is no option {name!r} of a request")
         return (
             replace(self._defaults, **options),  # type: ignore[arg-type]
             TextParams(**text),  # type: ignore[arg-type]

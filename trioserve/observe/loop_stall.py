@@ -154,19 +154,21 @@ class LoopStall(trio.abc.Instrument):
         """Return the statistics as short lines, the worst task first."""
         seen = self.statistics()
         longest_step = _ms(seen.steps.longest_seconds)
+        over = f"over {_ms(seen.threshold_seconds)}"
         longest_turn = _ms(seen.turns.longest_seconds)
         lines = [
             f"{seen.steps.num_durations} task steps, longest {longest_step}",
             f"{seen.turns.num_durations} loop turns, longest {longest_turn}",
-            *(_describe_offender(each) for each in seen.offenders),
+            *(f"{over}: {_describe_offender(each)}" for each in seen.offenders),
         ]
         return "\n".join(lines)
 
 
 def _describe_offender(offender: Offender) -> str:
     return (
-        f"{offender.num_steps} slow steps, {_ms(offender.total_seconds)}: "
-        f"{offender.name}"
+        f"{offender.name} {offender.num_steps} x, "
+        f"longest {_ms(offender.longest_seconds)}, "
+        f"{_ms(offender.total_seconds)} in all"
     )
 
 

@@ -100,11 +100,11 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
     if task != "generate":
         _check_single(config)
     _check_task(task, config.model.model, model_kind)
+    has_vision = task == "generate" and takes_images(weights.folder)
+    if not has_vision:
+        _check_no_media(config)
     return Source(
-        weights=weights,
-        task=task,
-        sentence=sentence,
-        takes_images=task == "generate" and takes_images(weights.folder),
+        weights=weights, task=task, sentence=sentence, takes_images=has_vision
     )
 
 
@@ -162,6 +162,13 @@ def _check_single(config: EngineConfig) -> None:
         raise InvalidConfig(
             "pipeline_parallel_size", "a model that pools runs in one process"
         )
+
+
+def _check_no_media(config: EngineConfig) -> None:
+    """Refuse options that would do nothing for a model without images."""
+    for name in ("allowed_media_domains", "allowed_local_media_path"):
+        if getattr(config.media, name):
+            raise InvalidConfig(name, f"{config.model.model} takes no images")
 
 
 def _check_task(task: Task, model: str, model_kind: ModelKind) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    nullcontext,
 )
 from dataclasses import replace
 import logging
@@ -19,6 +21,7 @@ from typing import Any
 import trio
 
 from ..config import DEFAULT_MODEL, EngineConfig, build_config
+from ..config.keywords import naming_keywords
 from ..engine import EngineProcessDied, RemoteCore, RemotePoolingCore
 from ..engine.process.messages import EngineLoaded, FromEngine, StartEngine
 from ..errors import StartupError, find_first
@@ -58,8 +61,9 @@ async def open_engine(
       ExceptionGroup: the engine failed, and the block raised something else. What the
         block raises while the engine is well leaves it as it is.
     """
-    config = _make_config(model, options)
-    async with _open(config, "generate", process) as engine:
+    with naming_keywords():
+        config = _make_config(model, options)
+    async with _open(config, "generate", process, naming_keywords()) as engine:
         assert isinstance(engine, TextEngine), "others were refused"
         yield engine
 
@@ -69,27 +73,43 @@ async def open_pooling_engine(
     model: str | EngineConfig, *, process: bool = False, **options: object
 ) -> AsyncIterator[PoolingEngine]:
     """Load a model that embeds, classifies or scores; as open_engine."""
-    config = _make_config(model, options)
-    async with _open(config, "pooling", process) as engine:
+    with naming_keywords():
+        config = _make_config(model, options)
+    async with _open(config, "pooling", process, naming_keywords()) as engine:
         assert isinstance(engine, PoolingEngine), "others were refused"
         yield engine
 
 
 def open_served_engine(
-    config: EngineConfig, *, process: bool
+    config: EngineConfig,
+    *,
+    process: bool,
+    naming: AbstractContextManager[None] | None = None,
 ) -> AbstractAsyncContextManager[TextEngine | PoolingEngine]:
-    """Load whatever model it is, and serve it to the block's body."""
-    return _open(config, "all", process)
+    """Load a model of any kind, and serve it to the block's body.
+
+    Args:
+      naming: as in _open; by default errors name flags.
+    """
+    return _open(config, "all", process, naming or nullcontext())
 
 
 @asynccontextmanager
 async def _open(
-    config: EngineConfig, model_kind: ModelKind, process: bool
+    config: EngineConfig,
+    model_kind: ModelKind,
+    process: bool,
+    naming: AbstractContextManager[None],
 ) -> AsyncIterator[TextEngine | PoolingEngine]:
+    """Open an engine.
+
+    Args:
+      naming: entered while the model is loaded; spells the options in errors.
+    """
     async with AsyncExitStack() as stack:
         frontend = Frontend(config, model_kind)
         cores = _Cores(config, model_kind, process, stack, frontend)
-        with telling_shortage():
+        with naming, telling_shortage():
             loaded = await frontend.finish(await cores.open(), cores.reopen)
         renderer = loaded.served.renderer
         async with (
@@ -213,5 +233,6 @@ def _make_config(
     if isinstance(model, str):
         return build_config(EngineConfig, {"model": model, **options})
     if options:
-        raise TypeError("options belong into the EngineConfig")
+        names = ", ".join(options)
+        raise TypeError(f"options belong into the EngineConfig: {names}")
     return model
