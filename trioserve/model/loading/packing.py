@@ -1,10 +1,10 @@
-"""Lay out the weights of a model's products for the CPU, once.
+"""Pack the weights of a model's matrix products for the CPU, once.
 
-MKL, which PyTorch's linear modules call, is slow where few tokens meet a large matrix.
-oneDNN reads a weight that was laid out for it beforehand: with two cores of an AMD EPYC,
-a matrix of 384 by 1536 takes 0.11 ms in place of 0.38 for 12 tokens, and 11 in place of
-16 for 2048; a text of 12 tokens takes all-MiniLM-L6-v2 5.3 ms in place of 7.8, and a
-step of SmolLM2-135M in bfloat16 28 ms in place of 40 for one sequence.
+PyTorch's linear modules call MKL, which is slow with few tokens and a large matrix. oneDNN
+can read weights that are packed for it beforehand. With two cores of an AMD EPYC, a matrix
+of 384 by 1536 takes 0.11 ms instead of 0.38 for 12 tokens, and 11 instead of 16 for 2048.
+A text of 12 tokens takes all-MiniLM-L6-v2 5.3 ms instead of 7.8, and a step of
+SmolLM2-135M in bfloat16 takes 28 ms instead of 40 for one sequence.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-# Below, a product takes less time than it takes to call oneDNN.
+# The product of a smaller matrix takes less time than the call of oneDNN.
 _MIN_WEIGHTS = 2**14
 
 
 def pack_products(model: nn.Module) -> None:
-    """Replace a model's linear modules by packed ones, where the machine has them."""
+    """Replace a model's linear modules by packed ones, if this machine supports them."""
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and _can_be_packed(child):
@@ -28,9 +28,9 @@ def pack_products(model: nn.Module) -> None:
 def fuse_activations(model: nn.Module) -> None:
     """Let the feed-forward products of BERT's many descendants apply GELU themselves.
 
-    The numbers are in the cache then: 6 % of a pass. It goes by the names of
-    BertIntermediate alone and not by what a module does with them, so the caller has to
-    compare what the model gives.
+    The numbers are in the cache at that time, which saves 6 % of a pass. Modules are found
+    by the attribute names of BertIntermediate alone, so the caller must compare the output
+    of the model before and after.
     """
     for module in model.modules():
         product: object = getattr(module, "dense", None)
@@ -43,7 +43,7 @@ def fuse_activations(model: nn.Module) -> None:
 def _can_be_packed(linear: nn.Linear) -> bool:
     weight = linear.weight
     return (
-        # Other classes may do more than multiply.
+        # Subclasses may do more than multiply.
         type(linear) is nn.Linear
         and torch.backends.mkldnn.is_available()
         and weight.device.type == "cpu"
@@ -62,7 +62,7 @@ def _has_instructions(dtype: torch.dtype) -> bool:
 
 
 class _PackedLinear(nn.Module):
-    """A linear module for inference; its operators are those of torch.compile."""
+    """A linear module for inference, with the operators that torch.compile uses."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _PackedLinear(nn.Module):
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.activation = "none"
-        # Some models look at its type. Holding the numbers twice would double memory.
+        # Some models read the type of the weight. The numbers are not kept twice.
         self.weight = weight.new_empty(()).expand(weight.shape)
 
     def forward(self, states: Tensor) -> Tensor:

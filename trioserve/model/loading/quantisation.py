@@ -1,8 +1,8 @@
-"""Which quantised weights are read, and how.
+"""Quantised weights: dequantised while they are read, or refused.
 
-None is run as it is: that takes kernels which are fetched from a hub, or packages for one
-kind of GPU each. What transformers dequantises by itself, on any device, is dequantised
-while it is read; all else is refused before anything is read.
+No quantised weights are computed with directly: that needs kernels from a hub, or packages
+for one kind of GPU. Kinds that transformers itself dequantises on any device are
+dequantised while they are read. All other kinds are refused before anything is read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import UnsupportedQuantization, WeightsBroken
 
-# The names that config.json has for them; mxfp8 is fp8 with scales of one byte.
+# Their names in config.json; mxfp8 is fp8 with scales of one byte.
 _DEQUANTISED = frozenset({"fp8", "mxfp8", "mxfp4"})
 
-# Keys of config.json; the second is that of older releases of compressed-tensors.
+# Keys of config.json; older releases of compressed-tensors have the second one.
 _KEYS = ("quantization_config", "compression_config")
 
-# Releases that say nothing in config.json: a file of their own, the keys that lead to what
-# it says, and their name. ONNX exporters write files of these names with other keys.
+# Kinds that config.json does not name: their own file, the keys that it must have, and the
+# name of the kind. ONNX exporters write files of the same names with other keys.
 _OWN_FILES = (
     ("hf_quant_config.json", ("quantization", "quant_algo"), "modelopt"),
     ("quantize_config.json", ("bits",), "gptq"),
     ("quant_config.json", ("w_bit",), "awq"),
 )
 
-# What may follow the name of an 8-bit weight, with or without its last part: its scale.
+# Endings of the names of scales, in place of the last part of an 8-bit weight's name.
 # Source: FineGrainedFP8HfQuantizer.update_weight_conversions, transformers 5.23.
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
@@ -43,7 +43,7 @@ def check_quantisation(folder: Path, described: Mapping[str, Any]) -> None:
 
     Args:
       folder: in Hugging Face layout.
-      described: what config.json says.
+      described: the contents of config.json.
 
     Raises:
       UnsupportedQuantization
@@ -58,8 +58,8 @@ def check_quantisation(folder: Path, described: Mapping[str, Any]) -> None:
 
 
 def _find_method(folder: Path, described: Mapping[str, Any]) -> str | None:
-    """Return how weights are quantised, None if they are not."""
-    # Models that see may say it of the part that writes.
+    """Return the kind of quantisation; None if there is none."""
+    # A model that sees images may say so in the configuration of its text model.
     parts = [
         described,
         *(part for part in described.values() if isinstance(part, dict)),
@@ -76,7 +76,7 @@ def _name_method(settings: object) -> str:
         return "an unknown method"
     if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
         return "bitsandbytes"
-    # On one line, whatever the file says.
+    # On one line, even if the file has line breaks.
     return " ".join(str(settings.get("quant_method") or "an unknown method").split())
 
 
@@ -95,8 +95,8 @@ def _read_own_files(folder: Path) -> Iterator[str]:
 def _check_scales(folder: Path, method: str) -> None:
     """Refuse 8-bit weights whose scales transformers would not find.
 
-    It would take them for numbers without a scale. AutoFP8, which vLLM's users had for a
-    while, calls its scales otherwise, and itself fp8 as well.
+    It would use the weights without a scale. AutoFP8, an older tool of vLLM's users, has
+    other names for scales, but names its kind fp8, too.
     """
     for shard in sorted(folder.glob("*.safetensors")):
         try:
@@ -106,7 +106,7 @@ def _check_scales(folder: Path, method: str) -> None:
                     name
                     for name in sorted(names)
                     if name.endswith("weight") and not _has_scale(name, names)
-                    # Read from the header; no tensor is.
+                    # This reads the header, not the tensor.
                     and tensors.get_slice(name).get_dtype().startswith("F8_E4M3")
                 ]
         except (OSError, SafetensorError) as error:
@@ -124,12 +124,12 @@ def _has_scale(name: str, names: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dequantisation:
-    """How quantised weights become numbers.
+    """The dequantisation of a model's weights.
 
     Args:
-      method: config.json's name of it.
-      config: the model's; transformers reads it in place of its file.
-      dtype: of the numbers.
+      method: the kind of quantisation, by its name in config.json.
+      config: the model's; transformers reads it in place of the file.
+      dtype: type of the dequantised weights.
     """
 
     method: str
@@ -137,13 +137,13 @@ class Dequantisation:
     dtype: torch.dtype
 
     def finish(self, model: PreTrainedModel) -> None:
-        """Bring all weights to one type.
+        """Convert all weights to one type.
 
-        transformers 5.23 leaves weights that are not quantised in their file's type, if
-        others of the model are.
+        If some weights of a model are quantised, transformers 5.23 leaves the other
+        weights in the type of their file.
 
         Raises:
-          UnsupportedQuantization: it has left weights quantised.
+          UnsupportedQuantization: transformers has left weights quantised.
         """
         kept = model._keep_in_fp32_modules_strict or ()
         for name, weight in model.named_parameters():
@@ -156,17 +156,17 @@ class Dequantisation:
 def plan_dequantisation(
     config: PreTrainedConfig, dtype: torch.dtype | None
 ) -> Dequantisation | None:
-    """Return how a model's weights are dequantised, None if they are as they should be.
+    """Return how to dequantise a model's weights; None if they are not quantised.
 
     Args:
-      config: the model's, of which check_quantisation has nothing to say; it is changed.
-      dtype: that is asked for; None is the checkpoint's own.
+      config: the model's, which check_quantisation has accepted; it is changed.
+      dtype: the wanted type; None is the checkpoint's own.
     """
     text_config = config.get_text_config(decoder=True)
     for part in (config, text_config):
         settings = getattr(part, "quantization_config", None)
         if settings is not None:
-            # Or transformers would fetch kernels from its hub, where there is a GPU.
+            # Otherwise, with a GPU, transformers would fetch kernels from its hub.
             settings["dequantize"] = True
             return Dequantisation(
                 method=_name_method(settings),
@@ -179,8 +179,8 @@ def plan_dequantisation(
 def _find_dtype(*configs: PreTrainedConfig) -> torch.dtype:
     """Return a checkpoint's own type of numbers.
 
-    transformers' "auto" would take the type of the first weight, maybe of 8 bits, where
-    config.json names none.
+    If config.json names none, transformers' "auto" would take the type of the first
+    weight, which may have 8 bits.
     """
     for config in configs:
         if isinstance(config.dtype, torch.dtype):

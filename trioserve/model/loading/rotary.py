@@ -1,9 +1,9 @@
 """Make rotary embeddings a function of the position alone.
 
-Two kinds of scaled embeddings change their frequencies with the longest position in
-the batch. Beside other sequences, a short one would then compute something else than
-alone, and its own earlier keys would not match. vLLM decides once, by the longest
-length that the server allows, and so do we.
+Two kinds of scaled embeddings change their frequencies with the longest position in the
+batch. A short sequence would then compute other numbers beside long sequences than alone,
+and would not match its own earlier keys. vLLM fixes the frequencies once, by the longest
+length that the server allows, and so does this module.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _is_changing(rope_type: object) -> bool:
 
 
 def _freeze(module: Any, longest: torch.Tensor) -> None:
-    # Seeing the longest position once leaves the frequencies that belong to it, and
-    # a `default` embedding never looks at positions again (dynamic_rope_update in
+    # One call with the longest position sets the frequencies for it. After that, a
+    # `default` embedding never changes them (dynamic_rope_update in
     # transformers/modeling_rope_utils.py).
     module(torch.zeros(1, device=longest.device), longest)
     module.rope_type = "default"

@@ -1,4 +1,4 @@
-"""Which models see images, and how an image becomes vectors."""
+"""The kinds of models that see images, and their encoders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionKind:
-    """What is known of a kind of model that sees images.
+    """A kind of model that sees images.
 
     Args:
-      text_type, vision_type: the models that it may be made of, by model_type.
-      has_grid_positions: its rotary embeddings place an image's vectors in a plane.
+      text_type, vision_type: model_type of its text model and of its image model.
+      has_grid_positions: its rotary embeddings place the vectors of an image in a plane.
     """
 
     text_type: str
@@ -32,9 +32,9 @@ class VisionKind:
     has_grid_positions: bool = False
 
 
-# By model_type: those that are tested against transformers, token for token. What is
-# missing here would often run and be wrong: some models attend to an image's vectors
-# in both directions, others add vectors to the outputs of later layers too.
+# By model_type. All of them are compared with transformers, token for token. Others would
+# often run and give wrong results: some models attend to the vectors of an image in both
+# directions, others also add vectors to the outputs of later layers.
 VISION_KINDS: dict[str, VisionKind] = {
     "idefics3": VisionKind(text_type="llama", vision_type="idefics3_vision"),
     "llava": VisionKind(text_type="llama", vision_type="clip_vision_model"),
@@ -53,8 +53,8 @@ VISION_KINDS: dict[str, VisionKind] = {
 
 
 def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
-    """Return what is known of a configuration's model, None where it is unknown."""
-    # The class's own: files name some of these types otherwise.
+    """Return the kind of a configuration's model; None if it is not a known kind."""
+    # The attribute of the class, because files have other names for some of the types.
     kind = VISION_KINDS.get(type(config).model_type)
     if kind is None:
         return None
@@ -63,20 +63,20 @@ def find_vision_kind(config: PreTrainedConfig) -> VisionKind | None:
 
 
 class ImageEncoder:
-    """Calls a model's own encoder, one image at a time."""
+    """Calls the model's own encoder, one image at a time."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Its type does not say that it has an encoder.
+        # The type PreTrainedModel has no encoder.
         self._model: Any = model
         encode: Any = model.get_image_features
         self._takes = frozenset(inspect.signature(encode).parameters)
 
     def encode(self, image: EmbeddedInput) -> Tensor:
-        """Return an image's vectors, (num_vectors, hidden_size) on the device.
+        """Return the vectors of an image, (num_vectors, hidden_size) on the device.
 
         Args:
-          image: its tensors are the image processor's; those that the encoder does
-            not take are left.
+          image: has the tensors of the image processor; the encoder gets only those that
+            it takes.
         """
         tensors = {
             name: self._send(read_tensor(tensor))
@@ -97,10 +97,10 @@ class ImageEncoder:
 
 
 def _fit(vectors: Tensor, num_vectors: int) -> Tensor:
-    """Cut or fill up an image's vectors where they are not as many as was counted.
+    """Cut or fill up the vectors of an image if their number is wrong.
 
-    Then the folder's image processor and its model do not belong together. The answers
-    about this image are worth nothing, but those to everybody else are.
+    A wrong number means that the folder's image processor does not fit its model. Answers
+    about this image will be wrong, but other requests go on.
     """
     if len(vectors) == num_vectors:
         return vectors

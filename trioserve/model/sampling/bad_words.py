@@ -1,6 +1,6 @@
-"""Ban the tokens that would complete what a sequence must not say.
+"""Ban the tokens that would complete a bad word of several tokens.
 
-Words of one token are no subject of this module: they are banned wherever they stand.
+The sampler itself bans words of one token.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from ...types.prompt import NO_TOKEN
 from ..tensors import send_ids
 from .rows import SlotRows, grow
 
-# Stands in prefixes before a word's first token.
+# Fills prefixes before the first token of a word.
 _ANYTHING = -2
 
 
 class BadWords:
-    """The bad words of all slots, and the last tokens of those that have any.
+    """The bad words of all slots, and the last tokens of slots that have bad words.
 
     A word may begin in the prompt and end in the output, as in transformers'
-    `generate(bad_words_ids=...)`; vLLM compares output tokens alone. What a step
-    costs does not depend on how long a sequence is: as many of its last tokens are
-    kept as the longest prefix has. They are kept on the device, where the last one may
-    still be when the host asks for the next.
+    `generate(bad_words_ids=...)`; vLLM compares output tokens alone. The cost of a step
+    does not depend on the length of a sequence: only as many last tokens are kept as the
+    longest prefix has. They are kept on the device, because the host may not know the
+    last token yet.
 
     Rows are given only to slots whose sequence has bad words of several tokens:
 
       tails     (num_rows, longest) int32             last tokens, the newest first;
-                                                      NO_TOKEN, which is part of no
-                                                      word, where there are fewer
+                                                      filled up by NO_TOKEN, which is
+                                                      part of no word
       prefixes  (num_rows, num_words, longest) int32  words without their last tokens,
                                                       the newest first
       endings   (num_rows, num_words) int64           their last tokens; -1: no word
@@ -40,14 +40,14 @@ class BadWords:
         self._vocab_size = vocab_size
         self._device = device
         self._rows = SlotRows(device)
-        # Slot -> how many words it has, and how many tokens their longest prefix has.
+        # Slot -> number of its words, and number of tokens of the longest prefix.
         self._sizes: dict[int, tuple[int, int]] = {}
         self._tails = torch.empty((0, 0), dtype=torch.int32, device=device)
         self._prefixes = torch.empty((0, 0, 0), dtype=torch.int32, device=device)
         self._endings = torch.empty((0, 0), dtype=torch.int64, device=device)
 
     def start(self, start: SlotStart) -> None:
-        """Take a sequence's bad words; those of the slot's former one are forgotten."""
+        """Take the bad words of a sequence, in place of its slot's former one."""
         self._sizes.pop(start.slot, None)
         self._rows.release(start.slot)
         words = [word for word in start.sampling.bad_words if self._can_end(word)]
@@ -84,11 +84,11 @@ class BadWords:
         is_next = is_read.all(dim=-1) & (endings >= 0)  # (num_places, num_words)
         limits = torch.where(is_next, -torch.inf, torch.inf)
         index = positions[:, None] * scores.shape[1] + endings.clamp(min=0)
-        # A mask would have to be counted first, for which the host waits.
+        # A mask would have to be counted first, and the host would wait for the count.
         scores.view(-1).scatter_reduce_(0, index.view(-1), limits.view(-1), "amin")
 
     def append(self, slots: list[int], token_ids: Tensor) -> None:
-        """Remember one new token of each of the slots.
+        """Append one new token of each slot.
 
         Args:
           token_ids: (num_slots,) int64
@@ -102,7 +102,7 @@ class BadWords:
         self._tails.index_copy_(0, rows, tails)
 
     def _can_end(self, word: tuple[int, ...]) -> bool:
-        # Ids that the model does not have never come, and neither do such words.
+        # Words with ids outside of the vocabulary cannot appear.
         return len(word) > 1 and 0 <= min(word) and max(word) < self._vocab_size
 
     def _make_room(self, num_words: int, longest: int) -> None:
@@ -126,7 +126,7 @@ class BadWords:
         self._endings[row, : len(words)].copy_(endings)
 
     def _write_tail(self, row: int, start: SlotStart, longest: int) -> None:
-        # Both are cut before they are joined: they may be long.
+        # Both may be long, so they are cut before they are joined.
         prompt = start.prompt_token_ids[-longest:]
         outputs = start.output_token_ids[-longest:]
         tail = (prompt + outputs)[: -longest - 1 : -1]

@@ -1,7 +1,7 @@
-"""Draw tokens from distributions, one uniform number a token.
+"""Draw tokens from distributions, with one uniform number for each token.
 
-Everything here works row by row: what a row draws depends on its own logits and
-parameters alone, never on what else is in the batch.
+Everything here works row by row: the token of a row depends on its own logits and
+parameters alone, never on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from torch.nn.functional import pad
 # in 95 % of the mass), and finding so many takes a tenth of a sort of the vocabulary.
 _NUM_CANDIDATES = 256
 
-# Tokens whose weights are summed up before the search goes into one such group.
+# The search first finds the group of so many tokens, by the sums of their weights, and
+# then the token in it.
 _GROUP_SIZE = 256
 
 
 def make_noise(seed: int, index: int) -> float:
-    """Return a number in [0, 1) that depends on nothing but its arguments.
+    """Return a number in [0, 1) that depends on the arguments alone.
 
     Args:
       seed: the sequence's.
-      index: output tokens before the one to draw.
+      index: number of output tokens before this one.
     """
     key = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
     word = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
@@ -65,7 +66,7 @@ def draw_from_all(logits: Tensor, noise: Tensor) -> Tensor:
     rest = noise * sums.sum(dim=-1) - before[:, 0]
     rows = torch.arange(len(logits), device=logits.device)
     within = _search(groups[rows, chosen[:, 0]].double(), rest)
-    # NaN logits lead anywhere; it has to be a token nevertheless.
+    # NaN logits may lead anywhere; the result must be a token nevertheless.
     return (chosen[:, 0] * _GROUP_SIZE + within).clamp_(max=vocab_size - 1)
 
 
@@ -77,15 +78,15 @@ def draw_from_best(
     Args:
       logits: (num_rows, vocab_size) float32
       noise: (num_rows,) float64 in [0, 1)
-      top_k: (num_rows,) int64; at least 1, the size of the vocabulary is off
-      top_p: (num_rows,) in (0, 1]; of the mass of those top_k
+      top_k: (num_rows,) int64; at least 1; the size of the vocabulary means off
+      top_p: (num_rows,) in (0, 1]; a part of the mass of those top_k
 
     Returns:
       (num_rows,) int64
     """
     vocab_size = logits.shape[1]
-    # To look whether a few hundred are enough would make the host wait for a GPU, which
-    # sorts a vocabulary in the meantime.
+    # On a GPU, the host would have to wait to learn whether a few hundred are enough. In
+    # that time the GPU can sort the vocabulary.
     if vocab_size <= _NUM_CANDIDATES or logits.device.type != "cpu":
         return _draw_sorted(logits, noise, top_k, top_p, vocab_size)[0]
     drawn, is_settled = _draw_sorted(logits, noise, top_k, top_p, _NUM_CANDIDATES)
@@ -100,11 +101,11 @@ def draw_from_best(
 def _draw_sorted(
     logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor, num_candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw among candidates.
+    """Draw among the most likely tokens.
 
     Returns:
       (num_rows,) int64, the tokens
-      (num_rows,) bool, whether no token beyond the candidates could have come
+      (num_rows,) bool, whether the other tokens could not have been drawn
     """
     values, token_ids = logits.topk(num_candidates)
     best = values[:, :1]
@@ -115,12 +116,12 @@ def _draw_sorted(
     is_covered = top_k <= num_candidates
     total = sums[:, -1]
     if num_candidates < logits.shape[1] and not is_covered.all():
-        # The mass of all tokens is known without sorting them, that of the first few
-        # hundred is not: then nothing is settled.
+        # The mass of all tokens is known without sorting. The mass of the best top_k is
+        # not known if top_k is larger than the candidates: then nothing is settled.
         rest = _sum_all(logits, best).masked_fill_(top_k < logits.shape[1], torch.inf)
         total = torch.where(is_covered, total, rest)
     mass = top_p * total
-    # A token stays while those before it do not reach the mass: the first one always.
+    # A token stays if the tokens before it do not reach the mass; the first always stays.
     weights *= sums - weights < mass[:, None]
     is_settled = is_covered | (sums[:, -1] >= mass)
     drawn = _search(weights.double(), noise * weights.double().sum(dim=-1))
@@ -132,7 +133,7 @@ def _sum_all(logits: Tensor, best: Tensor) -> Tensor:
 
 
 def _search(weights: Tensor, target: Tensor) -> Tensor:
-    """Find in each row the item at which the running sum exceeds the target.
+    """Find the first item of each row at which the running sum exceeds the target.
 
     Args:
       weights: (num_rows, num_items) float64
@@ -142,7 +143,7 @@ def _search(weights: Tensor, target: Tensor) -> Tensor:
       (num_rows,) int64; an item whose weight is above zero
     """
     sums = weights.cumsum(dim=-1)
-    # Rounding may put the target at or past either end, where items may weigh nothing.
+    # Rounding may move the target to an end or past it, to items without weight.
     total = sums[:, -1]
     target = target.clamp(min=0).minimum(total.nextafter(torch.zeros_like(total)))
     found = torch.searchsorted(sums, target[:, None], right=True)[:, 0]

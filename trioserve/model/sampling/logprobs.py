@@ -1,4 +1,4 @@
-"""Report log probabilities the way a client sees them."""
+"""The log probabilities that clients see."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from ...types.output import TokenLogprobs
 from .host_copy import HostCopy
 
-# JSON has no infinity. vLLM's server sends this number where a token cannot come.
+# JSON has no infinity. vLLM's server sends this number for a token that cannot come.
 _LOWEST_LOGPROB = -9999.0
 
 
 class LogprobReports:
-    """The tokens that stand at some positions, and the likeliest ones.
+    """The log probabilities of the tokens at some positions, and of the likeliest tokens.
 
     The numbers may still be on the device.
 
     Args:
-      logits: (num_rows, vocab_size) as the model gave them
+      logits: (num_rows, vocab_size), the model's raw output
       token_ids: (num_rows,) int64
       num_top: for each row, how many of the most likely tokens to list.
     """
@@ -27,7 +27,7 @@ class LogprobReports:
         logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         chosen = logprobs.gather(1, token_ids[:, None])  # (num_rows, 1)
         ranks = (logprobs > chosen).sum(dim=-1) + 1
-        # At least one is taken, so that the lists have rows.
+        # At least one, so that the lists have rows.
         most = min(max(1, *num_top), logprobs.shape[1])
         top_values, top_ids = logprobs.topk(most)  # (num_rows, most)
         self._num_top = num_top
@@ -38,7 +38,7 @@ class LogprobReports:
         self._top_values = HostCopy(_make_finite(top_values))
 
     def read(self) -> tuple[TokenLogprobs, ...]:
-        """Wait for the numbers; one report a row."""
+        """Wait for the numbers; returns one report for each row."""
         return tuple(
             TokenLogprobs(
                 token_id=token_id,

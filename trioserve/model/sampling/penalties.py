@@ -1,4 +1,4 @@
-"""Count tokens on the device and lower the logits of those that came before."""
+"""Count tokens on the device, and lower the logits of tokens that came before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_penalties(sampling: SamplingParams) -> bool:
 
 
 class PenaltyCounts:
-    """Which tokens each slot has seen and how often it wrote them.
+    """The tokens of each slot: which have come, and how often in the output.
 
     Rows are given only to slots whose sequence has penalties:
 
@@ -40,7 +40,7 @@ class PenaltyCounts:
         self._seen = torch.empty(empty, dtype=torch.bool, device=device)
 
     def start(self, start: SlotStart) -> None:
-        """Count what a sequence brings to the slot; the former one is forgotten."""
+        """Count the tokens of a sequence, in place of its slot's former one."""
         self._rows.release(start.slot)
         if not has_penalties(start.sampling):
             return
@@ -63,7 +63,7 @@ class PenaltyCounts:
         if places:
             positions, rows = self._rows.locate(slots, places)
             tokens = token_ids[positions]
-            # Invariant: a slot is sampled once a step, so no pair stands here twice.
+            # Invariant: a slot is sampled once in a step, so no pair comes twice.
             self._counts[rows, tokens] += 1
             self._seen[rows, tokens] = True
 
@@ -74,8 +74,8 @@ class PenaltyCounts:
 
         Args:
           logits: (num_slots, vocab_size) float32
-          slots: all have penalties.
-          samplings: what each of them asks for.
+          slots: all of them have penalties.
+          samplings: the parameters of each slot.
 
         Source: Keskar et al. 2019 (CTRL), section 4.1 for the repetition penalty;
         OpenAI's API reference for the other two.

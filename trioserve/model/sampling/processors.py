@@ -1,9 +1,8 @@
 """Let plug-ins change the logits of the sequences that named them.
 
-A plug-in may want the tokens that a sequence has written. When a step is launched, those
-of the steps before it may still be on the device, so what is kept of them is a queue of
-what has yet to be read: how many tokens are missing is counted, and no list ever holds
-anything in place of one.
+A plug-in may want the output tokens of a sequence. When a step is launched, the tokens of
+earlier steps may still be on the device. A queue holds the tokens that are yet to be read.
+The lists of output tokens hold no placeholders; the missing tokens are only counted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..tensors import send_ids
 
 
 class LateIds(Protocol):
-    """What a step has sampled, which may not have reached the host: SampledIds."""
+    """The tokens of a step, which may not have reached the host yet: SampledIds."""
 
     def read(self) -> list[int]:
         """Wait for the ids, one for each row that sampled."""
@@ -31,12 +30,11 @@ class LateIds(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Member:
-    """A sequence in which plug-ins take part.
+    """A sequence that uses plug-ins.
 
     Args:
-      rows: what each plug-in is told of it, by the plug-in's name.
-      output_token_ids: the list that all its rows have which have any; None where no
-        plug-in wants it.
+      rows: name of a plug-in -> the description of the sequence for it.
+      output_token_ids: the list shared by all rows; None if no plug-in wants it.
     """
 
     rows: dict[str, LogitsRow]
@@ -45,11 +43,11 @@ class _Member:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unread:
-    """Tokens of one step that are not in their sequences' lists yet.
+    """Tokens of one step that are not in the lists of their sequences yet.
 
     Args:
-      lists: (index among the step's tokens, list of the sequence). The list and not the
-        slot, which may have another sequence by the time that they are read.
+      lists: (index among the step's tokens, list of the sequence). It names the list, not
+        the slot, because the slot may have another sequence when the tokens are read.
     """
 
     tokens: LateIds
@@ -57,14 +55,14 @@ class _Unread:
 
 
 class LogitsProcessors:
-    """The plug-ins of a device, and what they keep of each slot.
+    """The plug-ins, and the slots that use them.
 
-    What a step costs does not depend on how long an output is.
+    The cost of a step does not depend on the length of outputs.
 
     Args:
-      classes: in the order in which they see a step's logits.
+      classes: in the order in which they change a step's logits.
       vocab_size: of the model.
-      device: where logits are.
+      device: the device of the logits.
 
     Raises:
       InvalidConfig: a plug-in cannot be made.
@@ -82,18 +80,18 @@ class LogitsProcessors:
             each.name: _make(each, vocab_size, device) for each in classes
         }
         self._members: dict[int, _Member] = {}
-        # Never long: before a sequence that stands in it gets its next token, `apply`
-        # empties it.
+        # Never long: `apply` empties the queue before any sequence in it gets its next
+        # token.
         self._unread: deque[_Unread] = deque()
 
     def start(self, start: SlotStart) -> None:
-        """Take the plug-ins that a sequence names; the slot's former one is forgotten."""
+        """Take the plug-ins of a sequence, in place of its slot's former one."""
         if start.slot in self._members:
             self._forget(self._members.pop(start.slot))
         named = start.sampling.logits_processors
         if not named:
             return
-        # Invariant: admission has refused requests that name others.
+        # Invariant: requests with other names were refused at admission.
         processors = {name: self._processors[name] for name, _ in named}
         needs_outputs = any(p.needs_output_token_ids for p in processors.values())
         outputs = list(start.output_token_ids) if needs_outputs else None
@@ -111,12 +109,12 @@ class LogitsProcessors:
         self._members[start.slot] = _Member(rows=rows, output_token_ids=outputs)
 
     def has_any(self, slots: Sequence[int]) -> bool:
-        """Whether a plug-in takes part in one of these slots."""
+        """Whether one of these slots uses a plug-in."""
         members = self._members
         return bool(members) and any(slot in members for slot in slots)
 
     def needs_history(self, slots: Sequence[int]) -> bool:
-        """Whether `apply` will have to read what was sampled before."""
+        """Whether `apply` must read the tokens of earlier steps."""
         return bool(self._members) and any(
             member.output_token_ids is not None
             for member in map(self._members.get, slots)
@@ -124,13 +122,13 @@ class LogitsProcessors:
         )
 
     def apply(self, scores: Tensor, slots: list[int], num_outputs: list[int]) -> None:
-        """Change scores in place, by one call of each plug-in that was named.
+        """Change scores in place, by one call of each plug-in that a slot uses.
 
-        Waits for the tokens sampled before where a plug-in wants them.
+        Waits for the tokens of earlier steps if a plug-in wants them.
 
         Args:
           scores: (num_slots, vocab_size) float32
-          num_outputs: tokens that each slot's sequence has written, unread ones included.
+          num_outputs: output tokens of each slot's sequence, including unread tokens.
         """
         if self.needs_history(slots):
             self._read_all()
@@ -140,7 +138,7 @@ class LogitsProcessors:
                 self._apply_one(processor, scores, shares[name])
 
     def append(self, slots: list[int], tokens: LateIds) -> None:
-        """Remember that each slot has a new token, without a look at it."""
+        """Note that each slot has a new token, without reading the token."""
         if not self._members:
             return
         lists = [
@@ -159,7 +157,7 @@ class LogitsProcessors:
                 output_token_ids.append(token_ids[index])
 
     def _forget(self, member: _Member) -> None:
-        """Leave out what is unread of a sequence that has ended or was preempted."""
+        """Drop the unread tokens of a sequence that has ended or was preempted."""
         outputs = member.output_token_ids
         if outputs is None:
             return
@@ -170,7 +168,7 @@ class LogitsProcessors:
     def _share_out(
         self, slots: list[int], num_outputs: list[int]
     ) -> dict[str, dict[int, LogitsRow]]:
-        """Find whose logits each plug-in is to see.
+        """Find the rows that each plug-in changes.
 
         Returns:
           name -> row of the scores -> the sequence's row, in the order of the scores
@@ -182,7 +180,7 @@ class LogitsProcessors:
             known = member.output_token_ids
             assert (
                 known is None or len(known) == num_outputs[index]
-            ), "every token written before is read"
+            ), "all earlier tokens are read"
             for name, row in member.rows.items():
                 row.num_output_tokens = num_outputs[index]
                 shares.setdefault(name, {})[index] = row
@@ -206,7 +204,7 @@ def _make(
 ) -> LogitsProcessor:
     try:
         return processor(vocab_size=vocab_size, device=device)
-    # It may raise whatever its code raises.
+    # The code of a plug-in may raise any error.
     except Exception as error:
         raise InvalidConfig(
             "logits_processor",

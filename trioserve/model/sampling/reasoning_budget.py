@@ -12,40 +12,40 @@ from ...types.sampling import ReasoningBudget
 from ..tensors import send_ids
 from .rows import SlotRows, grow
 
-# Stands where there is no token.
+# In place of a token where there is none.
 _NONE = -1
 
 
 class ReasoningBudgets:
-    """Where each slot's reasoning stands, and the end tags of those that take too long.
+    """The reasoning budgets of all slots; forces the end tag when a budget is used up.
 
-    What bounds a sequence is the sum over its sections of reasoning: a model that opens
-    another one goes on with what is left, and could think forever otherwise. Every
-    token of a section is charged, also one that may be the end tag's, until the tag is
-    whole; then its tokens are given back. So a tag that is begun and broken off cannot
-    exceed the budget, and once nothing is left, the tag is forced from where it stands.
+    The budget covers all sections of reasoning of a sequence together. Otherwise a model
+    could open one section after the other and reason forever. Every token of a section
+    uses the budget, also the tokens of an end tag; a complete end tag gives its tokens
+    back. So a tag that begins and is not completed cannot exceed the budget. When nothing
+    is left, the rest of the end tag is forced.
 
-    Tags are looked for in the output alone and do not overlap: a token that has ended
-    one is no part of the next. A start tag inside of a section is reasoning.
+    Tags are searched in the output alone and do not overlap: the last token of a tag
+    cannot begin the next one. A start tag inside of a section is reasoning.
 
-    All this is a finite automaton for each sequence and a number. The automaton's
-    tables, with rows only for slots that have a budget:
+    The state of a sequence is a number and the state of a finite automaton. The tables of
+    the automata have rows only for slots with a budget:
 
-      alphabet  (num_rows, num_letters) int64             tokens of both tags; the
-                                                          first stands for all others
+      alphabet  (num_rows, num_letters) int64             tokens of both tags; the first
+                                                          letter means any other token
       moves     (num_rows, num_states, num_letters) int64 the next state
-      changes   (num_rows, num_states, num_letters) int64 added to what is left
+      changes   (num_rows, num_states, num_letters) int64 added to `left`
       forced    (num_rows, num_states) int64              the end tag's next token, or
                                                           -1 outside of sections
       states    (num_rows,) int64
-      left      (num_rows,) int64                         tokens that may still come
+      left      (num_rows,) int64                         rest of the budget, in tokens
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._rows = SlotRows(device)
-        # Slot -> how many tokens must come at least before one can be forced: the host
-        # knows how many came, not which.
+        # Slot -> number of tokens before which none can be forced. The host knows how many
+        # tokens came, but not which.
         self._waits: dict[int, int] = {}
         self._alphabet = self._make_table(2)
         self._moves = self._make_table(3)
@@ -55,7 +55,7 @@ class ReasoningBudgets:
         self._left = self._make_table(1)
 
     def start(self, start: SlotStart) -> None:
-        """Take a sequence's budget; that of the slot's former one is forgotten."""
+        """Take the budget of a sequence, in place of its slot's former one."""
         self._waits.pop(start.slot, None)
         self._rows.release(start.slot)
         budget = start.sampling.thinking
@@ -71,10 +71,10 @@ class ReasoningBudgets:
         self._write(row, automaton)
 
     def force(self, slots: list[int], token_ids: Tensor) -> None:
-        """Replace, in place, what was chosen where a sequence's budget is used up.
+        """Replace, in place, the chosen tokens of sequences whose budget is used up.
 
-        The token comes whatever its score was. To be called before anything takes note
-        of the step's tokens.
+        The score of the new token does not matter. Call this before the step's tokens are
+        counted or stored anywhere.
 
         Args:
           slots: each at most once.
@@ -94,7 +94,7 @@ class ReasoningBudgets:
         token_ids.index_copy_(0, positions, chosen)
 
     def append(self, slots: list[int], token_ids: Tensor) -> None:
-        """Take note of one new token of each of the slots.
+        """Advance the automata by one new token of each slot.
 
         Args:
           token_ids: (num_slots,) int64
@@ -106,7 +106,7 @@ class ReasoningBudgets:
             self._waits[slots[place]] -= 1
         positions, rows = self._rows.locate(slots, places)
         is_letter = self._alphabet[rows] == token_ids[positions, None]
-        # The first of the largest: where no letter is the token, the first of all.
+        # argmax returns the first of the largest: letter 0 if no letter is the token.
         letters = is_letter.int().argmax(dim=1)
         states = self._states[rows]
         self._left.index_add_(0, rows, self._changes[rows, states, letters])
@@ -126,7 +126,7 @@ class ReasoningBudgets:
     def _write(self, row: int, automaton: _Automaton) -> None:
         num_letters, num_states = len(automaton.alphabet), len(automaton.forced)
         alphabet = send_ids(automaton.alphabet, self._device)
-        # A longer one of the row's former sequence must not be found.
+        # The row's former sequence may have had a longer alphabet.
         self._alphabet[row].fill_(_NONE)
         self._alphabet[row, :num_letters].copy_(alphabet)
         forced = send_ids(automaton.forced, self._device)
@@ -144,12 +144,12 @@ class ReasoningBudgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Automaton:
-    """What a sequence's tokens do.
+    """The automaton of one sequence.
 
-    States, of which the number counts tokens that the sequence has just written:
+    A state says how many tokens of a tag are at the end of the output:
 
-      0 ... num_start - 1                      outside, of the start tag
-      num_start ... num_start + num_end - 1    inside: num_start + those of the end tag
+      0 ... num_start - 1                      outside: tokens of the start tag
+      num_start ... num_start + num_end - 1    inside: num_start + tokens of the end tag
     """
 
     alphabet: tuple[int, ...]
@@ -160,7 +160,7 @@ class _Automaton:
     def read(
         self, token_ids: tuple[int, ...], budget: ReasoningBudget
     ) -> tuple[int, int]:
-        """Return the state that tokens lead to, and what they leave of the budget."""
+        """Return the state after these tokens, and the rest of the budget."""
         letters = {token_id: i for i, token_id in enumerate(self.alphabet)}
         state = len(budget.start_token_ids) if budget.is_open else 0
         left = budget.num_tokens
@@ -177,7 +177,7 @@ def _build(budget: ReasoningBudget) -> _Automaton:
     moves, changes = [], []
     for num_read in range(len(begin)):
         steps = [_advance(begin, num_read, letter) for letter in alphabet]
-        # The whole tag leads to the first state inside, which is the next number.
+        # A complete start tag leads to the first state inside, which is the next number.
         moves.append(steps)
         changes.append([0] * len(alphabet))
     for num_read in range(len(end)):
@@ -196,9 +196,12 @@ def _build(budget: ReasoningBudget) -> _Automaton:
 
 
 def _advance(tag: tuple[int, ...], num_read: int, token_id: int) -> int:
-    """How much of a tag stands at the end when a token follows some of the tag.
+    """Return how many tokens of a tag are at the end after one more token.
 
-    Source: Knuth, Morris, Pratt 1977, without their table of failures: tags are short.
+    Args:
+      num_read: tokens of the tag that are at the end before it.
+
+    Source: Knuth, Morris, Pratt 1977; without their failure table, because tags are short.
     """
     read = (*tag[:num_read], token_id)
     lengths = range(len(read), 0, -1)

@@ -1,4 +1,4 @@
-"""What a step sampled: at once on the device, later on the host."""
+"""The sampled tokens of a step: at once on the device, later on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .logprobs import LogprobReports
 
 
 class SampledIds:
-    """The tokens of one step, one a row.
+    """The tokens of one step, one for each row.
 
     Attributes:
       on_device: (num_rows,) int64
@@ -24,7 +24,7 @@ class SampledIds:
         self._read: list[int] | None = None
 
     def read(self) -> list[int]:
-        """Wait for the ids; any thread may, and only the first one converts them."""
+        """Wait for the ids; any thread may call this."""
         if self._read is None:
             self._read = self._copy.read().tolist()
         return self._read
@@ -32,11 +32,12 @@ class SampledIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the sampler chose.
+    """The result of the sampler.
 
     Args:
       ids: one for each row.
-      reports: those of the rows in `reported`, if any asked for log probabilities.
+      reported: the rows that asked for log probabilities.
+      reports: their log probabilities; None if no row asked.
     """
 
     ids: SampledIds
@@ -44,7 +45,7 @@ class Sampled:
     reports: LogprobReports | None = None
 
     def read_reports(self) -> dict[int, TokenLogprobs]:
-        """Wait for the reports; row -> its."""
+        """Wait for the log probabilities; returns them by row."""
         if self.reports is None:
             return {}
         return dict(zip(self.reported, self.reports.read()))

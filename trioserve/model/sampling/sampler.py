@@ -1,15 +1,15 @@
 """Choose the next token of every row that samples, in one batched pass.
 
-The order is vLLM's: log probabilities are those of the raw logits; then bias, plug-ins,
-min_tokens and bad words; penalties; temperature; min_p; top_k and top_p. Where a model's
-budget of reasoning is used up, a token takes the place of the one that was chosen so.
+The order is vLLM's: log probabilities come from the raw logits; then bias, plug-ins,
+min_tokens and bad words; penalties; temperature; min_p; top_k and top_p. If a sequence has
+used up its reasoning budget, a token of the end tag replaces the chosen token.
 
-Nothing here waits for the device, whose last tokens the host may not know: what depends
-on them is kept on the device, counted there by the token that was sampled there. A
-plug-in that asks for them is what waits.
+Nothing here waits for the device. The host may not know the last tokens yet, so all state
+that depends on them is kept and updated on the device. Only a plug-in that asks for output
+tokens waits.
 
-Where these leave a row no token at all, one comes nevertheless: greedily the first of
-the vocabulary, as in transformers' generate, and any of them where it is drawn.
+If these rules leave a row no token, it gets one nevertheless: a greedy row the first token
+of the vocabulary, as in transformers' generate, and a drawn row any token.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
 from .sampled import Sampled, SampledIds
 
-# Below, dividing by it overflows: vLLM's _SAMPLING_EPS.
+# A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What the sampler keeps of a slot.
+    """The sampling parameters of a slot, prepared for the device.
 
     Args:
       bias_ids: (num_biases,) int64
       bias: (num_biases,) float32, added to the logits of bias_ids
-      banned_ids: (num_banned,) int64, never to be sampled: bad words of one token
-      stop_ids: (num_stops,) int64, not to be sampled before min_tokens
-      top_k: how many tokens may be sampled; all of the vocabulary where it is off.
-      is_greedy: the likeliest token, without noise.
-      is_cut: top_k or top_p leaves some tokens out.
+      banned_ids: (num_banned,) int64, never sampled: bad words of one token
+      stop_ids: (num_stops,) int64, not sampled before min_tokens
+      top_k: how many tokens may be sampled; the whole vocabulary if it is off.
+      is_greedy: always take the likeliest token.
+      is_cut: top_k or top_p excludes some tokens.
     """
 
     sampling: SamplingParams
@@ -77,7 +77,7 @@ class _Choice:
 
 
 class Sampler:
-    """Samples from logits by what each slot asked for."""
+    """Samples from logits by the parameters of each slot."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Sampler:
         )
 
     def start(self, start: SlotStart) -> None:
-        """Take a slot's wishes; those of its former sequence are forgotten."""
+        """Take the parameters of a sequence, in place of its slot's former one."""
         sampling = start.sampling
-        # Ids that the model does not have can be neither favoured nor sampled.
+        # Ids outside of the vocabulary can be neither favoured nor sampled.
         bias = [pair for pair in sampling.logit_bias if pair[0] < self._vocab_size]
         banned = [word[0] for word in sampling.bad_words if len(word) == 1]
         stops = [i for i in start.stop_token_ids if 0 <= i < self._vocab_size]
@@ -128,8 +128,8 @@ class Sampler:
 
         Args:
           slots: each at most once.
-          num_outputs: tokens that each has written so far.
-          logits: (num_slots, vocab_size); left as they are
+          num_outputs: output tokens of each slot so far.
+          logits: (num_slots, vocab_size); not changed
         """
         choices = [self._choices[slot] for slot in slots]
         if self._takes_best(slots, choices, num_outputs):
@@ -146,7 +146,7 @@ class Sampler:
     def _takes_best(
         self, slots: list[int], choices: list[_Choice], num_outputs: list[int]
     ) -> bool:
-        """Whether the likeliest token of every row is the one that it gets."""
+        """Whether every row gets its likeliest token."""
         return all(
             choice.is_argmax(count) for choice, count in zip(choices, num_outputs)
         ) and not (self._bad_words.has_any(slots) or self._processors.has_any(slots))
@@ -158,7 +158,7 @@ class Sampler:
         choices: list[_Choice],
         num_outputs: list[int],
     ) -> None:
-        """Do to scores, in place, what is wished before temperature comes."""
+        """Apply, in place, everything that comes before the temperature."""
         self._shift(scores, choices)
         self._processors.apply(scores, slots, num_outputs)
         self._hold_back(scores, choices, num_outputs)
@@ -270,6 +270,6 @@ class Sampler:
 
 
 def _find_best(logits: Tensor) -> Tensor:
-    """Return (num_rows,) int64, the likeliest tokens; a NaN counts as the largest."""
-    # A quarter of what argmax takes on a CPU in bfloat16.
+    """Return the likeliest tokens, (num_rows,) int64; NaN counts as the largest."""
+    # On a CPU, in bfloat16, this takes a quarter of the time of argmax.
     return logits.max(dim=-1).indices

@@ -1,19 +1,20 @@
-"""A model whose layers are spread over processes: what one of them does.
+"""One stage of a model whose layers are spread over processes.
 
-Each process is a *stage*: it has some layers, reads what the stage before it hands on,
-and hands on what its own give. The first one turns tokens into vectors; the last one
-samples, and tells the first one which tokens it sampled (types/transfers.py says when).
+Each process is a *stage*: it has some of the layers, receives the hidden states of the
+stage before it, and sends its own to the next stage. The first stage turns tokens into
+vectors. The last stage samples, and sends the sampled tokens to the first one
+(types/transfers.py says when).
 
-Knows torch, transformers and torch.distributed; does not know who starts the processes,
-how plans come to them, nor what becomes of results.
+This room knows torch, transformers and torch.distributed. It does not know how processes
+are started, how plans reach them, or who uses the results.
 
 The door:
   outline_stage   a folder -> Outline, without its weights
-  load_stage      a folder -> LoadedStage: only what one stage computes is read
+  load_stage      a folder -> LoadedStage; reads only the weights of this stage
   partition_layers    which layers each stage has
-  StageLinks      what a stage sends and receives in a step
-  open_links      the same between processes
-  StageEnds       what a ModelRunner begins and ends the stage's steps with
+  StageLinks      the messages that a stage sends and receives in a step
+  open_links      links between processes
+  StageEnds       makes a ModelRunner receive and send, where it is not at an end
 """
 
 from .distributed import open_links

@@ -1,8 +1,8 @@
-"""Build one stage of a model: its layers, and what else it computes.
+"""Build one stage of a model: its layers, and the other modules that it needs.
 
-transformers' own loading reads those weights that have a place in the model. So a stage
-is a model of the same class from which all else was taken away before its weights are
-read: nothing of another stage is read, or held for a moment.
+transformers reads only the weights of modules that a model has. So a stage is a model of
+the same class, whose other modules are removed before its weights are read. No weights of
+another stage are ever read or held.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def make_stage_class(
         model_class.__init__(self, config, *args, **kwargs)
         _cut(self, skeleton, partition)
 
-    # Under the name of the original, by which transformers knows how to rename weights
-    # and which outputs can be recorded.
+    # The name stays that of the original: by this name transformers knows how to rename
+    # weights, and which outputs can be recorded.
     return type(
         model_class.__name__,
         (model_class,),
@@ -42,9 +42,9 @@ def make_stage_class(
 def drop_unused(
     model: PreTrainedModel, skeleton: Skeleton, partition: Partition
 ) -> None:
-    """Take away what was needed only to read weights that have two names.
+    """Remove modules that were needed only to read weights with two names.
 
-    An embedding may lie in the files under the name of the head that shares it.
+    The files may hold an embedding under the name of the head that shares it.
     """
     _keep_only(model, skeleton, _list_used(skeleton, partition))
 
@@ -52,7 +52,7 @@ def drop_unused(
 def find_entrance(
     model: nn.Module, skeleton: Skeleton, partition: Partition
 ) -> Entrance:
-    """Return where a later stage's model takes what it has received."""
+    """Return the layer at which a later stage puts in what it has received."""
     entrance = model.get_submodule(f"{skeleton.layers_name}.{partition.begin - 1}")
     assert isinstance(entrance, Entrance)
     return entrance
@@ -61,7 +61,7 @@ def find_entrance(
 def _cut(model: Any, skeleton: Skeleton, partition: Partition) -> None:
     _replace_layers(model, skeleton, partition)
     used = _list_used(skeleton, partition)
-    # Of weights that are shared, the files hold one, under any of its names.
+    # The files hold shared weights once, under any of their names.
     if used & skeleton.tied:
         used |= skeleton.tied
     _keep_only(model, skeleton, used)

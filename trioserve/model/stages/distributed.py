@@ -1,10 +1,11 @@
 """Links between stages that are processes, over torch.distributed.
 
-Every pair of neighbours has a process group, and so have the two ends, for tokens: NCCL
-runs all operations of a communicator in their order, and hidden states one way and
-tokens the other way would wait for each other. gloo's groups of two cost a connection.
+Every pair of neighbours has a process group, and so have the first and the last stage,
+for tokens. NCCL runs all operations of a communicator in their order, so in one group,
+hidden states in one direction and tokens in the other would wait for each other. A group
+of two costs gloo one connection.
 
-Nothing is read from the environment: who starts the processes says where they meet.
+Nothing is read from the environment: the caller says where the processes meet.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ...errors import shorten_message
 from .links import Channels, StageLinks, StageLost
 from .stage import LoadedStage
 
-# A stage that is gone is noticed at once, by its closed connection. This is for one that
-# is there and silent: its longest step, images and the first use of kernels included,
-# must be shorter. As long as torch's own for NCCL's collectives, 10 minutes, is too long
-# for those who wait for an answer; how long it must be, nobody has measured.
+# A closed connection shows at once that a stage is gone. This limit is for a stage that is
+# alive and silent, so its longest step must be shorter, with images and the first use of
+# kernels. torch's own limit for NCCL's collectives, 10 minutes, is too long for clients
+# that wait. The right value was not measured.
 DEFAULT_TIMEOUT_SECONDS = 300.0
 
 
@@ -35,10 +36,10 @@ class DistributedChannel:
 
     Args:
       group: of the two processes alone.
-      peer: rank of the other one.
-      device: where tensors lie.
-      max_unsent: so many sends are not waited for; a plan is not launched before what
-        was sent so many plans earlier has been received.
+      peer: rank of the other process.
+      device: the device of the tensors.
+      max_unsent: number of sends that may be unfinished. A plan is launched only after the
+        tensor that was sent so many plans earlier has been received.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class DistributedChannel:
         self._peer = peer
         self._device = device
         self._max_unsent = max_unsent
-        # With their tensors, which must live until they are gone.
+        # Unfinished sends with their tensors, which must live until they are sent.
         self._unsent: deque[tuple[Any, Tensor]] = deque()
 
     def send(self, tensor: Tensor) -> None:
@@ -68,7 +69,12 @@ class DistributedChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Posted:
-    """A receive; `work` is torch's handle of it."""
+    """An expected message.
+
+    Args:
+      work: torch's handle.
+      peer: rank of the sender.
+    """
 
     work: Any
     tensor: Tensor
@@ -85,7 +91,7 @@ def _telling_loss(peer: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # torch.distributed has no other class for a connection that ended.
+        # torch.distributed has no class of its own for a lost connection.
         raise StageLost(f"stage {peer} is lost: {shorten_message(error)}") from error
 
 
@@ -99,18 +105,18 @@ def open_links(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     links_type: type[StageLinks] = StageLinks,
 ) -> Iterator[StageLinks]:
-    """Connect a stage to all others, which do the same; waits for them.
+    """Connect a stage to all other stages, and wait until all have connected.
 
-    One at a time in a process, because torch.distributed has one default group.
+    Only one at a time in a process, because torch.distributed has one default group.
 
     Args:
-      host, port: where the first stage listens, for all to meet.
+      host, port: the address at which the first stage listens.
       listen_fd: at the first stage, a socket that listens there already.
-      timeout_seconds: for the others to come, and later for each of their messages.
+      timeout_seconds: for the others to connect, and later for each of their messages.
       links_type: the class to return, if a subclass of StageLinks sends other messages.
 
     Raises:
-      StageLost: not all came.
+      StageLost: a stage did not come.
     """
     partition = stage.partition
     timeout = timedelta(seconds=timeout_seconds)
@@ -124,7 +130,7 @@ def open_links(
             master_listen_fd=listen_fd,
         )
         distributed.init_process_group(
-            # For nothing but to make the groups below.
+            # Only needed to make the groups below.
             "gloo",
             store=store,
             rank=partition.stage,
@@ -155,7 +161,7 @@ def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
     by_pair = dict(zip(pairs, groups))
 
     def open_channel(group: Any, peer: int) -> DistributedChannel:
-        # With one more than there are plans in flight, the oldest has always arrived.
+        # One more than the plans in flight: the oldest message has always arrived.
         return DistributedChannel(group, peer, stage.device, partition.num_stages + 2)
 
     me = partition.stage

@@ -1,7 +1,7 @@
 """The two ends of a stage's steps.
 
 first stage   tokens   -> layers -> sends hidden states
-others        receives -> layers -> sends hidden states
+other stages  receives -> layers -> sends hidden states
 last stage    receives -> layers -> samples, and sends the tokens
 """
 
@@ -97,7 +97,7 @@ class _LaterReader:
         self._links = links
 
     def begin(self, plan: StepPlan) -> None:
-        # While this stage lays the step out, the tensors travel.
+        # The hidden states come while this stage lays the step out.
         self._links.expect(plan)
 
     def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:

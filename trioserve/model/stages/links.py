@@ -1,11 +1,11 @@
-"""What a stage sends and receives in a step.
+"""The messages that a stage sends and receives in a step.
 
     before --hidden--> [ stage ] --hidden--> after
     last stage --tokens--> first stage
 
-What is exchanged is read from the plan (types/transfers.py), at both ends of every channel, so
-sends and receives match whatever the step is. A channel keeps their order; nothing else
-says which message is which.
+Both ends of every channel read from the plan which messages to exchange
+(types/transfers.py), so sends and receives always match. A channel keeps the order of
+messages; nothing else identifies them.
 """
 
 from __future__ import annotations
@@ -25,42 +25,44 @@ What = Literal["hidden", "sampled"]
 
 
 class Pending(Protocol):
-    """A message that may not have come yet."""
+    """A message that is perhaps still on its way."""
 
     def wait(self) -> Tensor:
-        """Return it when it is there, on the device usable in the order of its stream.
+        """Wait for the message; operators of the device's stream may use it at once.
 
         Raises:
-          StageLost: its sender is gone, or has been silent for too long.
+          StageLost: the sender is gone, or has been silent for too long.
         """
 
 
 class Channel(Protocol):
-    """Messages from one stage to another one, of which this process is one."""
+    """Messages between this stage and another one, in one direction."""
 
     def send(self, tensor: Tensor) -> None:
-        """Send a tensor, which is not changed afterwards; waits only if many wait to go.
+        """Send a tensor; waits only if many messages are unsent.
+
+        Nobody may change the tensor afterwards.
 
         Raises:
-          StageLost: its receiver is gone, or has been silent for too long.
+          StageLost: the receiver is gone, or has been silent for too long.
         """
 
     def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> Pending:
-        """Make room for the next message."""
+        """Make room for the next message, of this shape and type."""
 
 
 class StageLost(Exception):
-    """Raised when a stage cannot go on because another one is gone."""
+    """Raised when a stage cannot go on, because another stage is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """Those that a stage has.
+    """The channels of one stage.
 
     Args:
-      before: from the stage before this one; the first one has none.
-      after: to the stage behind it; the last one has none.
-      tokens: from the last stage to the first one; the others have none.
+      before: from the stage before this one; None at the first stage.
+      after: to the next stage; None at the last stage.
+      tokens: from the last stage to the first one; None at the other stages.
     """
 
     before: Channel | None = None
@@ -69,7 +71,7 @@ class Channels:
 
 
 class StageLinks:
-    """A stage's share of each plan's exchanges.
+    """A stage's part in the transfers of each plan.
 
     Plans come in order. One thread launches them; another thread may call `expect` ahead.
 
@@ -95,10 +97,10 @@ class StageLinks:
         return self._stage.partition.num_stages
 
     def expect(self, plan: StepPlan) -> None:
-        """Make room for what the stage before sends, as early as a plan is known.
+        """Make room for the hidden states of a step, as soon as its plan is known.
 
-        Optional: on a CPU, the tensors of a step travel only once they are expected, and
-        so may travel while the step before it is computed.
+        Optional. On a CPU, a tensor is transferred only after it is expected. An early
+        call lets it come while the step before is computed.
         """
         if self._last_expected is not None and plan.step_id <= self._last_expected:
             return
@@ -110,14 +112,14 @@ class StageLinks:
             self._expected_hidden.append((transfer, pending))
 
     def receive_hidden(self, plan: StepPlan) -> Tensor:
-        """Wait for what the stage before gives, (num_tokens, hidden_width)."""
+        """Wait for the output of the stage before, (num_tokens, hidden_width)."""
         self.expect(plan)
         transfer, pending = self._expected_hidden.popleft()
         assert transfer.step_id == plan.step_id, "plans are launched in order"
         return pending.wait()
 
     def send_hidden(self, plan: StepPlan, hidden: Tensor) -> None:
-        """Hand on what the layers gave, (num_tokens, hidden_width)."""
+        """Send the output of this stage's layers, (num_tokens, hidden_width)."""
         for transfer in self._list_sent(plan, "hidden"):
             _send(self._channels.after, transfer, hidden)
 
@@ -129,14 +131,14 @@ class StageLinks:
             self.expected_tokens.append((transfer, pending))
 
     def receive_sampled(self, step_id: int) -> Tensor:
-        """Wait for the tokens that a step sampled, and for all sent before.
+        """Wait for the tokens that a step sampled, and for all messages before them.
 
         Returns:
           (num_sampled,) int64
         """
         while True:
             transfer, pending = self.expected_tokens.popleft()
-            assert transfer.step_id <= step_id, "tokens are taken in once"
+            assert transfer.step_id <= step_id, "the tokens of a step are received once"
             token_ids = pending.wait()
             if transfer.step_id == step_id:
                 return token_ids

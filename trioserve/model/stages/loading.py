@@ -1,4 +1,4 @@
-"""Load one stage of a model, or say in one sentence why it cannot be cut."""
+"""Load one stage of a model, or say in one sentence why the model cannot be cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .stage import LoadedStage
 def load_stage(
     folder: Path, config: ModelConfig, *, name: str, stage: int, num_stages: int
 ) -> LoadedStage:
-    """Load one stage's part of a model; nothing else is read or held.
+    """Load one stage of a model; no other weights are read or held.
 
     Args:
       folder, config, name: as for load_model.
@@ -35,7 +35,7 @@ def load_stage(
     Raises:
       UnsupportedModel: its architecture cannot run on paged attention, or not in stages.
       WeightsBroken: its files cannot be read.
-      InvalidConfig: an option asks for what the model or the machine has not.
+      InvalidConfig: an option does not fit the model or the machine.
     """
     facts = read_facts(folder, config)
     try:
@@ -47,14 +47,16 @@ def load_stage(
 def outline_stage(
     folder: Path, config: ModelConfig, *, stage: int, num_stages: int
 ) -> Outline | None:
-    """Look at one stage of a model without its weights, as outline_model at a whole one.
+    """Outline one stage of a model without its weights; see outline_model.
 
     Raises: what load_stage raises.
     """
     facts = read_facts(folder, config)
     layers = outline_layers(facts)
     try:
-        partition = _find_share(find_skeleton(_build_whole(facts)), stage, num_stages)
+        partition = _find_partition(
+            find_skeleton(_build_whole(facts)), stage, num_stages
+        )
     except UnfitLayer as error:
         raise _refuse(facts, error) from None
     if layers is None or len(layers) != partition.num_layers:
@@ -72,7 +74,7 @@ def _load(
 ) -> LoadedStage:
     whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
-    partition = _find_share(skeleton, stage, num_stages)
+    partition = _find_partition(skeleton, stage, num_stages)
     model_class = make_stage_class(type(whole), skeleton, partition)
     model = read_weights(model_class, folder, config, attention=facts.attention)
     drop_unused(model, skeleton, partition)
@@ -113,7 +115,7 @@ def _build_whole(facts: ModelFacts) -> PreTrainedModel:
         ) from error
 
 
-def _find_share(skeleton: Skeleton, stage: int, num_stages: int) -> Partition:
+def _find_partition(skeleton: Skeleton, stage: int, num_stages: int) -> Partition:
     return partition_layers(
         skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=num_stages
     )[stage]

@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline has."""
+"""The partition of a model's layers among the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import operator
 
 from ...errors import InvalidConfig
 
-# Of the output head's parameters, the part that counts as work of the last stage. A layer
-# computes every token of a step. The head computes the rows that sample: one of the
-# hundreds of tokens of a chunk, and all of a step that decodes. Counted in full, the head
-# of SmolLM2-135M would weigh as much as 8 of its 30 layers and leave the last stage idle
-# while prompts are read; a quarter is a guess between the two.
+# The part of the output head's parameters that counts as work of the last stage. A layer
+# computes every token of a step. The head computes only the rows that sample: one of
+# hundreds of tokens in a chunk, but all tokens of a step that decodes. Counted in full, the
+# head of SmolLM2-135M would count as 8 of its 30 layers, and the last stage would be idle
+# while prompts are read. A quarter is a guess between the two.
 HEAD_WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """The layers [begin, end) of a model, which one of its stages has.
+    """The layers [begin, end) of a model, which belong to one stage.
 
     Args:
       stage: from 0.
@@ -45,10 +45,10 @@ class Partition:
 def partition_layers(
     layer_costs: Sequence[int], *, head_cost: int, num_stages: int
 ) -> tuple[Partition, ...]:
-    """Spread layers so that the stage with the most work has as little as possible.
+    """Divide the layers so that the slowest stage has as little work as possible.
 
-    A pipeline is as fast as its slowest stage. Among spreads that are equal in this, the
-    most even one is taken.
+    A pipeline is as fast as its slowest stage. Among equally fast partitions, the most
+    even one is taken.
 
     Args:
       layer_costs: parameters of each layer.
@@ -61,7 +61,7 @@ def partition_layers(
     if not 1 <= num_stages <= num_layers:
         raise InvalidConfig(
             "pipeline_parallel_size",
-            f"{num_stages} stages cannot share {num_layers} layers: each needs one",
+            f"{num_stages} stages cannot share {num_layers} layers: each needs a layer",
         )
     costs = [float(cost) for cost in layer_costs]
     costs[-1] += HEAD_WEIGHT * head_cost
@@ -79,10 +79,10 @@ def partition_layers(
 
 
 def _cut(costs: list[float], num_parts: int) -> list[int]:
-    """Return where neighbouring parts end.
+    """Return the ends of neighbouring parts.
 
-    Found twice: for the cost of the most expensive part; and then, with that as a limit,
-    for the sum of squares, which is least where parts are even.
+    The first search finds the least possible cost of the most expensive part. The second
+    search keeps to that limit and minimises the sum of squares, which makes parts even.
     """
     sums = [0.0, *accumulate(costs)]
     limit, _ = _search(sums, num_parts, max, lambda cost: cost)
@@ -101,15 +101,15 @@ def _search(
     join: Callable[[float, float], float],
     rate: Callable[[float], float],
 ) -> tuple[float, list[int]]:
-    """Return the least rating of all ways to cut, and where its parts end.
+    """Return the least rating of all ways to cut, and the ends of its parts.
 
     Args:
       sums: of the first 0, 1, 2, ... costs.
-      join: puts the rating of one more part to that of those before.
-      rate: a part's cost -> its rating.
+      join: combines the rating of all parts so far with that of one more part.
+      rate: cost of a part -> its rating.
     """
     size = len(sums)
-    # Of the first `end` costs, for each end: in one part, then in two, ...
+    # The best cut of the first `end` costs, for each end: into one part, then two, ...
     best = [(rate(sums[end]), [end]) for end in range(size)]
     for num_done in range(1, num_parts):
         best = [

@@ -1,13 +1,13 @@
-"""What stands where a stage has no layer.
+"""Placeholders for the layers that a stage does not have.
 
-A model's own forward pass runs at every stage, because nobody else knows what it does
-before its layers: positions, scaled embeddings, masks.
+The model's own forward pass runs at every stage, because only that code knows what happens
+before the layers: positions, scaled embeddings, masks.
 
     layers of stages before  |  this stage's layers  |  layers of stages behind
      PlaceholderLayer ... Entrance                                Exit
 
-The last one in front puts in what came from the stage before. The first one behind ends
-the pass: what follows belongs to other stages.
+The last placeholder in front puts in the hidden states from the stage before. The first
+placeholder behind ends the pass, because the rest belongs to other stages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 class LeftStage(Exception):
-    """Raised to end a forward pass behind a stage's last layer.
+    """Raised to end a forward pass after the last layer of a stage.
 
     Attributes:
-      hidden: (1, num_tokens, hidden_width), what that layer gave
+      hidden: (1, num_tokens, hidden_width), the output of that layer
     """
 
     def __init__(self, hidden: Tensor) -> None:
@@ -32,11 +32,11 @@ class LeftStage(Exception):
 
 
 class PlaceholderLayer(nn.Module):
-    """Hands on what it gets, the way a layer would.
+    """Returns its input, where a layer would return hidden states.
 
     Args:
-      layer: whose place it takes. Models look at some of their layers' attributes, such
-        as the kind of attention, so those are kept.
+      layer: the layer that it replaces. Models read some attributes of their layers, such
+        as the kind of attention, so these are copied.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -49,17 +49,17 @@ class PlaceholderLayer(nn.Module):
         return self.replace(args[0] if args else kwargs["hidden_states"])
 
     def replace(self, hidden: Tensor) -> Tensor:
-        """Return what to hand on."""
+        """Return the output for an input."""
         return hidden
 
 
 class Entrance(PlaceholderLayer):
-    """Hands on what the stage before has sent."""
+    """Returns the hidden states that the stage before has sent."""
 
     _received: Tensor | None = None
 
     def put(self, hidden: Tensor) -> None:
-        """Take what the next forward pass goes on with, (1, num_tokens, hidden_width)."""
+        """Set the output of the next forward pass, (1, num_tokens, hidden_width)."""
         self._received = hidden
 
     def replace(self, hidden: Tensor) -> Tensor:

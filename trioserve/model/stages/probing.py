@@ -1,4 +1,4 @@
-"""Watch a stage run before it is trusted."""
+"""Check that a stage computes what the whole model would."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
     """Return the calls of attention of a stage's layers, in order.
 
     Raises:
-      UnfitLayer: the stage does not compute what it would in the whole model, or not at
-        all.
+      UnfitLayer: the stage cannot run, or computes something else than in the whole
+        model.
     """
     try:
         layers = probe_layers(
@@ -30,7 +30,7 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
     except UnfitLayer:
         raise
     except Exception as error:
-        # A model's own code runs without modules that it has everywhere else.
+        # The model's own code runs without modules that it has everywhere else.
         raise UnfitLayer(
             f"it needs more than its layers ({shorten_message(error)})"
         ) from error
@@ -43,10 +43,10 @@ def _run(
     positions: Tensor,
     embeds: Tensor | None = None,
 ) -> Tensor:
-    """Run a stage; returns logits or what it hands on.
+    """Run a stage; returns logits, or hidden states for the next stage.
 
     Args:
-      embeds: stands before a later stage's layers in place of nothing.
+      embeds: arguments of a later stage in place of zeros.
     """
     read = {"input_ids": tokens}
     if not stage.partition.is_first:
@@ -70,10 +70,10 @@ def _draw(stage: LoadedStage, width: int) -> Tensor:
 
 
 def _check_independence(stage: LoadedStage) -> None:
-    """Refuse models whose later layers look at more than what the ones before gave.
+    """Refuse models whose later layers use more than the output of the layers before.
 
-    A later stage has no tokens. What it computes must be the same whatever stands where
-    they would be.
+    A later stage has no tokens. Its output must be the same with any numbers in their
+    place.
     """
     if stage.partition.is_first:
         return
@@ -91,7 +91,7 @@ def _check_independence(stage: LoadedStage) -> None:
 
 
 class _Listener:
-    """A StepAttention that remembers all it is asked, and answers with values."""
+    """A StepAttention that records its arguments, and returns values."""
 
     def __init__(self) -> None:
         self.heard: list[Tensor] = []

@@ -1,15 +1,15 @@
-"""Where a model can be cut: found by running it without its layers.
+"""The place where a model can be cut, found by running it without its layers.
 
     embeddings, positions ...  |  layer 0 ... layer n - 1  |  norm, head
             before                                                after
 
-What modules are called in a hundred configurations, nobody has written down, and
-transformers' own plans for pipelines (`base_model_pp_plan`) are not there for all models.
-But which list of modules the layers are can be seen: a model is built without memory (on
-torch's `meta` device), a witness stands in for each of its layers, and each must be called
-once, in order, with exactly the tensor that the one before it returned. What is not so
-cannot be cut, and is refused here. Of 104 architectures that transformers 5.23 builds by
-default and that could be served whole, 100 can be cut.
+No list names the modules of all architectures, and transformers' own plans for pipelines
+(`base_model_pp_plan`) do not exist for all models. But the list of layers can be found. A
+model is built without memory (on torch's `meta` device), and a witness replaces each of
+its layers. Each witness must be called once, in order, with exactly the tensor that the
+one before it returned. All other models cannot be cut, and are refused here. Of 104
+architectures that transformers 5.23 builds by default and that could be served whole, 100
+can be cut.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from transformers import PreTrainedModel
 from ..attention.probe import UnfitLayer
 from .placeholder_layers import PlaceholderLayer
 
-# As in probe.py: one token would not tell tokens from what there is one of.
+# As in probe.py: with one token, its dimension could not be told from others of size 1.
 _NUM_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """What must be known of a model to build one stage of it.
+    """The parts of a model, as far as a stage needs to know them.
 
     Args:
-      layers_name: of the module list.
-      layer_costs: parameters of each layer.
-      head_cost: parameters of the output head.
-      hidden_width: of what layers hand on.
-      embedding_width: of what the embedding gives; some models project it.
+      layers_name: name of the list of layers.
+      layer_costs: number of parameters of each layer.
+      head_cost: number of parameters of the output head.
+      hidden_width: width of the hidden states between layers.
+      embedding_width: width of the embedding; some models project it.
       embedding: name of the module that turns tokens into vectors.
       before: names of modules with weights that are called before the first layer.
-      after: the same behind the last one.
-      unseen: names of modules with weights that text alone does not reach: those that
+      after: the same after the last layer.
+      unseen: names of modules with weights that are not called for text: those that
         see images.
       tied: names of modules that share their weights.
     """
@@ -61,13 +61,13 @@ class Skeleton:
 
 
 def find_skeleton(model: PreTrainedModel) -> Skeleton:
-    """Find out where a model can be cut.
+    """Find the parts of a model.
 
     Args:
       model: the whole model on the `meta` device.
 
     Raises:
-      UnfitLayer: its layers are called otherwise, or not seen.
+      UnfitLayer: its layers are not called one after the other.
     """
     for name, layers in _list_candidates(model):
         trace = _Trace(layers)
@@ -87,11 +87,11 @@ def _list_candidates(model: PreTrainedModel) -> Iterator[tuple[str, nn.ModuleLis
 
 
 class _Interrupted(Exception):
-    """Raised when layers are called otherwise than one after the other."""
+    """Raised when layers are not called one after the other."""
 
 
 class _Witness(PlaceholderLayer):
-    """Notes that it is called, and with what."""
+    """Stands for a layer, and reports its calls."""
 
     def __init__(self, layer: nn.Module, trace: _Trace, index: int) -> None:
         super().__init__(layer)
@@ -103,10 +103,10 @@ class _Witness(PlaceholderLayer):
 
 
 class _Trace:
-    """A forward pass of a model with witnesses in the place of its layers.
+    """A forward pass of a model whose layers are replaced by witnesses.
 
     Attributes:
-      entered: what came to the first layer.
+      entered: the input of the first layer.
       before, after: as in Skeleton.
     """
 
@@ -119,7 +119,7 @@ class _Trace:
         self._num_called = 0
 
     def run(self, model: PreTrainedModel) -> bool:
-        """Run the model; returns whether its layers were called as they must be."""
+        """Run the model; returns whether its layers were called one after the other."""
         layers = list(self._layers)
         hooks = [
             module.register_forward_pre_hook(partial(self._note_module, name))
@@ -132,8 +132,7 @@ class _Trace:
             with torch.inference_mode():
                 model(input_ids=tokens, position_ids=tokens, use_cache=False)
         except Exception:
-            # Whatever a model trips over when its layers are not its own: then this is
-            # not how it can be cut.
+            # The model needs its own layers, so it cannot be cut here.
             return False
         finally:
             for index, layer in enumerate(layers):
@@ -167,7 +166,7 @@ class _Trace:
 def _list_outside(
     model: nn.Module, layers: nn.ModuleList
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with weights of their own that belong to no layer."""
+    """Yield modules with weights of their own that are not inside of a layer."""
     inside = set(layers.modules())
     for name, module in model.named_modules():
         if module not in inside and has_weights(module):
@@ -197,7 +196,7 @@ def _describe(
 
 
 def has_weights(module: nn.Module) -> bool:
-    """Whether a module has weights of its own, besides those of modules inside it."""
+    """Whether a module has weights of its own, outside of its inner modules."""
     return any(weight is not None for weight in module._parameters.values())
 
 

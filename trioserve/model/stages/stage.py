@@ -15,16 +15,16 @@ from .placeholder_layers import Entrance, LeftStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStage(LoadedModel):
-    """A model of which only some layers are here.
+    """A model that has only some of its layers here.
 
-    `info` is that of the whole model, but for kv_bytes_per_token: what the layers keep
-    that are here.
+    `info` describes the whole model, except for kv_bytes_per_token, which counts only the
+    layers that are here.
 
     Args:
       partition: which layers.
-      entrance: takes what the stage before sends; None at the first stage.
-      hidden_width: of what stages hand on.
-      embedding_width: of what the model's embedding gives.
+      entrance: takes the hidden states of the stage before; None at the first stage.
+      hidden_width: width of the hidden states between stages.
+      embedding_width: width of the model's embedding.
     """
 
     partition: Partition
@@ -39,11 +39,11 @@ class LoadedStage(LoadedModel):
           hidden: (num_tokens, hidden_width), from the stage before
 
         Returns:
-          what the model gets in place of tokens, because it wants something
+          arguments in place of tokens, because a model needs some input
         """
         assert self.entrance is not None, "the first stage reads tokens"
         self.entrance.put(hidden[None])  # (1, num_tokens, hidden_width)
-        # Only its shape is looked at: it ends where the hidden states are put in.
+        # Only the shape matters: the hidden states replace these zeros at the entrance.
         return {
             "inputs_embeds": torch.zeros(
                 (1, len(hidden), self.embedding_width),
@@ -65,4 +65,4 @@ class LoadedStage(LoadedModel):
             self.model(**arguments, use_cache=False)
         except LeftStage as left:
             return left.hidden[0]
-        raise AssertionError("the layers behind a stage's own end the pass")
+        raise AssertionError("the layer after a stage's own layers ends the pass")
