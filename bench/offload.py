@@ -24,7 +24,6 @@ How to read it
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 import json
@@ -34,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from kit.options import read_positive
+from kit.options import make_parser, read_positive
 from kit.rendering.model import save_smolvlm_processor
 from kit.rendering.payloads import (
     HIDDEN_SIZE,
@@ -64,13 +63,13 @@ CHUNK_BYTES = 65_536
 Work = Callable[[], object]
 
 
-def cut(body: bytes) -> list[bytes]:
-    """A body as it comes from the socket."""
+def cut(body: bytes) -> list[bytes | bytearray]:
+    """Cut a body as it comes from the socket."""
     return [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)]
 
 
 def decode_completion(body: bytes) -> object:
-    """Decode what a model of 131,072 tokens is asked, or find that it is too long."""
+    """Decode a completion for a model of 131,072 tokens, or find that it is too long."""
     try:
         return decode_chunks(cut(body), CompletionRequest, 131_072)
     except ContextLengthExceeded as error:
@@ -104,9 +103,7 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
         yield name, partial(decode_completion, json.dumps(body).encode())
     turns = [{"role": "user", "content": "x" * 100}] * 400
     encoded = json.dumps({"messages": turns}).encode()
-    yield "JSON, 400 messages", lambda e=encoded: decode_chunks(
-        cut(e), ChatRequest, 10**9
-    )
+    yield "JSON, 400 messages", lambda: decode_chunks(cut(encoded), ChatRequest, 10**9)
     messages = MessageMappings(decode_body(ChatRequest, encoded).messages)
 
     def run_template() -> object:
@@ -205,9 +202,7 @@ def write_row(name: str, *cells: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=read_positive, default=9)
     arguments = parser.parse_args()
     # As the server does.

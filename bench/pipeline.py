@@ -124,7 +124,7 @@ class Opened:
 
     def cpu_seconds(self) -> float:
         times = [stage.cpu_times() for stage in self.stages]
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
 
 
 # ---- what is measured ----------------------------------------------------------------

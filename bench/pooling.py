@@ -85,8 +85,14 @@ from kit.embedding.server import (
     write_own_command,
 )
 from kit.embedding.table import render_report
-from kit.options import add_compare, add_outputs, read_positive, read_seconds
-from kit.process import ProcessEnded, raise_at_sigterm, tell
+from kit.options import (
+    add_compare,
+    add_outputs,
+    make_parser,
+    read_positive,
+    read_seconds,
+)
+from kit.process import ProcessEnded, stopping_at_sigterm, tell
 from kit.report import (
     check_same,
     describe_machine,
@@ -163,19 +169,17 @@ async def measure(
       ServerUnusable: a server gives no vectors, or vectors of another size.
     """
     machine = describe_machine()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_at_sigterm)
-        tell("starting sentence-transformers")
-        async with (
-            open_encoder(encoder_command) as encoder,
-            open_servers(servers, serve_command) as running,
-        ):
-            run = Run(load, encoder)
-            with trio.move_on_after(load.timeout) as limit:
-                await run.learn(running)
-                await run.warm_up()
-                await run.take_turns()
-        nursery.cancel_scope.cancel()
+    tell("starting sentence-transformers")
+    async with (
+        stopping_at_sigterm(),
+        open_encoder(encoder_command) as encoder,
+        open_servers(servers, serve_command) as running,
+    ):
+        run = Run(load, encoder)
+        with trio.move_on_after(load.timeout) as limit:
+            await run.learn(running)
+            await run.warm_up()
+            await run.take_turns()
     return Report(
         created=write_now(),
         machine=machine,
@@ -260,11 +264,7 @@ class Run:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser(__doc__)
     load = Load()
     add = parser.add_argument
     add("--url", action="append", metavar="[LABEL=]URL", help="may be repeated")

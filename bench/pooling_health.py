@@ -71,8 +71,8 @@ from kit.metrics import (
 )
 from kit.options import read_seconds
 from kit.probe import HealthProbe
-from kit.process import ProcessEnded, raise_at_sigterm, tell
-from kit.report import describe_machine, run_or_explain
+from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.report import run_and_print
 from kit.servers import Server, ServerUnusable, read_servers
 from kit.table import align, write_spread
 from kit.texts import WORDS
@@ -154,18 +154,15 @@ async def measure(
       ProcessEnded: the command failed, or SIGTERM came.
       ServerUnusable: the server cannot be reached.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_at_sigterm)
-        async with open_servers(servers, serve_command) as running:
-            server = await learn_server(running[0], load)
-            seen = [Seen(case=case) for case in load.cases]
-            tell("warming up")
-            counts = [await count_requests(server, load, case) for case in load.cases]
-            for number in range(load.rounds):
-                for each, count in zip(seen, counts):
-                    tell(f"round {number + 1}: {each.case.describe()}")
-                    await measure_round(server, load, each, number, count)
-        nursery.cancel_scope.cancel()
+    async with stopping_at_sigterm(), open_servers(servers, serve_command) as running:
+        server = await learn_server(running[0], load)
+        seen = [Seen(case=case) for case in load.cases]
+        tell("warming up")
+        counts = [await count_requests(server, load, case) for case in load.cases]
+        for number in range(load.rounds):
+            for each, count in zip(seen, counts):
+                tell(f"round {number + 1}: {each.case.describe()}")
+                await measure_round(server, load, each, number, count)
     return seen
 
 
@@ -237,15 +234,11 @@ def gather(options: argparse.Namespace) -> list[Seen]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
     options = build_parser().parse_args(arguments)
-    machine = describe_machine()
+    notes = f"{options.model}; {options.rounds} rounds"
     expected = (ValueError, OSError, ProcessEnded, ServerUnusable)
-    seen = run_or_explain(partial(gather, options), expected)
-    if seen is None:
-        return 2
-    print(render(seen))
-    print(f"{machine}; {options.model}; {options.rounds} rounds")
-    return 0
+    return run_and_print(partial(gather, options), render, notes, expected)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ from kit.embedding.server import (
     write_own_command,
 )
 from kit.options import read_positive
-from kit.process import ProcessEnded, raise_at_sigterm, tell
-from kit.report import describe_machine, run_or_explain
+from kit.process import ProcessEnded, stopping_at_sigterm, tell
+from kit.report import run_and_print
 from kit.rounds import alternate
 from kit.servers import Server, ServerUnusable, read_servers
 from kit.table import align, write_milliseconds
@@ -80,16 +80,13 @@ async def measure(
       ServerUnusable: the server cannot be reached.
       RequestFailed: the server refused a request.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_at_sigterm)
-        async with (
-            open_encoder(encoder_command) as encoder,
-            open_servers(servers, serve_command) as running,
-        ):
-            learned = await learn_server(running[0], load)
-            found = await take_turns(load, encoder, learned, num_requests)
-        nursery.cancel_scope.cancel()
-    return found
+    async with (
+        stopping_at_sigterm(),
+        open_encoder(encoder_command) as encoder,
+        open_servers(servers, serve_command) as running,
+    ):
+        learned = await learn_server(running[0], load)
+        return await take_turns(load, encoder, learned, num_requests)
 
 
 async def take_turns(
@@ -148,6 +145,10 @@ def build_table(found: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
         yield [name, write_milliseconds(seconds)]
 
 
+def render(found: Mapping[str, Sequence[float]]) -> str:
+    return align(list(build_table(found)))
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = build_server_parser(__doc__)
     add = parser.add_argument
@@ -174,15 +175,11 @@ def gather(options: argparse.Namespace) -> Seconds:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
     options = build_parser().parse_args(arguments)
-    machine = describe_machine()
+    notes = f"{options.model}; {options.rounds} rounds"
     expected = (ValueError, OSError, ProcessEnded, ServerUnusable, RequestFailed)
-    found = run_or_explain(partial(gather, options), expected)
-    if found is None:
-        return 2
-    print(align(list(build_table(found))))
-    print(f"{machine}; {options.model}; {options.rounds} rounds")
-    return 0
+    return run_and_print(partial(gather, options), render, notes, expected)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ from kit.engines.server import MODES, write_command
 from kit.engines.turn import Figures, measure_turn
 from kit.options import add_outputs, read_choice, read_positive, read_seconds
 from kit.plot import BLUE, VERMILION, save_bars
-from kit.process import raise_at_sigterm, tell
+from kit.process import stopping_at_sigterm, tell
 from kit.report import describe_machine, save, write_now
 from kit.rounds import alternate
 from kit.server import RunningServer, open_server
@@ -120,11 +120,9 @@ async def measure(load: Load) -> Results:
     """Put both servers of every device through all loads, in turns."""
     machine = describe_machine()
     results: list[Result] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_at_sigterm)
+    async with stopping_at_sigterm():
         for name in load.devices:
             results += await measure_device(DEVICES[name], load)
-        nursery.cancel_scope.cancel()
     return Results(
         created=write_now(), machine=machine, load=load, results=tuple(results)
     )

@@ -60,6 +60,7 @@ from kit.generation.table import render_report
 from kit.options import (
     add_compare,
     add_outputs,
+    make_parser,
     read_count,
     read_positive,
     read_seconds,
@@ -176,11 +177,7 @@ def read_levels(text: str) -> tuple[int, ...]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser(__doc__)
     load = Load()
     add = parser.add_argument
     add("--url", action="append", metavar="[LABEL=]URL", help="may be repeated")

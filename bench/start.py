@@ -36,7 +36,7 @@ from tempfile import TemporaryDirectory
 from kit.engines.device import DEVICES
 from kit.engines.server import MODES, write_command
 from kit.options import read_choice, read_positive
-from kit.process import raise_at_sigterm, tell
+from kit.process import stopping_at_sigterm, tell
 from kit.raw import ask, write_request
 from kit.report import describe_machine
 from kit.rounds import alternate
@@ -58,8 +58,7 @@ Costs = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
 async def measure(devices: Sequence[str], model: str, num_rounds: int) -> Costs:
     """Start a server of each kind in each round, one at a time."""
     costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(raise_at_sigterm)
+    async with stopping_at_sigterm():
         with TemporaryDirectory() as folder:
             tokenizer = tiny_tokenizer(Path(folder))
             for name in devices:
@@ -69,7 +68,6 @@ async def measure(devices: Sequence[str], model: str, num_rounds: int) -> Costs:
                         command = write_command(DEVICES[name], mode, model, tokenizer)
                         cost = await measure_start(command)
                         costs.setdefault((name, mode), []).append(cost)
-        nursery.cancel_scope.cancel()
     return costs
 
 

@@ -8,6 +8,15 @@ import math
 from pathlib import Path
 
 
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Make a parser whose --help shows the whole docstring of a bench as it is written."""
+    return argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def read_positive(text: str) -> int:
     """Read a number from 1 up."""
     number = int(text)

@@ -140,12 +140,20 @@ def find_on_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
-async def raise_at_sigterm() -> None:
-    """Wait for SIGTERM, so that the bench stops its processes before it ends.
+@asynccontextmanager
+async def stopping_at_sigterm() -> AsyncIterator[None]:
+    """End the block at SIGTERM, so that the bench stops its processes before it ends.
 
     Raises:
-      ProcessEnded: SIGTERM came.
+      ExceptionGroup: around a ProcessEnded if SIGTERM came, or around the block's error.
     """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_raise_at_sigterm)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _raise_at_sigterm() -> None:
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async for _ in signals:
             raise ProcessEnded("stopped by SIGTERM")

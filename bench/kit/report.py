@@ -106,6 +106,30 @@ def show(
     return 0
 
 
+def run_and_print(
+    run: Callable[[], T],
+    render: Callable[[T], str],
+    notes: str,
+    expected: tuple[type[Exception], ...],
+) -> int:
+    """Run a bench, and print its result and a line about the run.
+
+    Args:
+      notes: stand behind the machine in the last line.
+      expected: as of run_or_explain.
+
+    Returns:
+      the exit code
+    """
+    machine = describe_machine()
+    found = run_or_explain(run, expected)
+    if found is None:
+        return 2
+    print(render(found))
+    print(f"{machine}; {notes}")
+    return 0
+
+
 def run_or_explain(
     run: Callable[[], T], expected: tuple[type[Exception], ...]
 ) -> T | None:

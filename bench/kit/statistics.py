@@ -81,4 +81,4 @@ def find_medians(rounds: Sequence[FiguresT], **others: object) -> FiguresT:
             found[each.name] = take_median_spread(values)
         else:
             found[each.name] = statistics.median(values)
-    return replace(cast(Any, rounds[0]), **found)
+    return cast(FiguresT, replace(cast(Any, rounds[0]), **found))

@@ -13,7 +13,7 @@ from kit.process import (
     find_on_path,
     list_errors,
     open_child,
-    raise_at_sigterm,
+    stopping_at_sigterm,
 )
 from kit.server import open_server, write_serve_command
 from kit.usage import list_processes, read_cpu_seconds, read_memory
@@ -51,10 +51,19 @@ async def test_the_end_of_a_child_is_told_by_its_name() -> None:
 
 async def test_sigterm_becomes_an_error() -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(ProcessEnded, match="SIGTERM")):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(raise_at_sigterm)
+        async with stopping_at_sigterm():
             await trio.testing.wait_all_tasks_blocked()
             os.kill(os.getpid(), signal.SIGTERM)
+            await trio.sleep_forever()
+
+
+async def test_a_block_without_sigterm_ends_by_itself() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with trio.fail_after(30):
+        async with stopping_at_sigterm():
+            await trio.testing.wait_all_tasks_blocked()
+            assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_folder_comes_before_the_others_on_the_path(

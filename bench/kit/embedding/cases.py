@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import math
 from typing import Literal
 
-from kit.options import read_choice, read_positive
+from kit.options import make_parser, read_choice, read_positive
 from kit.texts import open_chance
 import msgspec
 
@@ -122,9 +122,7 @@ class Load:
 
 def build_server_parser(doc: str | None) -> argparse.ArgumentParser:
     """Describe the options of a bench of one server, which may run already."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(doc)
     load = Load()
     add = parser.add_argument
     add("--url", help="a server that runs already")

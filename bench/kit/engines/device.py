@@ -99,5 +99,7 @@ def make_core(device: Device) -> LocalCore:
         max_num_batched_tokens=2048,
         max_model_len=MAX_MODEL_LEN,
     )
-    executor = LocalExecutor(Sleeper(device).step, depth=2)
+    executor: LocalExecutor[StepPlan, StepResult] = LocalExecutor(
+        Sleeper(device).step, depth=2
+    )
     return LocalCore(scheduler, executor, info=make_info(MAX_MODEL_LEN))

@@ -129,8 +129,10 @@ async def _obey(app: ServingApp) -> None:
 
 
 def _report_loop(app: ServingApp) -> LoopReport:
+    from trioserve.frontend.text import TextEngine
+
     seen = app.state.loop_stall.statistics()
-    assert app.state.engine is not None, "hypercorn serves once it is loaded"
+    assert isinstance(app.state.engine, TextEngine), "its model generates text"
     return LoopReport(
         loop_gap_seconds=seen.turns.longest_seconds,
         longest_step_seconds=seen.steps.longest_seconds,
