@@ -20,7 +20,7 @@ from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
 from trioserve.frontend.text import TextEngine, TextParams
 from trioserve.pipeline.executor import StageDied
-from trioserve.startup import core as cores
+from trioserve.startup.source import ModelKind, find_source
 from trioserve.testing.encoders import save_tiny_encoder
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
@@ -455,16 +455,14 @@ def test_a_killed_server_leaves_neither_engine_nor_stages(
 
 
 @pytest.mark.parametrize("model_kind", ["generate", "pooling", "all"])
-def test_a_model_that_pools_is_refused(
-    tmp_path: Path, model_kind: cores.ModelKind
-) -> None:
+def test_a_model_that_pools_is_refused(tmp_path: Path, model_kind: ModelKind) -> None:
     """By each stage, who tells it."""
     save_tiny_encoder("bert", tmp_path)
     config = build_config(
         EngineConfig, {"model": str(tmp_path), "pipeline_parallel_size": 2}
     )
     with pytest.raises(InvalidConfig, match="--pipeline-parallel-size: .*one process"):
-        cores.find_source(config, model_kind)
+        find_source(config, model_kind)
 
 
 async def test_a_pipeline_does_not_pool(folder: Path, list_children: Children) -> None:

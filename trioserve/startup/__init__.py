@@ -2,7 +2,9 @@
 
     open              open_engine and open_pooling_engine: the doors for embedding programs
     frontend          renderer and engine, loaded while the core loads the weights
-    core              scheduler, executor and model, in this process
+    source            the model that a configuration names, found before it is loaded
+    core              scheduler, executor and model, in this process or in a pipeline;
+                      generation_core and pooling_core build it, limits resolves defaults
     engine_process    the same in a child process of its own
     stage_process     one stage of a pipeline, in a process of its own
     engine_task       keeps an engine running as long as a block

@@ -15,7 +15,8 @@ from ..observe.log_lines import set_up_logging
 from ..processes import MessageStream, run_as_child
 from ..processes.interpreter import settle_interpreter
 from ..types.not_loaded import NotLoaded
-from .core import LoadedCore, open_core
+from .core import open_core
+from .loaded import LoadedCore
 
 
 async def main(stream: MessageStream[Any]) -> None:

@@ -1,7 +1,7 @@
-"""What stands before a core: a renderer, and the engine that drives the core.
+"""The part of an engine that needs no weights: the renderer, and the loop over a core.
 
-All that needs no weights is loaded while the core loads them, or before: a mistake in it is
-told then, and not after gigabytes have been read.
+It is prepared before the core loads the weights, or at the same time. So a mistake in it is
+reported early, and not after gigabytes have been read.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from ..render import (
 )
 from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.logits import LogitsProcessor
-from .core import LoadedCore, ModelKind, Source, count_sequences, find_source
+from .limits import count_sequences
+from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
+from .source import ModelKind, Source, find_source
 
 Reopen = Callable[[], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFrontend:
-    """What is served, and the engine that has to run for it."""
+    """The front end for programs and HTTP, and the engine that must run for it."""
 
     served: TextEngine | PoolingEngine
     engine: TokenEngine | TensorEngine
 
 
 class Frontend:
-    """What stands before the cores of an engine, of which one comes after another."""
+    """The renderer and the engine for one core, or for several that follow each other."""
 
     def __init__(self, config: EngineConfig, model_kind: ModelKind) -> None:
         self._config = config
-        self._accepts: ModelKind = model_kind
+        self._model_kind: ModelKind = model_kind
         self._prepared: _Prepared | None = None
 
     @property
@@ -55,30 +57,30 @@ class Frontend:
         return self._get_prepared().source
 
     async def prepare(self) -> None:
-        """Load what needs no weights; only once, which takes seconds.
+        """Load the tokenizer and the templates; the second call does nothing.
 
         Raises:
           StartupError
         """
         if self._prepared is None:
-            work = partial(_prepare, self._config, self._accepts)
+            work = partial(_prepare, self._config, self._model_kind)
             self._prepared = await run_in_fresh_thread(work)
 
     async def finish(self, core: LoadedCore, reopen: Reopen) -> LoadedFrontend:
-        """Put it together for a loaded core.
+        """Join the renderer, the engine and a loaded core.
 
         Args:
-          reopen: ends the core and returns another one.
+          reopen: ends the core and returns a new one.
         """
         make = _finish_text if core.pooling is None else _finish_pooling
         prepared = self._get_prepared()
-        # In a thread, because it goes through the whole vocabulary.
+        # In a thread, because it reads the whole vocabulary.
         return await run_in_fresh_thread(
             partial(make, self._config, prepared, core, reopen)
         )
 
     def _get_prepared(self) -> _Prepared:
-        assert self._prepared is not None, "prepare comes first"
+        assert self._prepared is not None, "prepare has been called"
         return self._prepared
 
 
@@ -91,7 +93,7 @@ class _Prepared:
 
 @telling_shortage()
 def _prepare(config: EngineConfig, model_kind: ModelKind) -> _Prepared:
-    """Load what needs no weights; blocking."""
+    """Load everything that needs no weights; blocks for seconds."""
     # First, because it needs no imports.
     template = _read_template(config.model.chat_template)
     source = find_source(config, model_kind)

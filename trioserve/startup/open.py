@@ -1,7 +1,7 @@
-"""From a configuration to a running engine: the door for programs that embed us.
+"""A running engine, opened from a configuration: the door for programs that embed us.
 
-No signal handler and nothing global; no child process unless asked for. What `open_engine`
-starts is gone when its block is left.
+It installs no signal handler and changes nothing global. It starts no child process unless
+it is asked to. Everything that it starts has ended when its block is left.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from ..frontend.text import TextEngine
 from ..processes import Child, PeerGone, open_child
 from ..render import open_template_processes
 from ..types.not_loaded import NotLoaded
-from .core import LoadedCore, ModelKind, open_core
+from .core import open_core
 from .engine_task import open_engine_task
 from .frontend import Frontend
+from .loaded import LoadedCore
 from .shortage import telling_shortage
+from .source import ModelKind
 
 
 @asynccontextmanager
@@ -43,10 +45,10 @@ async def open_engine(
     process: bool = False,
     **options: object,
 ) -> AsyncIterator[TextEngine]:
-    """Load a model that writes and serve it to the block's body.
+    """Load a model that generates, and serve it to the body of the block.
 
-    A load that is cancelled is left within a second. Only an import goes on longer, in a
-    thread that ends after it. The interpreter waits for that thread before it ends.
+    A cancelled load ends within a second. Only an import goes on longer, in a thread that
+    ends after it. The interpreter waits for that thread before it ends.
 
     Args:
       model: as on the command line, or a whole EngineConfig.
@@ -55,16 +57,16 @@ async def open_engine(
       options: fields of EngineConfig's parts, by name, where `model` is a string.
 
     Raises:
-      StartupError: the model cannot be found, read or run, it does not write, or an
+      StartupError: the model cannot be found, read or run, it does not generate, or an
         option is wrong.
       errors.EngineDied: the engine failed; __cause__ tells why.
-      ExceptionGroup: the engine failed, and the block raised something else. What the
-        block raises while the engine is well leaves it as it is.
+      ExceptionGroup: the engine failed, and the block raised another error. An error of
+        the block passes unchanged while the engine is well.
     """
     with naming_keywords():
         config = _make_config(model, options)
     async with _open(config, "generate", process, naming_keywords()) as engine:
-        assert isinstance(engine, TextEngine), "others were refused"
+        assert isinstance(engine, TextEngine), "find_source has refused other models"
         yield engine
 
 
@@ -76,7 +78,7 @@ async def open_pooling_engine(
     with naming_keywords():
         config = _make_config(model, options)
     async with _open(config, "pooling", process, naming_keywords()) as engine:
-        assert isinstance(engine, PoolingEngine), "others were refused"
+        assert isinstance(engine, PoolingEngine), "find_source has refused other models"
         yield engine
 
 
@@ -122,11 +124,11 @@ async def _open(
 
 
 class _Cores:
-    """The core of an engine, and those that come after it, one at a time.
+    """The core of an engine, and after a failure its successors, one at a time.
 
     Args:
-      stack: of whoever has them; all end with it.
-      front: what stands before them; it is prepared with the first one.
+      stack: the owner's; each core ends with it.
+      frontend: the engine's; it is prepared with the first core.
     """
 
     def __init__(
@@ -138,23 +140,23 @@ class _Cores:
         frontend: Frontend,
     ) -> None:
         self._config = config
-        self._accepts: ModelKind = model_kind
+        self._model_kind: ModelKind = model_kind
         self._process = process
         self._stack = stack
-        self._front = frontend
+        self._frontend = frontend
 
     async def open(self) -> LoadedCore:
         core = await self._stack.enter_async_context(await self._choose())
-        # Later ones must take what has been promised for this one.
+        # Later cores must take sequences as long as this one does.
         model = replace(self._config.model, max_model_len=core.info.max_model_len)
         self._config = replace(self._config, model=model)
         return core
 
     async def _choose(self) -> AbstractAsyncContextManager[LoadedCore]:
         if self._process:
-            return _open_process_core(self._config, self._accepts, self._front)
-        await self._front.prepare()
-        return open_core(self._config, self._accepts, self._front.source)
+            return _open_process_core(self._config, self._model_kind, self._frontend)
+        await self._frontend.prepare()
+        return open_core(self._config, self._model_kind, self._frontend.source)
 
     async def reopen(self) -> Any:
         """End the core and return another one."""
@@ -186,12 +188,12 @@ async def _open_process_core(
 async def _load_beside(
     frontend: Frontend, child: Child, config: EngineConfig, model_kind: ModelKind
 ) -> EngineLoaded:
-    """Have a process load a model while this one prepares what stands before it.
+    """Let a process load a model while this process prepares the frontend.
 
-    Both look for the model, and import what they need, at once. The first of them that
-    finds something wrong ends the other.
+    Both look for the model, and import their modules, at the same time. The first that
+    finds a mistake ends the other.
 
-    Raises: what _load_in raises.
+    Raises: as _load_in.
     """
     failure: Exception | None = None
     try:
@@ -208,10 +210,10 @@ async def _load_beside(
 async def _load_in(
     child: Child, config: EngineConfig, model_kind: ModelKind
 ) -> EngineLoaded:
-    """Have a process load a model.
+    """Let a process load a model.
 
     Raises:
-      StartupError: as where it is loaded here.
+      StartupError: the model cannot be loaded.
       EngineProcessDied
     """
     level = logging.getLogger("trioserve").getEffectiveLevel()

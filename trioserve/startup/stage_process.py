@@ -51,9 +51,10 @@ from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..weights import complete_weights
-from .core import check_room, find_source
+from .limits import check_room
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
+from .source import find_source
 
 if TYPE_CHECKING:
     from ..model import ModelRunner

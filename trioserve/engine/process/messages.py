@@ -34,7 +34,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load a model.
 
     Args:
-      model_kind: as startup.core.ModelKind.
+      model_kind: as startup.source.ModelKind.
       log_level: as in logging.
     """
 

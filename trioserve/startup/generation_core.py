@@ -1,0 +1,101 @@
+"""The core of a model that generates, in one process or in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+import logging
+
+from ..config import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, EngineConfig, ModelConfig
+from ..engine import LocalCore
+from ..executor import make_local_executor
+from ..pipeline.pipeline import Pipeline
+from ..types.logits import LogitsProcessor
+from ..types.model_info import ModelInfo
+from ..weights import complete_weights
+from .limits import check_room, limit_length, make_scheduler
+from .loaded import LoadedCore, fingerprint_model
+from .plugins import load_logits_processors
+from .source import Source
+
+logger = logging.getLogger(__name__)
+
+
+def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
+    from ..model import ModelRunner, count_blocks, load_model, outline_model
+
+    # First, so that a mistake in an option is reported before gigabytes are read.
+    processors = load_logits_processors(config.model.logits_processor)
+    check_room(outline_model(source.weights.folder, config.model), config)
+    weights = complete_weights(source.weights)
+    name = config.model.served_model_name or weights.name
+    model = load_model(weights.folder, config.model, name=name)
+    num_blocks = count_blocks(
+        model,
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.info.max_model_len,
+    )
+    info = _complete_info(config, source, model.info, num_blocks, processors)
+    scheduler = make_scheduler(config, info, num_blocks, model.device.type)
+    runner = ModelRunner(
+        model,
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=info.max_model_len,
+        logits_processors=processors,
+    )
+    runner.warm_up()
+    _log_loaded(info, config, num_blocks)
+    executor = make_local_executor(
+        runner, model.device.type, depth=1 + config.scheduler.async_scheduling
+    )
+    core = LocalCore(scheduler, executor, info=info)
+    return LoadedCore(core=core, info=info)
+
+
+async def build_pipeline_core(
+    config: EngineConfig,
+    pipeline: Pipeline,
+    source: Source,
+    processors: Sequence[type[LogitsProcessor]],
+) -> LoadedCore:
+    num_blocks = pipeline.num_blocks
+    info = _complete_info(config, source, pipeline.info, num_blocks, processors)
+    executor = await pipeline.connect(config, info.max_model_len)
+    scheduler = make_scheduler(config, info, num_blocks, pipeline.device_type)
+    _log_loaded(info, config, num_blocks)
+    core = LocalCore(scheduler, executor, info=info)
+    return LoadedCore(core=core, info=info)
+
+
+def _complete_info(
+    config: EngineConfig,
+    source: Source,
+    info: ModelInfo,
+    num_blocks: int,
+    processors: Sequence[type[LogitsProcessor]],
+) -> ModelInfo:
+    """Add to a model's facts those that depend on the configuration."""
+    return replace(
+        limit_length(info, config, num_blocks),
+        default_sampling=_resolve_sampling(info, config.model),
+        fingerprint=fingerprint_model(source.weights.folder, info.dtype),
+        logits_processors=tuple(processor.name for processor in processors),
+    )
+
+
+def _resolve_sampling(
+    info: ModelInfo, config: ModelConfig
+) -> tuple[tuple[str, float], ...]:
+    if config.model == DEFAULT_MODEL and config.generation_config == "auto":
+        return info.default_sampling or DEFAULT_MODEL_SAMPLING
+    return info.default_sampling
+
+
+def _log_loaded(info: ModelInfo, config: EngineConfig, num_blocks: int) -> None:
+    block_size = config.cache.block_size
+    logger.info("loaded %s", info.name)
+    logger.info("longest sequence: %d tokens", info.max_model_len)
+    logger.info("KV cache: %d blocks of %d tokens", num_blocks, block_size)

@@ -1,0 +1,101 @@
+"""Limits that depend on the model and the device: tokens of a step, lengths, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..config import EngineConfig, SchedulerConfig
+from ..errors import InvalidConfig
+from ..scheduler import PoolingScheduler, Scheduler
+from ..types.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from ..model import Outline
+
+
+def count_sequences(config: SchedulerConfig) -> int:
+    """Return the number of sequences that may run and wait together."""
+    return config.max_num_seqs + config.max_num_waiting
+
+
+def check_room(
+    outline: Outline | None, config: EngineConfig, *, num_sharing: int = 1
+) -> None:
+    """Refuse a KV cache that is too small, before weights are read.
+
+    Args:
+      outline: None means that only the loaded model can tell; nothing is checked then.
+      num_sharing: as in model.count_blocks.
+
+    Raises:
+      InvalidConfig
+    """
+    if outline is None:
+        return
+    num_blocks = outline.count_blocks(
+        config.cache,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_sharing=num_sharing,
+    )
+    _check_length(config, num_blocks)
+
+
+def limit_length(info: ModelInfo, config: EngineConfig, num_blocks: int) -> ModelInfo:
+    """Limit sequences to the KV cache: a longer one would wait for itself forever."""
+    _check_length(config, num_blocks)
+    room = num_blocks * config.cache.block_size
+    return replace(info, max_model_len=min(info.max_model_len, room))
+
+
+def _check_length(config: EngineConfig, num_blocks: int) -> None:
+    room = num_blocks * config.cache.block_size
+    if config.model.max_model_len is not None and config.model.max_model_len > room:
+        raise InvalidConfig(
+            "max_model_len",
+            f"the KV cache holds {room} tokens; give it more by --kv-cache-memory",
+        )
+
+
+def make_scheduler(
+    config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
+) -> Scheduler:
+    budget = _resolve_budget(config.scheduler, device_type, cpu=512, gpu=2048)
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        # Every running sequence must be able to decode in every step.
+        max_num_batched_tokens=max(budget, config.scheduler.max_num_seqs),
+        max_model_len=info.max_model_len,
+        prefix_caching=config.cache.prefix_caching,
+        num_stages=config.parallel.pipeline_parallel_size,
+        max_step_seconds=_resolve_step_seconds(config.scheduler, device_type),
+    )
+
+
+def make_pooling_scheduler(
+    config: SchedulerConfig, device_type: str
+) -> PoolingScheduler:
+    return PoolingScheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=_resolve_budget(
+            config, device_type, cpu=2048, gpu=16384
+        ),
+    )
+
+
+def _resolve_step_seconds(config: SchedulerConfig, device_type: str) -> float:
+    """Return the limit of a step for which other requests wait."""
+    if config.max_step_seconds is not None:
+        return config.max_step_seconds
+    return 0.25 if device_type == "cpu" else 0.1
+
+
+def _resolve_budget(
+    config: SchedulerConfig, device_type: str, *, cpu: int, gpu: int
+) -> int:
+    """Return the most tokens of a step: the option, or the device's default."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return cpu if device_type == "cpu" else gpu

@@ -1,0 +1,39 @@
+"""A core whose model is loaded, and the fingerprint of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..types.model_info import ModelInfo
+from ..types.pooling import PoolingInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCore:
+    """A core whose model is loaded, in this process or in another.
+
+    Args:
+      core: an engine.PoolingCore if `pooling` is given, else an engine.GenerationCore.
+    """
+
+    core: Any
+    info: ModelInfo
+    pooling: PoolingInfo | None = None
+
+
+def fingerprint_model(folder: Path, dtype: str) -> str:
+    """Return a name for everything but the request that an answer depends on.
+
+    That is the version of the code, the model's files and the type of its numbers.
+    """
+    parts = blake2b(digest_size=6)
+    for path in sorted(folder.iterdir()):
+        # The size stands for the content: weights are gigabytes.
+        if path.is_file():
+            parts.update(f"{path.name}:{path.stat().st_size};".encode())
+    parts.update(f"{__version__};{dtype}".encode())
+    return f"fp_{parts.hexdigest()}"
