@@ -333,3 +333,27 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
     assert plan is not None
     seeds = [start.seed for start in plan.starts]
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_sizes_up_to_the_models_own_are_taken(size: int) -> None:
+    pooling = make_pooling_info("embed", num_outputs=8, matryoshka=())
+    check_params(PoolingParams(task="embed", dimensions=size), INFO, pooling)
+
+
+def test_a_model_that_cannot_cut_its_vectors_says_so_by_its_name() -> None:
+    params = PoolingParams(task="embed", dimensions=4)
+    with pytest.raises(InvalidParameter) as caught:
+        check_params(params, INFO, make_pooling_info("embed"), param="size")
+    assert str(caught.value) == (
+        "size: Model 'fake' does not support Matryoshka embeddings; size must be unset "
+        "(received size=4)."
+    )
+
+
+def test_a_refused_priority_names_the_option_that_takes_it() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        check_priority(1, "fcfs")
+    assert str(caught.value) == (
+        "priority: is only taken with --scheduling-policy priority"
+    )

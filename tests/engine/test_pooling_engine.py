@@ -348,3 +348,14 @@ async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -
     # A task may run after the watcher in one turn and before it in the next.
     # Two, and two more where the watcher has its turn first and then last.
     assert 0 < most <= 4
+
+
+async def test_open_requests_are_counted_and_named_where_they_are_too_large() -> None:
+    bench = Bench(max_num_inputs=100)
+    with bench.loop.open_request(1, EMBED):
+        assert bench.loop.statistics().num_requests == 1
+    assert bench.loop.statistics().num_requests == 0
+    with pytest.raises(InvalidParameter, match="got 101") as caught:
+        with bench.loop.open_request(101, EMBED, param="texts"):
+            raise AssertionError("they are too many")
+    assert caught.value.param == "texts"

@@ -13,7 +13,7 @@ import trio
 from trioserve.config import RenderConfig
 from trioserve.engine import LocalPoolingCore, TensorEngine
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, TaskNotServed
-from trioserve.frontend import PoolingEngine
+from trioserve.frontend import PoolingEngine, ScoreOptions
 from trioserve.render import TextOptions, load_pooling_renderer
 from trioserve.render.pooling.vectors import read_floats
 from trioserve.scheduler import PoolingScheduler
@@ -399,3 +399,49 @@ async def test_a_pair_that_is_too_long_is_named_wherever_it_stands(
     with pytest.raises(ContextLengthExceeded) as caught:
         await bench.engine.score("a question", documents)
     assert caught.value.param == "documents[150]"
+
+
+async def test_a_prompt_that_the_model_does_not_have_is_refused_by_its_name(
+    make_bench: MakeBench,
+) -> None:
+    engine = make_bench().engine
+    with pytest.raises(InvalidParameter) as caught:
+        await engine.embed(["a"], prompt_name="poem")
+    assert caught.value.param == "prompt_name"
+    with pytest.raises(InvalidParameter) as caught:
+        await engine.embed_tokens(["a"], prompt_name="poem")
+    assert caught.value.param == "prompt_name"
+
+
+async def test_vectors_of_many_numbers_are_read_in_a_worker(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench(num_outputs=4096)
+    await nursery.start(bench.loop.run)
+    [vector] = await bench.engine.embed(["a text"])
+    expected = fake_vector(await bench.tokenize("a text"), 4096)
+    assert list(vector) == pytest.approx(expected, abs=1e-6)
+
+
+async def test_a_cross_encoder_may_give_scores_as_the_model_computes_them(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench("classify", num_outputs=1, labels=("relevance",))
+    await nursery.start(bench.loop.run)
+    await bench.engine.score("a", ["b"], ScoreOptions(use_activation=False))
+    [row] = bench.device.plans[-1].rows
+    assert row.params == PoolingParams(task="classify", use_activation=False)
+
+
+async def test_whoever_asks_is_told_when_the_device_can_begin(
+    make_bench: MakeBench, nursery: trio.Nursery
+) -> None:
+    bench = make_bench()
+    await nursery.start(bench.loop.run)
+    told: list[int] = []
+
+    def tell() -> None:
+        told.append(len(bench.device.plans))
+
+    await bench.engine.pool(["a"], EMBED, finish=take_floats, on_submit=tell)
+    assert told[0] == 0

@@ -14,6 +14,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from trioserve.model.sampling.sampler import Sampler
 from trioserve.types.output import TokenLogprobs
 from trioserve.types.plan import SlotStart
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams
 
 VOCAB_SIZE = 600
@@ -227,7 +228,10 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
         written.append(expected)
 
 
-@pytest.mark.parametrize("presence, frequency", [(1.5, 0.0), (0.0, 0.7), (-0.3, 0.4)])
+@pytest.mark.parametrize(
+    "presence, frequency",
+    [(1.5, 0.0), (0.0, 0.7), (-0.3, 0.4), (1.0, 0.0), (0.0, 1.0)],
+)
 def test_presence_and_frequency_penalties_count_outputs(
     presence: float, frequency: float
 ) -> None:
@@ -354,3 +358,23 @@ def test_min_p_alone_leaves_out_unlikely_tokens(min_p: float, can_come: bool) ->
         for seed in range(40)
     }
     assert token_ids == ({0, 1, 2, 3} if can_come else {0})
+
+
+def test_vectors_of_a_prompt_are_no_repetition() -> None:
+    """The tokens beside them are."""
+    item = EmbeddedInput(
+        kind="embeds", runs=((0, 2),), keys=bytes(2 * KEY_BYTES), tensors={}
+    )
+    sampler = Sampler(vocab_size=4, device=torch.device("cpu"))
+    sampler.start(
+        SlotStart(
+            slot=0,
+            prompt_token_ids=(NO_TOKEN, NO_TOKEN, 2),
+            output_token_ids=(),
+            sampling=SamplingParams(temperature=0.0, repetition_penalty=2.0),
+            seed=0,
+            embedded=(item,),
+        )
+    )
+    logits = torch.tensor([[0.0, 0.5, 1.5, 1.0]])
+    assert sample(sampler, [0], [0], logits)[0].token_id == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+import logging
 from typing import Any
 
 from msgspec.structs import replace as change
@@ -142,3 +143,13 @@ async def test_a_stage_that_dies_while_it_loads_is_told() -> None:
     async with start_stages(lambda n: None if n == 1 else LOADED, []) as stages:
         with pytest.raises(StageDied, match="stage 1 is no more"):
             await load_stages(CONFIG, stages)
+
+
+async def test_stages_log_at_the_level_of_who_drives_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="trioserve")
+    begins: list[LoadStage] = []
+    async with start_stages(lambda n: LOADED, begins) as stages:
+        await load_stages(CONFIG, stages)
+    assert [begin.log_level for begin in begins] == [logging.CRITICAL] * 3
