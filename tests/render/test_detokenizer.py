@@ -94,6 +94,15 @@ def test_text_at_the_very_start_comes_back_as_it_is(
     assert got == text
 
 
+def test_a_special_token_leaves_the_next_one_at_the_start(
+    sentencepiece: Subject,
+) -> None:
+    detokenizer = sentencepiece.renderer.open_detokenizer(Prompt(token_ids=(1,)))
+    ids = [1, *sentencepiece.encode("Hello")]
+    text, _, _ = push_cut(detokenizer, ids, range(len(ids)))
+    assert text == "Hello"
+
+
 @given(text=texts.filter(lambda text: "\N{REPLACEMENT CHARACTER}" not in text))
 def test_no_delta_holds_half_a_character(subject: Subject, text: str) -> None:
     detokenizer = subject.renderer.open_detokenizer(PROMPT)

@@ -472,6 +472,24 @@ def test_space_before_the_tag_is_no_reasoning(special_folder: Path) -> None:
     assert reader.encode("\n[THINK]")[1:] == reader.encode("[THINK]")
 
 
+def test_after_a_stop_string_in_the_reasoning_no_token_counts(reader: Reader) -> None:
+    answer = reader.renderer.open_detokenizer(
+        Prompt(token_ids=(300,)), splits_reasoning=True, stop=("!",)
+    )
+    ended = answer.push(reader.encode("[THINK]Hm!"))
+    assert (ended.reasoning, ended.stop_reason) == ("Hm", "!")
+    assert answer.push(reader.encode("x")).num_reasoning_tokens == 0
+
+
+def test_a_held_token_before_the_tag_is_no_reasoning(special_folder: Path) -> None:
+    """The first "[" may begin the tag, so it is held back until the tag is found."""
+    reader = make_reader(special_folder, "mistral")
+    whole, num_tokens = reader.read("[[THINK]Hm.[/THINK]Yes.", range(1, 20))
+    num_reasoning = len(reader.encode("[THINK]Hm.[/THINK]"))
+    assert (whole.reasoning, whole.text) == ("Hm.", "[Yes.")
+    assert whole.num_reasoning_tokens == num_reasoning < num_tokens
+
+
 @pytest.mark.parametrize("prompt, num_reasoning", [("<think>\n", 1), ("Hi.", 0)])
 def test_half_a_character_alone_belongs_to_the_section_that_is_open(
     byte_level_folder: Path, prompt: str, num_reasoning: int

@@ -95,6 +95,22 @@ def test_a_false_beginning_is_released_in_the_end() -> None:
     assert scanner.scan("wers") == "</answers"
     assert scanner.scan("<") == ""
     assert scanner.release() == "<"
+    assert scanner.num_held == 0
+
+
+def test_a_string_that_was_complete_before_arming_does_not_end_the_next_piece() -> None:
+    """Its text is held back still, because it begins a longer stop string."""
+    scanner = StopScanner(("a", "ab"))
+    assert scanner.scan("a", armed=False) == ""
+    assert scanner.scan("ca") == "ac"
+    assert scanner.stop == "a"
+
+
+def test_stop_strings_of_the_greatest_length_are_accepted() -> None:
+    scanner = StopScanner(("x" * MAX_STOP_CHARACTERS,))
+    assert scanner.scan("x" * (MAX_STOP_CHARACTERS - 1)) == ""
+    assert scanner.scan("xy") == ""
+    assert scanner.stop == "x" * MAX_STOP_CHARACTERS
 
 
 @pytest.mark.parametrize("stop", [("",), ("a", ""), ("x" * (MAX_STOP_CHARACTERS + 1),)])

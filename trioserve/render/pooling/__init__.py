@@ -1,12 +1,16 @@
-"""Texts, token ids, chats and pairs to what a pooling model reads at once; and vectors to
-what an answer carries.
+"""The renderer of models that pool: texts -> model inputs, and vectors -> answers.
 
-    texts        what may be asked
-    renderer     the door: jobs in renderer workers
-    recipes      how the texts of one request are brought to the model
-    rendering    texts to inputs: whole, cut, or in chunks; pairs has those of two
-    tokens       as many of a text's tokens as anybody reads
-    vectors      numbers to JSON, base64 or bytes
+texts              the inputs and options of a request
+renderer           PoolingRenderer: runs jobs in renderer workers
+loading            a model's folder -> PoolingRenderer
+recipes            the treatment of one kind of text in a request
+rendering, pairs   texts or pairs of texts -> model inputs: whole, cut, or in chunks
+fitting, layout    limits of length, and special tokens
+prompts            prompts of sentence-transformers
+late_interaction   queries and documents of models with a vector for each token
+tokenizer          the first or last tokens of a text, without reading all of it
+dividing           divides a long text without changing its tokens
+vectors            numbers -> JSON, base64 or bytes
 """
 
 from .loading import (

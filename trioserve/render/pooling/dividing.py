@@ -1,11 +1,11 @@
-"""Where a long text may be divided without a change of its tokens.
+"""Divides a long text into pieces whose tokens are those of the whole text.
 
 A text of megabytes that is cut to 512 tokens, or refused, must not be tokenized as a
-whole. Most tokenizers take words for themselves: a text is read piece by piece, from the
-end that counts, until there are tokens enough. Each piece begins where in any text a new
-word begins, and what such places are is tried out once for each tokenizer. One that does
-not take words so (it puts something before the first one, say) has its texts in one
-piece, and tokenizer.py finds another way.
+whole. Most tokenizers read each word for itself. Then a text is read piece by piece,
+from the end that is kept, until there are enough tokens. Each piece begins at a
+boundary of words. The boundaries are found once for each tokenizer, by trying them on
+samples. For a tokenizer that has no such boundaries (it may put something before the
+first word), a text is one piece, and tokenizer.py finds another way.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tokenizers import Tokenizer
 from ..text.vocabulary import list_decoders
 from .texts import Side
 
-# Where words begin for tokenizers that split at white space before all else, and for
-# those that may have a line end after a full stop in one token with it.
+# Boundaries for tokenizers that split at white space first, and for tokenizers that may
+# have a full stop and the line end behind it in one token.
 _AT_WHITE_SPACE = r"(?<=\S)(?=[ \n])"
 _AT_SPACE = r"(?<=\w)(?= )"
 # Ideographic: stop, comma; full width: comma, and ! ? ; :
 _STOPS = "\u3002\u3001\uff0c\uff01\uff1f\uff1b\uff1a"
 
-# What must have the same tokens divided as whole, for each kind of place.
+# Samples that must have the same tokens whole and divided, for each kind of boundary.
 _SPACED = (
     "Hello world, it's 12 345 x_  two \u00a0 naïve café\u00a0   9 Zwölf (größere) ÅÄÖ",
     "мир 你好。\n你好 e\u0301 return [1, 2, 3]\n\n  x y! 5\n z.\n\n\nx --\n# a\n",
 )
 _STOPPED = ("你好%s世界%s大家", "こんにちは%sabc%s12")
 
-# Characters that are looked through in one call, which holds the GIL.
+# Characters that are searched in one call, which holds the GIL.
 _WINDOW = 1024
 
 
@@ -43,10 +43,10 @@ class Divider:
         self._boundary = _find_boundary(tokenizer)
 
     def divide(self, text: str, size: int, side: Side) -> Iterator[tuple[int, str]]:
-        """Yield pieces of at least `size` characters with where they begin.
+        """Yield the offsets and the texts of pieces of at least `size` characters.
 
         Args:
-          side: the pieces come from the other end of the text.
+          side: the side on which tokens may be left out; pieces start at the other one.
         """
         if self._boundary is None or len(text) <= 2 * size:
             yield 0, text
@@ -95,7 +95,7 @@ def _find_before(text: str, position: int, boundary: re.Pattern[str]) -> int:
 
 
 def _find_boundary(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Where words begin, or None if the tokenizer does not take words for themselves."""
+    """Return the boundaries of words; None if the tokenizer has none."""
     trial = _Trial(tokenizer)
     for boundary in (_AT_WHITE_SPACE, _AT_SPACE):
         if trial.divides(boundary, _SPACED):
@@ -109,18 +109,18 @@ def _at_stop(stop: str) -> str:
 
 
 def _spell_words(tokenizer: Tokenizer) -> str:
-    """All of the vocabulary, with white space as it stands in texts."""
+    """Join the words of the vocabulary, with white space as in texts."""
     words = tokenizer.get_vocab(with_added_tokens=True)
     is_byte_level = "ByteLevel" in list_decoders(tokenizer)
     spelt: dict[str, str | int | None] = {"\u2581": " "}
     if is_byte_level:
         spelt = {"\u0120": " ", "\u010a": "\n"}
-    # What stands between them is white space, and none of that at which texts are divided.
+    # The separator is white space, but none of the boundaries contains it.
     return "\x1f".join(words).translate(str.maketrans(spelt))
 
 
 class _Trial:
-    """Tries out whether divided texts have the tokens of whole ones."""
+    """Tries whether divided texts have the same tokens as whole texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -130,8 +130,8 @@ class _Trial:
         )
 
     def divides(self, boundary: str, samples: Iterable[str]) -> bool:
-        # An added token may take the space after it, and a tokenizer that does not take
-        # words for themselves may know whole phrases.
+        # An added token may include the space behind it, and a tokenizer that does not
+        # split words may have whole phrases in its vocabulary.
         if self._takes_spaces or re.search(boundary, self._words):
             return False
         return all(

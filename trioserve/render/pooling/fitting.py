@@ -1,4 +1,4 @@
-"""Tokens to the room that a model has for them: all, some, or an error."""
+"""Fits tokens into the model's length: all of them, a part, or an error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .tokenizer import TakenTokens, cut
 
 
 def fit(taken: TakenTokens, recipe: Recipe, param: str) -> LaidOut:
-    """Cut a text's tokens where the recipe says so, and put the special ones around.
+    """Cut a text's tokens if the recipe allows it, and add the special tokens.
 
     Raises:
-      ContextLengthExceeded: there are too many and it does not.
-      InvalidParameter: there are none at all.
+      ContextLengthExceeded: there are too many, and the recipe does not cut them.
+      InvalidParameter: there are no tokens.
     """
     token_ids = taken.token_ids
     if len(token_ids) > recipe.room:
@@ -33,10 +33,11 @@ def check_not_empty(laid_out: LaidOut, param: str) -> None:
 def too_long(
     recipe: Recipe, num_tokens: int, is_whole: bool, param: str
 ) -> ContextLengthExceeded:
-    """Tell how long a text is, as far as it was looked at.
+    """Make the error for a text that is too long.
 
     Args:
-      num_tokens: without special ones.
+      num_tokens: the known tokens, without special ones.
+      is_whole: whether these are all tokens of the text.
     """
     num_special = recipe.layout.num_special
     return ContextLengthExceeded(

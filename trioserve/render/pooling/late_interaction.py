@@ -1,7 +1,7 @@
-"""What late interaction does to queries and documents before they are read.
+"""Prepares queries and documents for late interaction (a vector for each token).
 
-Queries are filled up with tokens that say nothing and have vectors all the same, and
-words such as punctuation have none in documents.
+Queries are filled up with tokens that mean nothing, but have vectors. In documents some
+words, such as punctuation, have no vectors.
 
 Source: preprocess of Transformer and forward of MultiVectorMask, sentence-transformers
 6.2 (there from PyLate and from Stanford's ColBERT).
@@ -24,7 +24,7 @@ class LateInteraction:
     """The lengths, fillers and skipped words of one model.
 
     Raises:
-      WeightsBroken: its files name a filler that the tokenizer does not have.
+      WeightsBroken: the tokenizer does not have the filler that the model's files name.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LateInteraction:
             self._filler = _find_filler(sentence.query_expansion, tokenizer)
 
     def find_limit(self, kind: Kind | None) -> int | None:
-        """Tokens that are kept of a text; None is as many as the model reads."""
+        """Return the most tokens that a text keeps; None for the model's length."""
         if kind != "query":
             return self._sentence.document_length
         expansion, length = self._sentence.query_expansion, self._sentence.query_length
@@ -48,7 +48,7 @@ class LateInteraction:
         return None if length is None else max(length, expansion.length)
 
     def fill_up(self, token_ids: array[int], kind: Kind | None) -> int:
-        """Append the fillers; return how many of them are not seen."""
+        """Append the fillers; return how many of them attention does not see."""
         expansion = self._sentence.query_expansion
         if kind != "query" or expansion is None:
             return 0
@@ -57,7 +57,7 @@ class LateInteraction:
         return 0 if expansion.is_seen else missing
 
     def find_skipped(self, token_ids: array[int], kind: Kind | None) -> tuple[int, ...]:
-        """The positions that have no vector."""
+        """Return the positions that have no vector."""
         if kind == "query" or not self._skipped:
             return ()
         skipped = self._skipped
@@ -67,7 +67,7 @@ class LateInteraction:
 def _find_words(
     words: tuple[str, ...], tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """The ids of words that are a token; the others stand in no text as one."""
+    """Return the ids of words that are single tokens; other words have no effect."""
     found = (_find_token(word, tokenizer) for word in words)
     return frozenset(token_id for token_id in found if token_id is not None)
 
@@ -86,7 +86,7 @@ def _find_filler(expansion: QueryExpansion, tokenizer: PreTrainedTokenizerBase) 
     if token_id is None:
         raise WeightsBroken(
             tokenizer.name_or_path,
-            f"queries are to be filled up with {name!r}, which is no token",
+            f"queries are filled up with {name!r}, which is no token",
         )
     if tokenizer.padding_side != "right":
         raise WeightsBroken(

@@ -1,8 +1,9 @@
-"""What a tokenizer puts around a text, or around and between the two of a pair.
+"""The special tokens that a tokenizer puts around a text, or around the two of a pair.
 
-Found out once by what it does with a short text, so that texts can be cut before their
-special tokens are added, and so that a query in a hundred pairs is tokenized once.
-tokenizers' own way to do this, `post_process`, takes as long and holds the GIL.
+They are found once, from the tokens of a short text. So texts can be cut before their
+special tokens are added, and a query in a hundred pairs is tokenized once.
+`post_process` of the tokenizers library does the same, but takes as long and holds the
+GIL.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class _Piece:
     """A run of special tokens, or the place of a text.
 
     Args:
-      text: which of the texts stands here; None for special tokens.
-      type_id: what tells the two texts of a pair apart.
+      text: the index of the text in this place; None for special tokens.
+      type_id: the token type, which differs for the two texts of a pair.
     """
 
     text: int | None
@@ -35,11 +36,11 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """Ids with what was put around them.
+    """Token ids with the special tokens around them.
 
     Args:
-      text_begin: where the first text's own tokens begin.
-      second_begin: the first token that counts as the second text's; 0 for none.
+      text_begin: the position at which the first text's own tokens begin.
+      second_begin: the first position with the second text's type id; 0 for none.
     """
 
     token_ids: array[int]
@@ -48,10 +49,10 @@ class LaidOut:
 
 
 class Layout:
-    """The special tokens of one text, of a pair, or of neither.
+    """The special tokens around one text or a pair; there may be none.
 
     Attributes:
-      num_special: tokens that are added.
+      num_special: the number of added tokens.
     """
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
@@ -59,7 +60,7 @@ class Layout:
         self.num_special = sum(len(piece.ids) for piece in pieces if piece.text is None)
 
     def lay_out(self, *texts: array[int]) -> LaidOut:
-        """Put texts' tokens in their places."""
+        """Put special tokens around the tokens of texts."""
         token_ids: array[int] = array("i")
         text_begin = second_begin = 0
         for piece in self._pieces:
@@ -71,14 +72,14 @@ class Layout:
         return LaidOut(
             token_ids=token_ids,
             text_begin=text_begin,
-            # An empty second text may have nothing around it either.
+            # An empty second text without special tokens has no position.
             second_begin=second_begin if second_begin < len(token_ids) else 0,
         )
 
 
 _NOTHING: array[int] = array("i")
 
-# For texts that bring their special tokens themselves, or are to have none.
+# For texts that have their special tokens already, or must not have any.
 BARE = Layout([_Piece(text=0, ids=_NOTHING, type_id=0)])
 BARE_PAIR = Layout(
     [
@@ -89,10 +90,10 @@ BARE_PAIR = Layout(
 
 
 def find_layout(tokenizer: Tokenizer, *, num_texts: int) -> Layout:
-    """Find out what a tokenizer puts around one text or two.
+    """Find the special tokens that a tokenizer puts around one text or two.
 
     Raises:
-      UnsupportedModel: it does something else than to add tokens.
+      UnsupportedModel: it does more than to add tokens.
     """
     second = None if num_texts == 1 else _PROBE
     whole = tokenizer.encode(_PROBE, second, add_special_tokens=True)

@@ -1,4 +1,4 @@
-"""A pooling model's tokenizer, from its folder to a PoolingRenderer."""
+"""Loads a pooling model's folder into a PoolingRenderer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParts:
-    """What a PoolingRenderer consists of and does not depend on the loaded model.
+    """The parts of a PoolingRenderer that do not depend on the loaded model.
 
     Args:
-      late: what late interaction does to texts; None where it is not what is done.
-      single, pair: how a text, and two, stand among special tokens.
+      late: None for a model without late interaction.
+      single, pair: the special tokens around one text, or two.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -51,13 +51,7 @@ def load_pooling_renderer(
     sentence: SentenceFolder | None,
     chat_template: str | None = None,
 ) -> PoolingRenderer:
-    """Load a pooling model's tokenizer and make a renderer of it.
-
-    As load_pooling_parts and make_pooling_renderer.
-
-    Args:
-      info, pooling: the model's.
-    """
+    """Load a renderer: load_pooling_parts, then make_pooling_renderer."""
     parts = load_pooling_parts(
         folder, task=pooling.task, sentence=sentence, chat_template=chat_template
     )
@@ -74,22 +68,23 @@ def load_pooling_parts(
     """Load a pooling model's tokenizer. Blocks for a second or more.
 
     Args:
-      folder: a model in Hugging Face layout, which may lack its weights; nothing is looked
-        up elsewhere.
-      sentence: what sentence-transformers wrote about it, if that made it.
+      folder: a model in Hugging Face layout; its weights may be missing. Nothing is
+        read from elsewhere.
+      sentence: the settings of sentence-transformers; None if the folder has none.
       chat_template: a Jinja template that replaces the model's own.
 
     Raises:
-      WeightsBroken: the folder holds no tokenizer that can be read, or not the words
-        that late interaction needs.
-      UnsupportedModel: it is not a fast one, or does what no other does.
+      WeightsBroken: the folder holds no tokenizer that can be read, or the words that
+        late interaction needs are missing.
+      UnsupportedModel: it is not a fast tokenizer, or does more around a text than to
+        add special tokens.
       InvalidConfig: `chat_template` is not a template.
     """
     if sentence is not None:
         folder = folder / sentence.transformer_path
     tokenizer = load_tokenizer(folder)
     backend = tokenizer.backend_tokenizer
-    # Last changes, before threads share the tokenizer.
+    # The tokenizer is changed only here, before threads share it.
     if sentence is not None:
         _register_words(backend, sentence.special_words)
         if sentence.lowercases:
@@ -112,7 +107,7 @@ def make_pooling_renderer(
     info: ModelInfo,
     pooling: PoolingInfo,
 ) -> PoolingRenderer:
-    """Put a renderer together for a model that is loaded."""
+    """Make the renderer of a loaded model from its parts."""
     template = ChatTemplate(
         parts.tokenizer, trusts_requests=config.trust_request_chat_template
     )
@@ -139,7 +134,7 @@ def _make_texts(
 
 
 def _register_words(backend: Tokenizer, words: tuple[str, ...]) -> None:
-    """Have words of the vocabulary read as one token each.
+    """Make the tokenizer read each of these words of its vocabulary as one token.
 
     Source: _register_prefix_tokens of MultiVectorEncoder, sentence-transformers 6.2.
     """
@@ -153,7 +148,7 @@ def _register_words(backend: Tokenizer, words: tuple[str, ...]) -> None:
 
 
 def _bring_to_lower_case(backend: Tokenizer) -> None:
-    # Twice does no harm: nobody needs to know whether it does so already.
+    # If the normalizer does so already, a second time changes nothing.
     steps = [normalizers.Lowercase()]
     if backend.normalizer is not None:
         steps.append(backend.normalizer)

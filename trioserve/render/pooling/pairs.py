@@ -1,4 +1,4 @@
-"""Pairs of texts for cross-encoders: a query, and what may answer it.
+"""Turns pairs of a query and a document into inputs of a cross-encoder.
 
 Blocking: runs in a renderer worker.
 """
@@ -21,11 +21,11 @@ def render_pairs(
     options: TextOptions,
     name: Callable[[int], str],
 ) -> list[PoolingInput]:
-    """Make the inputs of pairs; a text that is in several is tokenized once.
+    """Make the inputs of pairs; a text that occurs in several is tokenized once.
 
     Raises:
-      ContextLengthExceeded: a pair is longer than it may be.
-      InvalidParameter: one is empty, or no Unicode text.
+      ContextLengthExceeded: a pair is too long.
+      InvalidParameter: a pair is empty, or no Unicode text.
     """
     queries = _Part(tokenizer, recipe, recipe.prompt.text, options.max_query_tokens)
     documents = _Part(tokenizer, recipe, "", options.max_document_tokens)
@@ -43,7 +43,7 @@ def render_pairs(
 
 
 class _Part:
-    """The queries of all pairs, or their documents, each text once."""
+    """The queries of all pairs, or their documents; equal texts are kept once."""
 
     def __init__(
         self, tokenizer: PoolingTokenizer, recipe: Recipe, prompt: str, own_limit: int
@@ -62,7 +62,7 @@ class _Part:
             kept = self._tokenizer.shorten(text, self._own_limit, param)
         self._demands[text] = Demand(
             text=self._prompt + kept,
-            # One more is one too many.
+            # One more token shows that the text is too long.
             num_tokens=self._recipe.room + 1,
             side=self._recipe.side,
             param=param,
@@ -82,8 +82,8 @@ def _make_pair(
         if recipe.over != "truncate":
             is_whole = query.is_whole and document.is_whole
             raise too_long(recipe, len(first) + len(second), is_whole, param)
-        # Where neither is known to its end, which is longer is not either: then an odd
-        # token may go to the other one than in transformers.
+        # If neither text was read to its end, it is not known which one is longer. Then
+        # an odd token may go to another text than in transformers.
         kept = shorten_longest(len(first), len(second), recipe.room)
         first = cut(first, kept[0], recipe.side)
         second = cut(second, kept[1], recipe.side)
@@ -97,9 +97,9 @@ def _make_pair(
 
 
 def shorten_longest(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each of two texts are kept where there is room for so many.
+    """Return the numbers of tokens that two texts keep to fit into the room together.
 
-    The longer one loses tokens until both are equally long, then both do.
+    The longer text loses tokens until both are equally long; then both lose tokens.
 
     Source: truncate_encodings (LongestFirst) of tokenizers 0.23, which gives the odd
     token to the one that was longer.

@@ -1,4 +1,4 @@
-"""The prompts of sentence-transformers: texts that a model wants before others."""
+"""The prompts of sentence-transformers: texts that are put before other texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import InvalidParameter
 from ...types.sentence import SentenceFolder
 from .texts import Kind
 
-# Of each kind the names under which its prompt may stand, the first one first. Source:
+# The names of each kind's prompt; the first one that exists is used. Source:
 # encode_query and encode_document of sentence-transformers 6.2.
 _NAMES: dict[Kind, tuple[str, ...]] = {
     "query": ("query",),
@@ -20,10 +20,10 @@ _NAMES: dict[Kind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPrompt:
-    """What is put directly before a text.
+    """A text that is put directly before another text.
 
     Args:
-      token_ids: the prompt's alone.
+      token_ids: the tokens of the prompt alone.
     """
 
     text: str = ""
@@ -37,7 +37,7 @@ class Prompts:
     """A model's prompts, tokenized once.
 
     Args:
-      encode: the ids of a text without special tokens.
+      encode: returns the ids of a text, without special tokens.
     """
 
     def __init__(
@@ -50,12 +50,13 @@ class Prompts:
         }
 
     def choose(self, kind: Kind | None, name: str | None) -> PoolingPrompt:
-        """Find the prompt of a name, else of a kind, else the default one.
+        """Return the prompt of a name; without a name, that of a kind or the default.
 
-        A kind that has none has no prompt: the default is for texts of no kind.
+        A kind without a prompt of its own has none: the default is for texts of no
+          kind.
 
         Raises:
-          InvalidParameter: there is none of that name.
+          InvalidParameter: there is no prompt of that name.
         """
         if name is not None:
             return self._find(name)

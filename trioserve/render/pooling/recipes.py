@@ -1,4 +1,4 @@
-"""How the texts of one request are brought to the model, worked out before any is read."""
+"""Recipes: the treatment of a request's texts, decided before any text is read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from .layout import BARE, BARE_PAIR, Layout
 from .prompts import NO_PROMPT, PoolingPrompt, Prompts
 from .texts import Side, TextOptions
 
-# Of one text: half a million tokens for a model of 512. More is no text but a library.
+# The most chunks of one text: half a million tokens for a model of 512. That is a
+# library.
 MAX_CHUNKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What is done with all texts of one sort.
+    """The treatment of all texts of one type.
 
     Args:
-      layout: what is put around each.
-      limit: tokens that each may have, special ones included.
-      over: what is done with those that have more.
-      side: where tokens are left out.
-      prompt: what is put directly before each.
-      num_left_out: tokens, from the first one, that are read and not pooled.
-      own_limit: tokens that a text is cut to before the prompt is put before it; 0 cuts
-        none.
-      fills_up: late interaction's fillers are put after it.
-      type_ids: the model tells the two texts of a pair apart.
+      layout: the special tokens around each text.
+      limit: the most tokens of each text, special ones included.
+      over: the treatment of texts with more tokens.
+      side: the side on which tokens are left out.
+      prompt: is put directly before each text.
+      num_left_out: the number of first tokens that the model reads, but does not pool.
+      own_limit: a text is cut to so many tokens before the prompt is added; 0 does not
+        cut it.
+      fills_up: the fillers of late interaction are put behind the text.
+      type_ids: the two texts of a pair have different type ids.
     """
 
     layout: Layout
@@ -46,12 +47,12 @@ class Recipe:
 
     @property
     def room(self) -> int:
-        """For tokens that are not special."""
+        """The most tokens of a text, without special ones."""
         return self.limit - self.layout.num_special
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of a text that are not refused."""
+        """The most tokens of a text that is not refused."""
         return self.room * (MAX_CHUNKS if self.over == "chunk" else 1)
 
 
@@ -59,10 +60,10 @@ class RecipeBook:
     """Makes the recipes of one model.
 
     Args:
-      single, pair: what the tokenizer puts around one text, or two.
-      pools_prompts: prompts are a part of what is pooled.
-      special_token_ids: all that the tokenizer has.
-      late: None for a model that has one vector for a text.
+      single, pair: the special tokens around one text, or two.
+      pools_prompts: whether the tokens of prompts are pooled, too.
+      special_token_ids: all special tokens of the tokenizer.
+      late: None for a model with one vector for each text.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class RecipeBook:
         self._type_ids = pooling.type_ids
 
     def for_texts(self, options: TextOptions) -> Recipe:
-        """How texts are read, with the prompt of their kind or of the name.
+        """Return the recipe of texts, with the prompt of their kind or of a name.
 
         Raises:
           InvalidParameter: the options leave no room for a text, or name no prompt.
-          NotSupported: results of chunks cannot be averaged.
+          NotSupported: the model's results for chunks cannot be averaged.
         """
         layout = BARE if options.add_special_tokens is False else self._single
         prompt = self._prompts.choose(options.kind, options.prompt_name)
@@ -101,7 +102,7 @@ class RecipeBook:
     def for_tokenize(
         self, add_special_tokens: bool, truncate_to: int | None, side: Side
     ) -> Recipe:
-        """For texts whose ids are told to a client: nothing of the model's own is done.
+        """Return the recipe of texts whose ids a client asks for: without prompts.
 
         Raises:
           InvalidParameter: the options leave no room for a text.
@@ -111,22 +112,22 @@ class RecipeBook:
         return _check_room(Recipe(layout=layout, limit=limit, over=over, side=side))
 
     def for_pairs(self, options: TextOptions) -> Recipe:
-        """How pairs are read; the prompt is the query's. Raises as for_texts."""
+        """Return the recipe of pairs; the query has the prompt. Raises as for_texts."""
         layout = BARE_PAIR if options.add_special_tokens is False else self._pair
         prompt = self._prompts.choose(None, options.prompt_name)
         recipe = self._make(layout, options, prompt)
         return replace(recipe, type_ids=self._type_ids)
 
     def for_chats(self, options: TextOptions) -> Recipe:
-        """How conversations are read. Raises as for_texts."""
+        """Return the recipe of conversations. Raises as for_texts."""
         _refuse_prompt(options)
         return self._make(self._single if options.add_special_tokens else BARE, options)
 
     def for_ids(self, options: TextOptions) -> Recipe:
-        """How token ids are read. Raises as for_texts."""
+        """Return the recipe of token ids. Raises as for_texts."""
         _refuse_prompt(options)
         recipe = self._make(BARE, options, own_limit=_find_own_limit(options))
-        # They are taken as they are.
+        # Token ids stay unchanged.
         return replace(recipe, fills_up=False)
 
     def _make(
@@ -169,17 +170,17 @@ class RecipeBook:
         own = self._late.find_limit(options.kind) if self._late else None
         if own is None or own >= self._max_model_len:
             return limit, over
-        # Late interaction is trained on texts that are cut to this.
+        # Models for late interaction are trained on texts that are cut to this length.
         return min(limit, own), "truncate"
 
     def _count_left_out(self, layout: Layout, prompt: PoolingPrompt) -> int:
-        """Tokens of the prompt alone, without a special one at its end.
+        """Count the tokens of the prompt alone, without a special token at its end.
 
         Source: _get_prompt_length of Transformer, sentence-transformers 6.2.
         """
         if self._pools_prompts or not prompt.text:
             return 0
-        # Of a pair's layout the query is the first part.
+        # In the layout of a pair the query comes first.
         single = BARE if layout.num_special == 0 else self._single
         alone: array[int] = single.lay_out(prompt.token_ids).token_ids
         ends_special = len(alone) > 0 and alone[-1] in self._special_token_ids

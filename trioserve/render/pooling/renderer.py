@@ -1,7 +1,7 @@
-"""The door for models that pool: texts, ids, conversations and pairs to inputs.
+"""The renderer of models that pool: texts, ids, chats and pairs to model inputs.
 
-As Renderer does it for models that write: what takes time with the length of a text runs
-in a renderer worker, a chat template under a clock, in a worker or in a process.
+As in the Renderer of models that generate, calls whose time grows with the text run in
+a renderer worker, and a chat template runs under a time limit (chat_renderer.py).
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from .texts import ChatInput, TextInput, TextOptions
 
 T = TypeVar("T")
 
-# Tokenized on the loop: 50 us, and to wake a thread up and be woken by it takes longer.
+# Texts this short are tokenized on the event loop: that takes 50 us, and the switch to
+# a thread and back takes longer.
 _FEW_CHARACTERS = 512
 
 _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
 
 
 class PoolingRenderer:
-    """Turns texts into what a pooling model reads at once.
+    """Turns texts into the inputs of a pooling model.
 
     Attributes:
-      room: where requests are while they are rendered; callers enter them.
-      workers: where the calls run.
+      room: bounds the requests that are rendered; callers enter it for each request.
+      workers: the threads that run the calls.
       chats: renders conversations by the chat template.
-      images: None, because no such model sees any.
+      images: None, because no such model sees images.
     """
 
     def __init__(
@@ -59,26 +60,27 @@ class PoolingRenderer:
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
-        """Names of the prompts that may be asked for."""
+        """The names of the model's prompts."""
         return self._texts.prompt_names
 
     def cut_batches(self, texts: Sequence[TextInput]) -> list[range]:
-        """Divide texts into jobs; long texts are read only as far as they count."""
+        """Divide texts into jobs."""
         return cut_jobs(list(map(_estimate_size, texts)))
 
     async def render_texts(
         self, texts: Sequence[TextInput], options: TextOptions, name: NameParam
     ) -> list[tuple[PoolingInput, ...]]:
-        """Make the inputs of a job's texts: one each, or several of one that is chunked.
+        """Make the inputs of a job's texts: one each, or one for each chunk of a text.
 
         Args:
-          name: gives the request's field of each text, for errors.
+          name: returns the field of a text in the request, for errors.
 
         Raises:
-          ContextLengthExceeded: one is longer than it may be.
-          InvalidParameter: one is empty or no text, or the options do not fit.
-          NotSupported: conversations with more than text; chunks, by such a model.
-          RendererStuck: too many templates do not end.
+          ContextLengthExceeded: a text is too long.
+          InvalidParameter: a text is empty or no Unicode text, or an option is wrong.
+          NotSupported: a conversation has more than text, or the model cannot average
+            chunks.
+          RendererStuck: too many templates exceeded their time limit and still run.
         """
         ready = await self._render_chats(texts)
         work = partial(self._texts.render, ready, options, name)
@@ -112,11 +114,11 @@ class PoolingRenderer:
         *,
         param: str = "prompt",
     ) -> Prompt:
-        """Tokenize a text alone, to tell its tokens.
+        """Tokenize a text for a client that asks for its tokens.
 
         Raises:
           ContextLengthExceeded: it is longer than the model.
-          InvalidParameter: it gives no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is no Unicode text.
         """
         return await self.workers.run(
             partial(self._tokenize, text, options, param),
@@ -145,10 +147,10 @@ class PoolingRenderer:
         skip_special_tokens: bool = False,
         param: str = "tokens",
     ) -> str:
-        """The text of some ids, as the tokenizer decodes it.
+        """Return the text of token ids, as the tokenizer decodes it.
 
         Raises:
-          InvalidParameter: an id is not the tokenizer's.
+          InvalidParameter: the tokenizer does not have one of the ids.
         """
         return await self.workers.run(
             partial(self._decode, token_ids, skip_special_tokens, param),
@@ -156,7 +158,7 @@ class PoolingRenderer:
         )
 
     def token_text(self, token_id: int) -> str:
-        """The token, as the vocabulary spells it."""
+        """Return a token's name in the vocabulary."""
         return self._texts.tokenizer.token_text(token_id)
 
     async def _render_chats(self, texts: Sequence[TextInput]) -> list[ReadyText]:
@@ -182,7 +184,7 @@ class PoolingRenderer:
         )
         return Prompt(
             token_ids=tuple(token_ids),
-            # What is left of a word says nothing that could be told.
+            # The text of the kept tokens alone is not known.
             text=text if is_whole else None,
             cache_salt=options.cache_salt,
         )
@@ -215,7 +217,7 @@ class _TextSteps(ChatSteps[T]):
 
 
 def _is_little(texts: Sequence[TextInput]) -> bool:
-    """Whether texts take less time than a thread; of conversations nobody knows."""
+    """Whether texts take less time than the switch to a thread."""
     sizes = (math.inf if isinstance(text, ChatInput) else len(text) for text in texts)
     return sum(sizes) <= _FEW_CHARACTERS
 
@@ -223,5 +225,5 @@ def _is_little(texts: Sequence[TextInput]) -> bool:
 def _estimate_size(text: TextInput) -> int:
     if isinstance(text, str):
         return len(text)
-    # Ids take no time, and what a template makes of a conversation nobody knows.
+    # Ids take no time. The length of a rendered conversation is not known yet.
     return 0 if isinstance(text, tuple) else UNKNOWN_SIZE

@@ -1,4 +1,4 @@
-"""Texts to what a pooling model reads at once: laid out, cut, or in chunks.
+"""Turns texts into the inputs of a pooling model: whole, cut, or in chunks.
 
 Blocking: runs in a renderer worker.
 """
@@ -19,13 +19,13 @@ from .recipes import MAX_CHUNKS, Recipe, RecipeBook
 from .texts import Kind, Side, TextOptions
 from .tokenizer import Demand, PoolingTokenizer, TakenTokens
 
-# The request's field of a text, from its index.
+# Returns the field of a text in the request, for errors, from the text's index.
 NameParam = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedChat:
-    """What a chat template made of a conversation."""
+    """The text that a chat template made of a conversation."""
 
     text: str
 
@@ -37,7 +37,7 @@ class PoolingTexts:
     """Makes inputs for one model.
 
     Args:
-      late: None for a model that has one vector for a text.
+      late: None for a model with one vector for each text.
       prompt_names: see PoolingRenderer.
     """
 
@@ -59,12 +59,12 @@ class PoolingTexts:
         """Make the inputs of texts.
 
         Raises:
-          ContextLengthExceeded: one is longer than it may be.
-          InvalidParameter: one is empty or no text, or the options do not fit.
-          NotSupported: this model's texts are not read in chunks.
+          ContextLengthExceeded: a text is too long.
+          InvalidParameter: a text is empty or no Unicode text, or an option is wrong.
+          NotSupported: the model cannot average chunks.
         """
-        by_sort = {sort: self._choose(sort, options) for sort in set(map(type, texts))}
-        recipes = [by_sort[type(text)] for text in texts]
+        by_type = {each: self._choose(each, options) for each in set(map(type, texts))}
+        recipes = [by_type[type(text)] for text in texts]
         taken = self._take(texts, recipes, name)
         return [
             self._make_inputs(taken[index], recipe, options.kind, name(index))
@@ -91,21 +91,21 @@ class PoolingTexts:
         side: Side,
         param: str,
     ) -> tuple[array[int], bool]:
-        """A text's ids, without a prompt, and whether they are all of them.
+        """Return a text's ids, without a prompt, and whether these are all ids.
 
         Raises:
           ContextLengthExceeded: it is longer than the model.
-          InvalidParameter: it gives no tokens, or is no Unicode text.
+          InvalidParameter: it has no tokens, or is no Unicode text.
         """
         recipe = self._recipes.for_tokenize(add_special_tokens, truncate_to, side)
         taken = self.tokenizer.take([_demand(text, recipe, param)])[0]
         token_ids = fit(taken, recipe, param).token_ids
         return token_ids, taken.is_whole and len(taken.token_ids) <= recipe.room
 
-    def _choose(self, sort: type[object], options: TextOptions) -> Recipe:
-        if sort is str:
+    def _choose(self, text_type: type[object], options: TextOptions) -> Recipe:
+        if text_type is str:
             return self._recipes.for_texts(options)
-        if sort is RenderedChat:
+        if text_type is RenderedChat:
             return self._recipes.for_chats(options)
         return self._recipes.for_ids(options)
 
@@ -158,7 +158,7 @@ class PoolingTexts:
 def _demand(text: str, recipe: Recipe, param: str) -> Demand:
     return Demand(
         text=recipe.prompt.text + text,
-        # One more is one too many.
+        # One more token shows that the text is too long.
         num_tokens=recipe.max_tokens + 1,
         side=recipe.side,
         param=param,
@@ -166,7 +166,7 @@ def _demand(text: str, recipe: Recipe, param: str) -> Demand:
 
 
 def _count_cut_prompt(taken: TakenTokens, recipe: Recipe) -> int:
-    """How many of a prompt's tokens were cut off with the beginning of the text."""
+    """Count the tokens of the prompt that were cut off with the start of the text."""
     num_prompt = len(recipe.prompt.token_ids)
     if recipe.num_left_out == 0 or recipe.side == "right":
         return 0
@@ -178,7 +178,7 @@ def _count_cut_prompt(taken: TakenTokens, recipe: Recipe) -> int:
 def _make_chunks(
     taken: TakenTokens, recipe: Recipe, param: str
 ) -> tuple[PoolingInput, ...]:
-    """Divide a text's tokens, and put what they share with the prompt before each."""
+    """Divide a text's tokens into chunks, each with the prompt's tokens before it."""
     token_ids = taken.token_ids
     prompt = token_ids[: _count_shared(token_ids, recipe.prompt.token_ids)]
     room = recipe.room - len(prompt)
@@ -209,7 +209,7 @@ def _leave_prompt_out(
 
 
 def _count_shared(first: array[int], second: array[int]) -> int:
-    """How many tokens both begin with."""
+    """Count the first tokens that both have in common."""
     for index, (one, other) in enumerate(zip(first, second)):
         if one != other:
             return index

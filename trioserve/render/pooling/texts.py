@@ -1,4 +1,4 @@
-"""What is pooled, and how it is brought to the model: values that cross the room's door."""
+"""The texts that are pooled, and their options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["query", "document"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
-    """A conversation that is pooled as the text that its template makes of it."""
+    """A conversation; the text that its template makes of it is pooled."""
 
     messages: Sequence[ChatMessage | Mapping[str, object]]
     chat: ChatOptions = field(default_factory=ChatOptions)
@@ -27,7 +27,7 @@ TextInput = str | tuple[int, ...] | ChatInput
 
 
 def count_text(texts: Sequence[TextInput]) -> int:
-    """Return how much text there is, about, in characters or ids."""
+    """Estimate the size of texts, in characters or ids."""
     return sum(
         count_characters(text.messages) if isinstance(text, ChatInput) else len(text)
         for text in texts
@@ -36,20 +36,20 @@ def count_text(texts: Sequence[TextInput]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How a text becomes what the model reads.
+    """Options of turning a text into model inputs.
 
     Args:
-      add_special_tokens: the tokenizer's own. None adds them to texts and pairs, and not
-        to conversations, whose templates write them themselves. Ids are taken as they
-        are.
-      truncate_to: tokens that are kept at most, special ones included.
-      truncation_side: where tokens are dropped.
-      long_text: what is done with what is longer than the model.
-      kind: the side of a search that it stands on, for models that tell the two apart by
-        prompts, lengths or fillers.
-      prompt_name: of the model's prompts the one that is put before it.
-      max_query_tokens, max_document_tokens: a text of this kind, or of a pair, is cut to
-        so many tokens before anything is put around it; 0 does not cut it.
+      add_special_tokens: add the tokenizer's special tokens. None adds them to texts
+        and pairs, but not to conversations, whose templates write them. They are never
+        added to token ids.
+      truncate_to: the most tokens that are kept, special ones included.
+      truncation_side: the side on which tokens are dropped.
+      long_text: the treatment of texts that are longer than the model.
+      kind: query or document, for models with different prompts, lengths or fillers for
+        the two.
+      prompt_name: the name of the model's prompt that is put before the text.
+      max_query_tokens, max_document_tokens: a text of this kind, or this part of a
+        pair, is cut to so many tokens before anything is added; 0 does not cut it.
     """
 
     add_special_tokens: bool | None = None

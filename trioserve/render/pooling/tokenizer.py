@@ -1,7 +1,7 @@
-"""Texts to the token ids of models that pool, as many of them as anybody will read.
+"""Tokenizes texts for models that pool, each only as far as its tokens are needed.
 
-Blocking: runs in a renderer worker. As in text/tokenizer.py the raw tokenizer is shared and
-never changed; special tokens are not its business here (layout.py).
+Blocking: runs in a renderer worker. As in text/tokenizer.py, the raw tokenizer is
+shared and never changed. Special tokens are added later (layout.py).
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from ..text.tokenizer import check_encodable
 from .dividing import Divider
 from .texts import Side
 
-# Characters of the texts that are tokenized in one call, unless one is longer: half a
-# millisecond. tokenizers spreads the texts of a call over all cores. 32 texts of 512
-# tokens in one call take 7 ms in place of 15 on two cores, but the event loop and the
-# device's thread then wait for a core: up to 5 ms for the loop in place of 0.9. The
-# switch, TOKENIZERS_PARALLELISM, is the whole process's, and not ours.
+# Characters of the texts in one call, unless one text is longer: half a millisecond.
+# The tokenizers library spreads the texts of a call over all cores. With larger calls
+# 32 texts of 512 tokens would take 7 ms instead of 15 on two cores, but the event loop
+# and the device's thread would wait for a core: up to 5 ms for the loop instead of 0.9.
+# The environment variable TOKENIZERS_PARALLELISM would change this, but for the whole
+# process of an embedder.
 _CALL_CHARACTERS = 2048
 
-# Characters of a piece of a long text: more than its tokens need by all odds (English has
-# four to five in one), and not so many that a call is long (16384 take 4 ms, and the copy
-# of their ids, which holds the GIL, 0.1 ms).
+# Characters of a piece of a long text, for each token that is needed: probably enough,
+# because English has four to five in a token. The maximum keeps a call short: 16384
+# characters take 4 ms, and the copy of their ids, which holds the GIL, 0.1 ms.
 _CHARACTERS_PER_TOKEN = 8
 _MIN_PIECE = 1024
 _MAX_PIECE = 16384
-# A piece becomes longer where a text has no place to divide it. From here on the text is
-# cut anywhere, and so many tokens next to the cut are not believed.
+# A piece is longer if the text has no boundary at which to divide it. Above this length
+# the text is cut anywhere, and so many tokens next to the cut are not used.
 _MAX_UNDIVIDED = 2 * _MAX_PIECE
 _DOUBTED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A text, of which so many tokens are wanted.
+    """A text, and the number of its tokens that are needed.
 
     Args:
-      side: where tokens may be left out.
-      param: the request's field, for errors.
+      side: the side on which tokens may be left out.
+      param: the text's field in the request, for errors.
     """
 
     text: str
@@ -56,8 +57,9 @@ class TakenTokens:
     """A text's tokens, without special ones.
 
     Args:
-      token_ids: all; or at least as many as were wanted, and exactly those that a
-        tokenization of the whole text begins, or ends, with.
+      token_ids: all tokens; or the first or last ones of the whole text, at least as
+        many as were needed.
+      is_whole: whether these are all tokens.
     """
 
     token_ids: array[int]
@@ -68,9 +70,9 @@ class PoolingTokenizer:
     """One model's tokenizer.
 
     Args:
-      backend: nobody else changes it; without truncation or padding.
-      vocab_size: ids that the model knows; some have more than their tokenizer, and a
-        few have less.
+      backend: a tokenizer without truncation or padding, which nobody changes.
+      vocab_size: the number of ids that the model knows. Some models have more than
+        their tokenizer, and a few have less.
     """
 
     def __init__(self, backend: Tokenizer, *, vocab_size: int) -> None:
@@ -80,10 +82,10 @@ class PoolingTokenizer:
         self._highest_id = min(max(ids, default=-1), vocab_size - 1)
 
     def take(self, demands: Sequence[Demand]) -> list[TakenTokens]:
-        """Tokenize texts, each only as far as it is wanted.
+        """Tokenize texts, each only as far as its tokens are needed.
 
         Raises:
-          InvalidParameter: one is no Unicode text.
+          InvalidParameter: a text is no Unicode text.
         """
         taken: list[TakenTokens] = []
         for group in _group(demands):
@@ -99,7 +101,7 @@ class PoolingTokenizer:
         return _read_ids(encodings[0])
 
     def shorten(self, text: str, num_tokens: int, param: str) -> str:
-        """Cut a text after so many of its tokens.
+        """Return the part of a text that its first tokens cover.
 
         Raises:
           InvalidParameter: it is no Unicode text.
@@ -108,7 +110,7 @@ class PoolingTokenizer:
             text, _choose_size(num_tokens), "right"
         ):
             check_encodable(piece, param, begin)
-            # The fast variant tells no offsets.
+            # The fast variant returns no offsets.
             encoding = self._backend.encode_batch([piece], add_special_tokens=False)[0]
             if len(encoding) > num_tokens:
                 return text[: begin + _find_end(encoding, num_tokens)]
@@ -116,10 +118,10 @@ class PoolingTokenizer:
         return text
 
     def read_ids(self, token_ids: Sequence[int], param: str) -> array[int]:
-        """Check ids that a client sent.
+        """Check token ids from a client.
 
         Raises:
-          InvalidParameter: one of them is not the tokenizer's.
+          InvalidParameter: the tokenizer does not have one of the ids.
         """
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= self._highest_id:
             raise InvalidParameter(
@@ -165,18 +167,18 @@ class PoolingTokenizer:
         return TakenTokens(token_ids=token_ids, is_whole=num_characters == len(text))
 
     def _take_end(self, demand: Demand) -> TakenTokens:
-        """Tokenize more and more of a text that cannot be divided.
+        """Tokenize longer and longer parts of a text that cannot be divided.
 
-        What the tokens are at some distance from the cut does not depend on what was
-        cut off, unless the text is a single word or run of spaces up to there.
+        Tokens at some distance from the cut do not depend on the rest of the text,
+        unless the text is a single word, or a run of spaces, up to there.
         """
         length = _MAX_UNDIVIDED
         while length < len(demand.text):
             token_ids = self._encode_end(demand, length)
-            believed = len(token_ids) - _DOUBTED_TOKENS
-            if believed >= demand.num_tokens:
+            num_certain = len(token_ids) - _DOUBTED_TOKENS
+            if num_certain >= demand.num_tokens:
                 return TakenTokens(
-                    token_ids=cut(token_ids, believed, demand.side), is_whole=False
+                    token_ids=cut(token_ids, num_certain, demand.side), is_whole=False
                 )
             length *= 4
         return TakenTokens(token_ids=self._encode_end(demand, len(demand.text)))
@@ -189,7 +191,7 @@ class PoolingTokenizer:
 
 
 def cut(token_ids: array[int], limit: int, side: Side) -> array[int]:
-    """Keep so many tokens."""
+    """Drop tokens above a limit, on one side."""
     if side == "right":
         return token_ids[:limit]
     return token_ids[max(0, len(token_ids) - limit) :]
@@ -204,17 +206,17 @@ def _choose_size(num_tokens: int) -> int:
 
 
 def _find_end(encoding: Encoding, num_tokens: int) -> int:
-    """The end, in characters, of the last of so many tokens."""
+    """Return the offset at which the first so many tokens end."""
     if num_tokens == 0:
         return 0
     offsets = encoding.token_to_chars(num_tokens - 1)
-    assert offsets is not None, "tokens of a text come from some of its characters"
+    assert offsets is not None, "each token of a text covers some of its characters"
     end: int = offsets[1]
     return end
 
 
 def _group(demands: Sequence[Demand]) -> Iterator[list[Demand]]:
-    """Texts that are tokenized in one call; long ones are alone."""
+    """Group the texts of one call; a long text is alone."""
     group: list[Demand] = []
     num_characters = 0
     for demand in demands:

@@ -1,10 +1,10 @@
-"""What pooling gave, as a response carries it: JSON, base64 or plain bytes.
+"""Writes the results of pooling as JSON, base64 or plain bytes.
 
-Blocking: runs in a renderer worker, and no call within it holds the GIL for more than a
-fraction of a millisecond, or every open stream would wait for a long answer.
+Blocking: runs in a renderer worker. No call in here holds the GIL for more than a
+fraction of a millisecond. Otherwise every open stream would wait for a long answer.
 
-A broken model's numbers that are not finite are `null` in JSON, which has no word for
-them, and themselves in bytes: nobody takes them for a number.
+Numbers that are not finite, from a broken model, become `null` in JSON, which cannot
+write them. As bytes they stay what they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# Writes float32 in as few digits as give it back. msgspec writes the float64 that is
-# nearest: (384,) takes 6 us and 4.7 kB against 16 us and 8.0 kB, (512, 128) 1.4 ms and
-# 785 kB against 3.2 ms and 1357 kB.
+# orjson writes the shortest digits that identify a float32; msgspec writes the nearest
+# float64. (384,) takes 6 us and 4.7 kB, with msgspec 16 us and 8.0 kB; (512, 128) takes
+# 1.4 ms and 785 kB, with msgspec 3.2 ms and 1357 kB.
 import orjson
 import pybase64
 
@@ -36,23 +36,23 @@ _TORCH_NAMES: dict[Dtype, str] = {
     "fp8_e5m2": "float8_e5m2",
 }
 
-# Numbers that are written in one call: 0.25 ms of orjson, which holds the GIL.
+# The most numbers that are written in one call: 0.25 ms of orjson, which holds the GIL.
 _NUMBERS_AT_ONCE = 8192
 
-# How far from 1 the length of a vector is that was brought to it in 16 bits. Source:
-# vLLM 0.33, which compares chunks so, too.
+# The error in the length of a vector that was normalised to 1 in 16 bits. Source: vLLM
+# 0.33, which compares the lengths of chunks in the same way.
 _UNIT_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorFormat:
-    """How a client wants vectors.
+    """The format of vectors in a response.
 
     Args:
-      encoding: numbers in JSON; or their bytes, as base64 in JSON or as they are.
-      dtype: of the bytes. What is too large for 16 bits becomes infinite, and the
-        largest number there is in 8.
-      endianness: of the bytes.
+      encoding: numbers in JSON, base64 of their bytes in JSON, or plain bytes.
+      dtype: the type of the numbers in the bytes. Numbers too large for 16 bits become
+        infinite; those too large for 8 bits become the largest number.
+      endianness: the byte order.
     """
 
     encoding: Literal["float", "base64", "bytes"] = "float"
@@ -61,19 +61,19 @@ class VectorFormat:
 
 
 def write_json(tensor: TensorBytes) -> bytes:
-    """Write a tensor as nested lists; one without dimensions as a number."""
+    """Write a tensor as nested lists; a tensor without dimensions as a number."""
     return _write_array(_view(tensor))
 
 
 def write_bytes(tensor: TensorBytes, format: VectorFormat) -> bytes:
-    """Write a tensor's numbers one after the other, as `format` has them."""
+    """Write a tensor's numbers as bytes, in the type and byte order of `format`."""
     numbers = _view(tensor)
     if format.dtype == "float32":
         return _swap(numbers.view(np.uint32), format.endianness).tobytes()
-    # Here because `import trioserve` need not wait for it.
+    # Imported here, so that `import trioserve` stays fast.
     import torch
 
-    # Copied: torch warns of memory that it may not write to.
+    # Copied, because torch warns of read-only memory.
     converted = torch.from_numpy(numbers.copy()).to(
         getattr(torch, _TORCH_NAMES[format.dtype])
     )
@@ -90,11 +90,13 @@ def write_base64(tensor: TensorBytes, format: VectorFormat) -> bytes:
 
 
 def pack_bits(tensor: TensorBytes, *, signed: bool) -> bytes:
-    """Keep of each number whether it is positive; write eight as one, as JSON.
+    """Write the signs of the numbers as JSON, each eight as the bits of an integer.
+
+    A positive number is a 1; the first number is the highest bit.
 
     Args:
-      signed: 128 less, so that the results are int8 (Cohere's "binary"); otherwise they
-        are uint8 ("ubinary"). The first number of eight is the highest bit.
+      signed: subtract 128, so that the integers are int8 (Cohere's "binary"); otherwise
+        they are uint8 ("ubinary").
 
     Raises:
       InvalidParameter: the vectors' size is no multiple of 8.
@@ -108,17 +110,17 @@ def pack_bits(tensor: TensorBytes, *, signed: bool) -> bytes:
         )
     packed = np.packbits(numbers > 0, axis=-1)
     if signed:
-        # The same as to subtract 128 from a number that had room for it.
+        # The same bits as after subtracting 128.
         packed = (packed ^ np.uint8(128)).view(np.int8)
     return _write_array(packed)
 
 
 def average(chunks: Sequence[TensorBytes], weights: Sequence[int]) -> TensorBytes:
-    """Return the weighted mean of vectors, of length 1 if all of them are.
+    """Return the weighted mean of vectors; its length is 1 if theirs is.
 
     Args:
-      chunks: (size,) each; one is given back as it is.
-      weights: tokens of each, at least 1.
+      chunks: (size,) each; a single one is returned unchanged.
+      weights: the number of tokens of each, at least 1.
     """
     if len(chunks) == 1:
         return chunks[0]
@@ -126,7 +128,7 @@ def average(chunks: Sequence[TensorBytes], weights: Sequence[int]) -> TensorByte
     mean = np.average(vectors, axis=0, weights=weights)
     lengths = np.linalg.norm(vectors, axis=1)
     length = np.linalg.norm(mean)
-    # Opposite vectors may cancel each other out: nothing has no direction.
+    # The mean of opposite vectors may be zero, which cannot be normalised.
     if length > 0 and np.allclose(lengths, 1.0, rtol=_UNIT_TOLERANCE, atol=0.0):
         mean /= length
     return TensorBytes(
@@ -135,7 +137,7 @@ def average(chunks: Sequence[TensorBytes], weights: Sequence[int]) -> TensorByte
 
 
 def read_floats(tensor: TensorBytes) -> list[float]:
-    """The numbers of a tensor, in C order."""
+    """Return the numbers of a tensor, in C order."""
     floats: list[float] = _view(tensor).ravel().tolist()
     return floats
 
@@ -155,7 +157,7 @@ def _write_array(array: NDArray[Any]) -> bytes:
     if array.ndim == 0:
         return _dumps(array[()])
     rows = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(array.shape[1:])))
-    # Each piece is a list of its own; without its brackets it is a part of one.
+    # Each piece is a list of its own; without brackets it is a part of the whole list.
     pieces = [
         _dumps(array[begin : begin + rows])[1:-1]
         for begin in range(0, len(array), rows)

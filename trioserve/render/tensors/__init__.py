@@ -1,16 +1,23 @@
-"""Files of one tensor, as strangers send them: torch.save's and safetensors'.
+"""Reads untrusted files with one tensor, from torch.save or safetensors.
 
-Nothing of Python or torch runs on what a file says. torch.load, also with
-weights_only, allocates what the file claims, has written out of bounds for crafted
-sparse tensors, and holds the GIL for as long as it reads; a restricted pickle.Unpickler
-still allocates by claimed sizes and may be told to set attributes. Here a zip directory
-is read by its bounds, and the pickle inside by a machine that knows the opcodes of a
-tensor and no others. What comes out is a view of the file's bytes, checked to lie inside
-them, so that reading allocates nothing whatever the file claims. safetensors is simple
-enough to be read the same way; its library copies the elements under the GIL.
+embeds              base64 of such a file -> embeddings in the model's type
+reading             recognises the format
+torch_zip           the zip file of torch.save
+pickle_machine      the pickle inside it
+safetensors         the format of safetensors
+records             the tensors that a file describes, with checks of their bounds
 
-The zip's checksums are left alone, which torch.load does not: a wrong one harms nobody
-but its sender, and TCP and TLS have their own.
+A file never makes Python or torch run its instructions. torch.load, even with
+weights_only, allocates as much as the file claims, has written out of bounds for
+crafted sparse tensors, and holds the GIL while it reads. A restricted pickle.Unpickler
+allocates by claimed sizes, too, and a file can make it set attributes. Here the zip
+directory is read with checks of all bounds, and the pickle by a machine that has only
+the opcodes of a tensor. The result is a view of the file's bytes, checked to lie inside
+them. So reading allocates nothing, whatever the file claims. safetensors is read in the
+same way, because its library copies the elements under the GIL.
+
+Unlike torch.load, this room ignores the checksums of the zip. A wrong one harms only
+its sender, and TCP and TLS have checksums of their own.
 """
 
 from .reading import read_tensor_file

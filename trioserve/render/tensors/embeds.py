@@ -1,9 +1,9 @@
-"""Prompts that come as vectors: from a client's base64 to the model's own type.
+"""Decodes prompts that are vectors: from a client's base64 to the model's own type.
 
-What may go wrong is found before anything is allocated for the result: a file is only
-looked at where it lies (tensor_files), and its shape must be a prompt's of this model.
-Everything that takes time with the payload releases the GIL, so that the event loop
-goes on: base64 by pybase64, element work by torch, keys by hashlib.
+All checks run before memory is allocated for the result: the file is read in place, and
+its shape must be that of a prompt of this model. All work that grows with the payload
+releases the GIL, so that the event loop continues: base64 by pybase64, work on elements
+by torch, keys by hashlib.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from ...types.tensors import TensorBytes
 if TYPE_CHECKING:
     import torch
 
-# A sparse tensor, or one that repeats a row by a stride of 0, says more than it holds.
-# One stored value for each row of 4096 in float32 is taken (20 bytes for 16384); a
-# kilobyte that claims a gigabyte is not, or a few of them would fill the memory.
+# A sparse tensor, or one that repeats a row by a stride of 0, is larger than its file.
+# One stored value for each row of 4096 float32 numbers is allowed (20 bytes for 16384).
+# A kilobyte that claims a gigabyte is refused, because a few such files would fill the
+# memory.
 _MAX_GROWTH = 1024
 
-# Four blocks of the KV cache, unless these were told to be larger.
+# Four blocks of the KV cache with the default block size.
 _ROWS_PER_KEY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedEmbeds:
-    """Vectors that a client sent in place of tokens.
+    """Vectors that a client sends in place of tokens.
 
     Args:
       tensor: (num_vectors, hidden_size) in the model's type.
-      keys: KEY_BYTES for each vector; equal where all of its group are equal.
+      keys: KEY_BYTES for each vector; all vectors of a group have the group's key.
     """
 
     tensor: TensorBytes
@@ -61,17 +62,18 @@ def decode_embeds(
     max_tokens: int,
     param: str,
 ) -> DecodedEmbeds:
-    """Read vectors from what a stranger sent. Blocks for a second or two per GB.
+    """Decode vectors from an untrusted payload. Blocks for a second or two per GB.
 
     Args:
       payload: base64 of a file of torch.save or safetensors with one tensor
         ([1,] num_vectors, hidden_size), dense or sparse COO, of a floating-point type.
-      dtype: torch's name of the model's type; what does not fit it is refused.
-      max_tokens: of prompt and output together.
-      param: the request's field, for errors.
+      dtype: torch's name of the model's type; numbers that it cannot represent are
+        refused.
+      max_tokens: the limit of prompt and output together.
+      param: its field in the request, for errors.
 
     Raises:
-      InvalidParameter: it is anything else, or holds numbers that are not finite.
+      InvalidParameter: it is no such file, or has numbers that are not finite.
       ContextLengthExceeded: the model could not add a single token to them.
     """
     try:
@@ -93,7 +95,7 @@ def _decode_base64(payload: bytes | memoryview) -> bytearray:
     if not payload:
         raise MalformedTensor("must not be empty")
     try:
-        # Writable memory, as torch wants it, and no copy.
+        # A bytearray, because torch wants writable memory; makes no copy.
         return pybase64.b64decode_as_bytearray(payload, validate=True)
     except ValueError:
         raise MalformedTensor("must be base64 with its padding and no spaces") from None
@@ -125,12 +127,12 @@ def _check_growth(found: FiledTensor, file_size: int) -> None:
 def _convert(
     found: FiledTensor, shape: tuple[int, int], dtype: str, file_size: int
 ) -> torch.Tensor:
-    """The vectors in the model's type, in C order.
+    """Return the vectors in the model's type, in C order.
 
     Raises:
       MalformedTensor: one of their numbers is not finite, or too large for the type.
     """
-    # Imported here because it takes seconds, and few servers take tensors.
+    # Imported here, because it takes seconds, and few servers take tensors.
     import torch
 
     tensor = _fill_in(found) if isinstance(found, SparseTensor) else _view(found)
@@ -138,22 +140,24 @@ def _convert(
     vectors = source.to(
         getattr(torch, dtype), memory_format=torch.contiguous_format
     ).contiguous()
-    # One pass, 20 times as fast as isfinite; a NaN anywhere is both bounds.
+    # aminmax is one pass, 20 times as fast as isfinite. With a NaN both bounds are NaN.
     for bound in vectors.aminmax():
         if not bound.isfinite():
             raise MalformedTensor(f"its numbers must be finite, also as {dtype}")
-    # They lie in the file still, and a big one is not kept for a part of it.
+    # Uncopied vectors keep the whole file in memory, even if they are a small part of
+    # it.
     if vectors is source and 2 * vectors.nbytes < file_size:
         return vectors.clone()
     return vectors
 
 
 def _view(tensor: StridedTensor) -> torch.Tensor:
-    """The elements where they lie. There must be at least one."""
+    """Return a tensor of the elements in place. There must be at least one element."""
     import torch
 
     stored = torch.frombuffer(tensor.storage, dtype=torch.uint8)
-    # torch.save aligns to 64 bytes, safetensors to 8, others as they like.
+    # torch.save aligns to 64 bytes, safetensors to 8; other writers may not align at
+    # all.
     if stored.data_ptr() % tensor.item_size:
         stored = stored.clone()
     elements = stored.view(getattr(torch, tensor.dtype))
@@ -161,10 +165,10 @@ def _view(tensor: StridedTensor) -> torch.Tensor:
 
 
 def _fill_in(sparse: SparseTensor) -> torch.Tensor:
-    """The dense tensor of a sparse one.
+    """Return a sparse tensor as a dense one.
 
-    torch's own is not asked: it trusts indices unless a switch of the whole process is
-    on, which threads that set it for themselves take from each other.
+    torch's own conversion trusts the indices, unless a switch is on. The switch is
+    global to the process, so threads that set it would disturb each other.
 
     Raises:
       MalformedTensor: an index lies outside the tensor.
@@ -191,8 +195,8 @@ def _fill_in(sparse: SparseTensor) -> torch.Tensor:
 def _pack(vectors: torch.Tensor, dtype: str) -> DecodedEmbeds:
     import torch
 
-    # By way of numpy: torch's own tensors are no buffers, and to write into a new
-    # bytearray is slow twice, since making one fills it with zeros under the GIL.
+    # A view through numpy, because a tensor has no buffer interface. A copy into a new
+    # bytearray would also have to fill it with zeros first, under the GIL.
     data = vectors.view(torch.uint8).flatten().numpy().data
     num_vectors, hidden_size = vectors.shape
     return DecodedEmbeds(
@@ -202,18 +206,18 @@ def _pack(vectors: torch.Tensor, dtype: str) -> DecodedEmbeds:
 
 
 def _hash_rows(data: memoryview, row_size: int) -> bytes:
-    """Give every row the digest of the group of rows that it stands in.
+    """Return the keys of all rows: the digest of the group of rows around each.
 
-    What tensors have in common from their beginning on is so found in whole groups. Row
-    by row it would be found to the row, but hashlib lets others run during each call,
-    and to get the GIL back 2048 times beside a busy thread took half a second.
+    So the prefix cache finds common beginnings of tensors in whole groups. One digest
+    for each row would be finer, but hashlib releases the GIL in each call: to get it
+    back 2048 times beside a busy thread took half a second.
     """
     group_size = _ROWS_PER_KEY * row_size
     keys = []
     for at in range(0, len(data), group_size):
         group = data[at : at + group_size]
-        # Half of SHA-256: with the instructions that processors have for it, it takes
-        # half of BLAKE2b's time.
+        # The first half of SHA-256. Processors have instructions for it, so it takes
+        # half the time of BLAKE2b.
         key = hashlib.sha256(group).digest()[:KEY_BYTES]
         keys.append(key * (len(group) // row_size))
     return b"".join(keys)

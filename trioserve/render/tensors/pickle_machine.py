@@ -1,4 +1,4 @@
-"""The pickle of a tensor: what its opcodes may name and what is done instead of it."""
+"""Reads the pickle of a tensor with a machine of few opcodes, which runs no code."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _rebuild_sparse_tensor(args: tuple[object, ...]) -> SparseTensor:
     match args:
         case (
             "torch.sparse_coo",
-            # Files of older versions do not have the last one, which says whether no
-            # index comes twice. Nobody relies on it here.
+            # Older versions lack the last field, which says whether all indices differ.
+            # It is not used here.
             (StridedTensor() as indices, StridedTensor() as values, size)
             | (StridedTensor() as indices, StridedTensor() as values, size, _),
         ):

@@ -1,4 +1,4 @@
-"""Tells the formats apart."""
+"""Recognises the format of a tensor's file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .torch_zip import ZIP_LOCAL_SIGNATURE, read_torch_file
 
 
 def read_tensor_file(data: memoryview) -> FiledTensor:
-    """Find the one tensor that a file holds. Its elements stay where they are.
+    """Find the one tensor in a file. Its elements are not copied.
 
     Raises:
-      MalformedTensor: it is neither of the formats, holds anything else, or lies.
+      MalformedTensor: the file has another format, another content, or is inconsistent.
     """
     begin = bytes(data[:9])
     if begin.startswith(ZIP_LOCAL_SIGNATURE):

@@ -1,4 +1,4 @@
-"""What a file of a tensor says, checked to say nothing of what it does not hold."""
+"""The tensors that files describe, checked to lie inside the file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import math
 import struct
 
-# Bytes of an element by torch's name of its type: those that embeddings may have, and
-# that of a sparse tensor's indices.
+# Bytes of an element by torch's name of its type: the types of embeddings, and the type
+# of a sparse tensor's indices.
 FLOAT_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ITEM_SIZES = {**FLOAT_SIZES, "int64": 8}
 
-# A pickle of torch.save has some hundred bytes, and safetensors a header of as many and
-# its metadata.
+# A pickle of torch.save has some hundred bytes; a header of safetensors has as many,
+# and its metadata.
 MAX_HEADER_BYTES = 64 * 1024
 
-# torch prints, indexes and saves more, but no embeddings have them.
+# torch supports more dimensions, but embeddings have two or three.
 MAX_DIMS = 8
 
 WRONG_TYPE = f"its elements must be of one of the types {', '.join(FLOAT_SIZES)}"
@@ -28,15 +28,15 @@ OUTSIDE = "its shape and strides reach outside the elements that it holds"
 
 
 class MalformedTensor(ValueError):
-    """Raised when bytes are no file that can be taken; says why and quotes nothing."""
+    """Raised when a file is refused. Its text quotes nothing of the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StridedTensor:
-    """Elements in a file, and how they lie there.
+    """A tensor whose elements lie in a file.
 
     Args:
-      dtype: torch's name of their type.
+      dtype: torch's name of the elements' type.
       storage: the bytes of a whole number of elements.
       offset, strides: in elements.
 
@@ -74,11 +74,12 @@ class StridedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseTensor:
-    """A tensor in coordinate format, whose indices nobody has looked at yet.
+    """A tensor in coordinate format. Its indices are not checked yet.
 
     Args:
       indices: (num_sparse_dims, num_values) int64.
-      values: (num_values, *size[num_sparse_dims:]); at the same indices they add up.
+      values: (num_values, *size[num_sparse_dims:]); values with equal indices are
+        added.
 
     Raises:
       MalformedTensor: the parts do not fit together.
@@ -96,7 +97,7 @@ class SparseTensor:
             raise MalformedTensor(OUTSIDE)
         if self.values.size != (num_values, *self.size[num_sparse_dims:]):
             raise MalformedTensor(OUTSIDE)
-        # Strides of 0 would make of a few bytes any number of values to be added.
+        # With strides of 0 a few bytes would be any number of values.
         for part in (self.indices, self.values):
             if part.num_elements > part.num_stored:
                 raise MalformedTensor(OUTSIDE)
@@ -112,10 +113,10 @@ FiledTensor = StridedTensor | SparseTensor
 def unpack(
     layout: struct.Struct, data: memoryview, at: int, signature: bytes = b""
 ) -> tuple[int, ...]:
-    """Read the fields of a record at a place in a file.
+    """Read the fields of a record at an offset in a file.
 
     Raises:
-      MalformedTensor: the file ends before, or the record begins otherwise.
+      MalformedTensor: the file is too short, or the record has another signature.
     """
     if not 0 <= at <= len(data) - layout.size:
         raise MalformedTensor(BROKEN)

@@ -45,7 +45,7 @@ def read_safetensors(data: memoryview) -> StridedTensor:
     entry = _read_header(data[_LENGTH.size : end])
     if entry.dtype not in _SAFETENSORS_TYPES:
         raise MalformedTensor(WRONG_TYPE)
-    # Here already: the strides of thousands of dimensions would take seconds.
+    # Checked before the strides, which would take seconds for thousands of dimensions.
     if len(entry.shape) > MAX_DIMS:
         raise MalformedTensor(OUTSIDE)
     size = tuple(entry.shape)

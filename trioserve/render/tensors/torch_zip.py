@@ -1,7 +1,7 @@
-"""The zip that torch.save writes.
+"""Reads the zip file of torch.save.
 
-Every entry is stored as it is, under one folder, without a comment; data.pkl describes
-the tensor, and the elements of storage K are data/K.
+All entries are uncompressed, in one folder, without a comment. data.pkl describes the
+tensor, and data/K has the elements of storage K.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .records import (
     unpack,
 )
 
-# torch.save writes seven and one for each further storage.
+# torch.save writes seven entries, and one for each further storage.
 _MAX_ENTRIES = 64
 
 # Each is a signature of four bytes and its fields. Source: PKWARE's APPNOTE.TXT 4.3.16,
@@ -74,7 +74,7 @@ def read_torch_file(data: memoryview) -> FiledTensor:
         for name, entry in entries.items()
         if name.startswith(folder)
     }
-    # Older versions of torch do not say and wrote their machine's.
+    # Older versions of torch write no entry; their byte order is that of their machine.
     if files.get("byteorder", b"little") != sys.byteorder.encode():
         raise MalformedTensor("was written on a machine of another byte order")
     if len(files["data.pkl"]) > MAX_HEADER_BYTES:

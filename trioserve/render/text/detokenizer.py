@@ -95,8 +95,7 @@ class Detokenizer:
         text = self._utf8.decode(b"", final=True)
         if self._scanner is not None:
             text = self._scan(text, self._scanner)
-            if self._scanner.stop is None:
-                text += self._scanner.release()
+            text += self._scanner.release()
         return self._end(text)
 
     def _push_scanned(

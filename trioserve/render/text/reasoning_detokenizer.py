@@ -55,12 +55,7 @@ class ReasoningDetokenizer(Detokenizer):
             return self._split(super().push(token_ids))
         if len(token_ids) == 1:
             return self._push_one(token_ids[0])
-        deltas = []
-        for token_id in token_ids:
-            deltas.append(self._push_one(token_id))
-            if self._finished:
-                break
-        return TextDelta.join(deltas)
+        return TextDelta.join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> TextDelta:
         return self._split(super().finish())
@@ -69,9 +64,9 @@ class ReasoningDetokenizer(Detokenizer):
         num_held = self.num_held
         delta = super().push((token_id,))
         if delta.token_ids:
-            # Negative if a stop string ended the text before this token.
-            added = len(delta.text) + self.num_held - num_held
-            self._counter.push(max(0, added))
+            # Negative if a stop string ended the text before this token; then no token
+            # follows, and only the offset at which this one begins counts.
+            self._counter.push(len(delta.text) + self.num_held - num_held)
         return self._split(delta)
 
     def _split(self, delta: TextDelta) -> TextDelta:
@@ -107,7 +102,7 @@ class _TokenCounter:
     @property
     def is_done(self) -> bool:
         """Whether no further token can count."""
-        return self._splitter.end is not None and not self._waiting
+        return self._splitter.end is not None
 
     def push(self, num_characters: int) -> None:
         """Take a token, whose text has so many characters."""

@@ -1,14 +1,14 @@
 """Finds stop strings in text that arrives piece by piece.
 
-The stop string that is complete first ends the text, as if the model wrote one character
-at a time. If two are complete at the same character, the longer one wins. So the result
-never depends on the pieces.
+The stop string that is complete first ends the text, as if the model wrote one
+character at a time. If two are complete at the same character, the longer one wins. So
+the result never depends on the pieces.
 
 Text that may be the beginning of a stop string is held back until the next characters
 decide. Every search starts in this held text, so its cost does not grow with the text.
 
-Each string is searched for on its own with str.find. An Aho-Corasick automaton finds all
-of them at once, but was not worth its lines. Measured in CPU time, for tokens of 4
+Each string is searched for on its own with str.find. An Aho-Corasick automaton finds
+all of them at once, but was not worth its lines. Measured in CPU time, for tokens of 4
 characters:
 
                                             str.find          automaton
@@ -32,7 +32,8 @@ def check_stop_strings(stop: tuple[str, ...]) -> None:
     """Refuse stop strings that are empty or too long.
 
     Raises:
-      InvalidParameter: one is empty, or all have more than MAX_STOP_CHARACTERS together.
+      InvalidParameter: one is empty, or all have more than MAX_STOP_CHARACTERS
+        together.
     """
     if "" in stop:
         raise InvalidParameter("stop", "must not hold an empty string")
@@ -75,12 +76,14 @@ class StopScanner:
         """Take the next piece of the text, and release all that is safe to show.
 
         Args:
-          armed: whether a stop string that becomes complete in this piece ends the text.
-            If not, it is ordinary text; a string may begin here and end in a later piece.
+          armed: whether a stop string that becomes complete in this piece ends the
+            text. If not, it is ordinary text; a string may begin here and end in a
+            later piece.
 
         Returns:
-          The text that was not released before, without an end that may be the beginning
-          of a stop string. After a match: the rest of the text up to the stop string.
+          The text that was not released before, without an end that may be the
+          beginning of a stop string. After a match: the rest of the text up to the stop
+          string.
         """
         if not self._held and self._by_first.keys().isdisjoint(text):
             return text
@@ -119,7 +122,7 @@ class StopScanner:
         A start that fails here is not tried again with the next piece. So all pieces
         together try each character of the text once, and the held start once more.
         """
-        for begin in range(max(0, len(seen) + 1 - self._longest), len(seen)):
+        for begin in range(max(0, len(seen) - self._longest), len(seen)):
             end = seen[begin:]
             for string in self._by_first.get(seen[begin], ()):
                 if string.startswith(end) and string != end:
