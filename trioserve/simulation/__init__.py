@@ -1,10 +1,10 @@
 """Plays a pipeline in virtual time: the real scheduler and loop, and stages that only wait.
 
-Minutes of a load on eight stages take seconds, without a model and without torch. It does
-not know what a step computes, only how long it takes.
+Minutes of a load on eight stages take seconds, without a model and without torch. The
+simulation knows how long a step takes, but not what it computes.
 
-The door is `simulate` for a whole load, `open_simulated_engine` for programs and tests that
-bring requests themselves, and PipelineSimulator for those that have an engine.
+The doors are `simulate` for a whole load, `open_simulated_engine` for programs and tests
+with requests of their own, and PipelineSimulator for programs with an engine of their own.
 """
 
 from .config import SimulateConfig

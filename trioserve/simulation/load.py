@@ -1,4 +1,4 @@
-"""Which requests come, and when: read from a trace or made up by chance."""
+"""The requests of a simulation and their arrival times, from a trace or at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .config import SimulateConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request of which only the size is known.
+    """A request, of which only the arrival and the sizes are known.
 
     Args:
       arrival_seconds: after the start.
@@ -30,7 +30,7 @@ class SimulatedRequest:
 
 
 def list_requests(config: SimulateConfig) -> list[SimulatedRequest]:
-    """Return the load by arrival; equals stay in the order of the file.
+    """Return the requests by arrival; ties keep the order of the file.
 
     Raises:
       InvalidConfig: the trace is wrong, or a request does not fit the KV blocks.
@@ -41,10 +41,10 @@ def list_requests(config: SimulateConfig) -> list[SimulatedRequest]:
     if num_tokens > config.max_model_len:
         reason = f"{num_tokens} tokens do not fit into {config.max_model_len}"
         raise InvalidConfig("kv_blocks", reason)
-    return list(_make_up(config))
+    return list(_draw_requests(config))
 
 
-def _make_up(config: SimulateConfig) -> Iterator[SimulatedRequest]:
+def _draw_requests(config: SimulateConfig) -> Iterator[SimulatedRequest]:
     """Yield arrivals of a Poisson process; lengths are uniform."""
     chance = random.Random(config.seed)
     now = 0.0
@@ -62,7 +62,7 @@ def read_trace(path: Path, max_model_len: int) -> list[SimulatedRequest]:
     """Read CSV with a header, or JSON lines; see list_requests.
 
     Args:
-      max_model_len: the longest prompt and output together.
+      max_model_len: limit of prompt and output tokens together.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -87,7 +87,7 @@ _NAMES = ("arrival_seconds", "prompt_tokens", "output_tokens")
 def _list_fields(
     lines: list[str], path: Path
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield each request's line, from 1, and what it says."""
+    """Yield the number of each request's line, from 1, and its fields."""
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if filled and filled[0][1].lstrip().startswith("{"):
         for number, line in filled:

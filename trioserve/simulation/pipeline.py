@@ -5,9 +5,9 @@
                     ^                                          |
                     +------------------ tokens ----------------+
 
-Each stage is a task that takes plans in order, waits for what it has to receive, computes
-(sleeps), and sends. What it receives is compared with what it expects, so a mistake in who
-sends what ends the simulation, as it would end a real pipeline in a deadlock.
+Each stage is a task. It takes plans in order, waits for its messages, computes (sleeps),
+and sends. It compares each message with the one that it expects. A mistake would be a
+deadlock in a real pipeline; here it ends the simulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .record import Bar, Message, PlanReader, Record, StepKind
 
 
 class TransfersNotMatched(Exception):
-    """Raised when a stage receives something else than it expects."""
+    """Raised when a stage receives another message than it expects."""
 
     def __init__(self, expected: Transfer, received: Transfer) -> None:
         super().__init__(f"expected {expected}, received {received}")
@@ -36,10 +36,10 @@ class TransfersNotMatched(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTimes:
-    """How long everything takes, in seconds; see SimulateConfig.
+    """The times of a simulation, in seconds; see SimulateConfig.
 
     Args:
-      stage_weights: one for each stage, or none where all are alike.
+      stage_weights: one for each stage, or none if all are alike.
     """
 
     step_seconds: float = 0.016
@@ -57,7 +57,7 @@ class PipelineTimes:
         return [weight / sum(weights) for weight in weights]
 
     def seconds_of(self, plan: StepPlan) -> float:
-        """Return what the whole model takes for a plan."""
+        """Return the time that the whole model takes for a plan."""
         if not plan.rows:
             return 0.0
         return self.step_seconds + self.token_seconds * plan.num_tokens
@@ -69,11 +69,11 @@ class PlannedTransfers(Protocol):
     def list(self, plan: StepPlan) -> tuple[Transfer, ...]: ...
 
     def take(self, plan: StepPlan) -> Iterator[Transfer]:
-        """Yield the tokens that the first stage takes in before it runs the plan."""
+        """Yield the transfers of tokens that the first stage needs before it runs a plan."""
 
 
 class _NeededTransfers:
-    """Tokens go back for steps that sample; the first stage waits where it reads them."""
+    """Tokens go back after steps that sample; the first stage waits when it needs them."""
 
     def __init__(self, num_stages: int, depth: int) -> None:
         self._num_stages = num_stages
@@ -124,12 +124,12 @@ def _answer(step_id: int, num_stages: int, num_rows: int) -> Transfer:
 
 
 class _Link:
-    """One way from a stage to another; what is sent arrives in order, after a time."""
+    """A connection in one direction; messages arrive in order, after a delay."""
 
     def __init__(self, seconds: float, record: Record) -> None:
         self._seconds = seconds
         self._record = record
-        # Bounded by the loop, which keeps so many steps in flight.
+        # Bounded by the engine loop, which limits the steps in flight.
         self._send, self._receive = trio.open_memory_channel[tuple[Transfer, float]](
             math.inf
         )
@@ -163,13 +163,12 @@ class PipelineSimulator:
     """An Executor of N stages in virtual time.
 
     Args:
-      step: gives a plan's result, such as FakeDevice's.
-      depth: steps in flight at most; N + 1 unless told otherwise.
-      transfers: the messages between stages; those that a real pipeline sends unless
-        told otherwise.
+      step: returns the result of a plan, such as FakeDevice.step.
+      depth: largest number of steps in flight; N + 1 by default.
+      transfers: the messages between stages; by default those of a real pipeline.
 
     Attributes:
-      record: what happened.
+      record: all steps and messages so far.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class PipelineSimulator:
     async def _compute(self, stage: int, submitted: _Submitted) -> None:
         begin = trio.current_time()
         plan = submitted.plan
-        # Until, and not for: rounding would add up over a million steps.
+        # sleep_until, because the rounding of sleep would add up over a million steps.
         end = begin + self._shares[stage] * self._times.seconds_of(plan)
         await trio.sleep_until(end)
         self.record.bars.append(

@@ -1,4 +1,4 @@
-"""What stages did and told each other, as it is drawn and counted afterwards."""
+"""The record of a simulation: steps and messages, to be drawn and counted later."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ StepKind = Literal["chunk", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A stage at work on a step.
+    """The work of a stage on a step.
 
     Args:
       begin, end: seconds of the simulation.
-      chunks: (request, chunk) of every prompt that the step has a part of; a request is
-        known by its seed, and chunks are counted from 1.
+      chunks: (number of the request, number of the chunk from 1) of each chunk of a
+        prompt in the step.
     """
 
     stage: int
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A transfer that its receiver has taken in.
+    """A transfer that has been received.
 
     Args:
       sent_at, taken_at: seconds of the simulation.
@@ -45,10 +45,10 @@ class Message:
 
 @dataclass(slots=True)
 class Record:
-    """All that happened, each list in the order in which it did.
+    """All steps and messages of a simulation, each list in order.
 
     Args:
-      sent: every transfer that was sent, whether it has been taken in or not.
+      sent: every transfer that was sent, received or not.
       num_steps: steps that computed anything.
     """
 
@@ -60,7 +60,7 @@ class Record:
     def measure_utilization(
         self, num_stages: int, begin: float, end: float
     ) -> tuple[float, ...]:
-        """Return the share of these seconds that each stage was at work."""
+        """Return the part of these seconds in which each stage worked."""
         busy = [0.0] * num_stages
         for bar in self.bars:
             busy[bar.stage] += max(0.0, min(bar.end, end) - max(bar.begin, begin))
@@ -75,14 +75,14 @@ class _Slot:
 
 
 class PlanReader:
-    """Tells which of a plan's rows are parts of prompts; called for every plan, in order."""
+    """Finds the chunks of prompts in plans; call it for every plan, in order."""
 
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
 
     def read(self, plan: StepPlan) -> tuple[StepKind, tuple[tuple[int, int], ...]]:
         for start in plan.starts:
-            # Of one that was preempted, what it had written is computed like a prompt.
+            # After a preemption, the earlier output is computed like a prompt.
             num_known = len(start.prompt_token_ids) + len(start.output_token_ids)
             self._slots[start.slot] = _Slot(start.seed, num_known)
         chunks = []

@@ -16,7 +16,7 @@ from .record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """What became of a request; times are seconds of the simulation."""
+    """The outcome of a request; times are seconds of the simulation."""
 
     number: int
     arrived_at: float
@@ -31,7 +31,7 @@ class RequestRecord:
 
     @property
     def token_seconds(self) -> float | None:
-        """Time per output token after the first one; None where there is no other."""
+        """Time per output token after the first one; None if there is only one."""
         if len(self.token_ids) < 2:
             return None
         return (self.ended_at - self.first_token_at) / (len(self.token_ids) - 1)
@@ -39,7 +39,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of seconds."""
+    """Percentiles of times, in seconds."""
 
     p50: float
     p99: float
@@ -47,15 +47,15 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a simulation has shown.
+    """The figures of a simulation.
 
     Args:
       first_arrival: second of the simulation at which the first request came.
       seconds: from the first arrival to the last token.
-      prefill_tokens_per_second, decode_tokens_per_second: prompts' and outputs' tokens
-        over all these seconds.
-      time_per_output_token: of requests with more than one.
-      utilization: share of the seconds that each stage was at work.
+      prefill_tokens_per_second, decode_tokens_per_second: tokens of prompts and of outputs,
+        divided by all these seconds.
+      time_per_output_token: of requests with more than one output token.
+      utilization: the part of the seconds in which each stage worked.
       num_steps: steps that computed anything.
       num_exchanges: steps whose tokens went back to the first stage.
       num_exchanges_skipped: steps after which nothing went back.
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The first and last of the seconds that all figures are about."""
+        """The first and the last second that the figures cover."""
         return self.first_arrival, self.first_arrival + self.seconds
 
     def format(self) -> str:
@@ -125,7 +125,7 @@ def make_report(
     counters: SchedulerCounters,
     config: SimulateConfig,
 ) -> Report:
-    """Work the figures out.
+    """Compute the figures.
 
     Args:
       requests: at least one.
@@ -149,7 +149,7 @@ def make_report(
         utilization=record.measure_utilization(num_stages, begin, begin + seconds),
         num_steps=record.num_steps,
         num_exchanges=num_exchanges,
-        # One stage has nobody to tell.
+        # A single stage sends nothing.
         num_exchanges_skipped=record.num_steps - num_exchanges if num_stages > 1 else 0,
         num_preemptions=counters.num_preemptions,
     )

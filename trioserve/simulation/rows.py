@@ -1,8 +1,8 @@
-"""One stage's row of the picture.
+"""The row of one stage in the picture.
 
-Steps that are too narrow for a bar are drawn as columns of pixels, each with the mixed
-colour of the steps inside it. Bars of their own would be all edge, and bars without edges
-would be rounded to whole pixels, some to none and some to two.
+Steps that are too narrow for a bar are drawn as columns of pixels. Each column has the
+mixed colour of its steps. Narrow bars would consist of edges alone; without edges they
+would be rounded to whole pixels, some to no pixel and some to two.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ WIDTH_INCHES = 14.0
 ROW_INCHES = 0.55
 DOTS_PER_INCH = 130
 BAR_HEIGHT = 0.8
-# Four pixels: a narrower bar has no room for edges that can be told from its colour.
+# Four pixels: in a narrower bar, edges could not be told from its colour.
 _MIN_BAR_POINTS = 2.0
 _EDGE_POINTS = 0.4
-# Beyond a sixth of a bar, edges make its colour pale.
+# Edges of more than a sixth of a bar would make its colour pale.
 _MAX_EDGE_SHARE = 1 / 6
 _FONT_POINTS = 7.0
 _LINE_POINTS = 1.3 * _FONT_POINTS
-# Of a digit in matplotlib's own font, as a share of its height.
+# The width of a digit in matplotlib's own font, as a part of its height.
 _DIGIT_POINTS = 0.64 * _FONT_POINTS
 _BAR_HEIGHT_POINTS = BAR_HEIGHT * ROW_INCHES * 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The seconds that are drawn, and how wide they are."""
+    """The seconds that are drawn, and their width in the picture."""
 
     begin: float
     end: float
 
     def count_points(self, bar: Bar) -> float:
-        """Return how wide the visible part of a bar is."""
+        """Return the width of the visible part of a bar, in points."""
         seconds = min(bar.end, self.end) - max(bar.begin, self.begin)
-        # What the axes leave of the width, about.
+        # The axes take about a tenth of the width.
         return seconds * 0.9 * 72 * WIDTH_INCHES / (self.end - self.begin)
 
     def find_middle(self, bar: Bar) -> float:
@@ -58,7 +58,7 @@ class Scale:
 
 
 def choose_edge(bar_points: float) -> float:
-    """Return how thick a bar's edge is, 0 where the bar is too narrow to be drawn alone."""
+    """Return the width of a bar's edge; 0 if the bar is too narrow to be drawn alone."""
     if bar_points < _MIN_BAR_POINTS:
         return 0.0
     return min(_EDGE_POINTS, _MAX_EDGE_SHARE * bar_points)
@@ -69,7 +69,7 @@ def mix_columns(
 ) -> NDArray[np.float64]:
     """Return the colours of a stage's columns, (num_columns, 3) red, green and blue.
 
-    Each kind of step colours a column by its share of the column's seconds.
+    Each kind of step colours a column by its part of the column's seconds.
 
     Args:
       bars: of one stage, in order.
@@ -89,7 +89,7 @@ def mix_columns(
 def _measure_shares(
     bars: Sequence[Bar], edges: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the share of each column that bars take, (num_edges - 1,)"""
+    """Return the part of each column that bars cover, (num_edges - 1,)."""
     import numpy as np
 
     if not bars:
@@ -103,7 +103,7 @@ def _measure_shares(
 
 
 def draw_row(axes: Axes, bars: Sequence[Bar], stage: int, scale: Scale) -> None:
-    """Draw what a stage did.
+    """Draw the steps of a stage.
 
     Args:
       bars: of that stage, in order.
@@ -136,7 +136,7 @@ def draw_row(axes: Axes, bars: Sequence[Bar], stage: int, scale: Scale) -> None:
 def _draw_label(axes: Axes, bar: Bar, scale: Scale) -> None:
     width, height = scale.count_points(bar), _BAR_HEIGHT_POINTS
     across = choose_label(bar, line_points=width, lines_points=height)
-    # Upright there is room for a label in bars that are a line wide.
+    # A bar as wide as a line of text has room for an upright label.
     label = across or choose_label(bar, line_points=height, lines_points=width)
     axes.text(
         scale.find_middle(bar),
@@ -151,11 +151,11 @@ def _draw_label(axes: Axes, bar: Bar, scale: Scale) -> None:
 
 
 def choose_label(bar: Bar, *, line_points: float, lines_points: float) -> str:
-    """Name as many of a bar's chunks as there is room for, one a line.
+    """Name as many chunks of a bar as there is room for, one on each line.
 
     Args:
-      line_points: how long a line may be.
-      lines_points: how much all lines may take.
+      line_points: the room for the length of a line.
+      lines_points: the room for all lines, one above the other.
     """
     names = [f"{request}.{chunk}" for request, chunk in bar.chunks]
     max_lines = int(lines_points / _LINE_POINTS)

@@ -1,4 +1,4 @@
-"""Puts scheduler, loop and simulated stages together and lets a load come."""
+"""Run a load through the scheduler, the engine loop and simulated stages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .pipeline import EveryStepTransfers, PipelineSimulator, PipelineTimes
 from .report import Report, RequestRecord, make_report
 from .timeline import check_matplotlib, draw_timeline
 
-# Who sends what is checked message by message; but a message that never comes is waited
-# for in vain. Nothing that is simulated takes so many seconds: thirty years.
+# Every message is checked when it comes, but a message that never comes would be waited
+# for without end. No simulation takes so many seconds: thirty years.
 _NEVER_SECONDS = 1e9
 
 
 def simulate(config: SimulateConfig) -> tuple[Report, PipelineSimulator]:
-    """Play a whole load; the same configuration gives the same figures.
+    """Play a whole load; the same configuration always gives the same figures.
 
     Raises:
       InvalidConfig: the load is wrong.
@@ -43,12 +43,12 @@ def simulate(config: SimulateConfig) -> tuple[Report, PipelineSimulator]:
 
 
 def report_simulation(config: SimulateConfig) -> str:
-    """Play a load, write the files that were asked for, and return the table.
+    """Play a load, write the files that the options name, and return the table.
 
     Raises:
       InvalidConfig: the load is wrong, a file cannot be written, or matplotlib is missing.
     """
-    # First: what is missing is told before minutes are spent.
+    # First, because the simulation may take minutes.
     if config.timeline is not None:
         check_matplotlib()
     report, pipeline = simulate(config)
@@ -97,9 +97,9 @@ async def open_simulated_engine(
     The trio program must run under a MockClock whose autojump_threshold is 0.
 
     Args:
-      step: gives a plan's result; a FakeDevice's unless told otherwise.
-      prefix_caching: as Scheduler's; nobody knows what the prompts of a trace have in
-        common.
+      step: returns the result of a plan; by default a FakeDevice does.
+      prefix_caching: as in Scheduler; off, because a trace does not tell what its prompts
+        have in common.
     """
     pipeline = PipelineSimulator(
         step or _make_step(config.block_size),
@@ -131,7 +131,7 @@ def _make_step(block_size: int) -> Callable[[StepPlan], StepResult]:
 
     def step(plan: StepPlan) -> StepResult:
         result = device.step(plan)
-        # Of a million steps they would take gigabytes.
+        # The plans of a million steps would take gigabytes.
         device.plans.clear()
         return result
 
@@ -175,7 +175,7 @@ def _describe_model(config: SimulateConfig) -> ModelInfo:
 
 @dataclass(slots=True, kw_only=True)
 class _Opened:
-    """A request whose stream is open; whoever reads it closes it."""
+    """A request whose stream is open; the reader closes it."""
 
     number: int
     request: SimulatedRequest
@@ -186,11 +186,10 @@ class _Opened:
 async def play(
     engine: TokenEngine, requests: Sequence[SimulatedRequest]
 ) -> list[RequestRecord]:
-    """Let requests come when it is their time; returns once all of them have ended.
+    """Open requests at their arrival times; returns when all of them have ended.
 
-    trio runs the tasks of an instant in any order. What comes is let in by this one task,
-    and only once everything else of the instant is done, so that a load is played the same
-    way every time.
+    trio runs the tasks of an instant in any order. So that a load is played the same way
+    every time, this one task opens all requests, after all other tasks of the instant.
 
     Args:
       requests: by arrival; request k samples with the seed k.
@@ -227,10 +226,9 @@ async def _open_request(
 
 @contextmanager
 def _stop_time() -> Iterator[None]:
-    """Keep the clock where it is: of a thread, in which long prompts are hashed, it knows
-    nothing, and would jump over it."""
+    """Stop the clock, which would jump ahead while a thread hashes a long prompt."""
     clock = trio.lowlevel.current_clock()
-    assert isinstance(clock, trio.testing.MockClock), "simulations take virtual time"
+    assert isinstance(clock, trio.testing.MockClock), "simulations run in virtual time"
     clock.autojump_threshold = math.inf
     try:
         yield

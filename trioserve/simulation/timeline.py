@@ -1,6 +1,6 @@
-"""Draws the stages' time: a row a stage, a bar a step.
+"""Draw the work of stages over time: a row for each stage, a bar for each step.
 
-It needs matplotlib, which only `trioserve[simulate]` brings.
+This needs matplotlib, which only `trioserve[simulate]` installs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _MEANINGS: dict[StepKind, str] = {
     "mixed": "both",
     "decode": "decoding",
 }
-# Beyond so many, lines from the last stage to the first are a grey curtain.
+# More lines from the last stage to the first would cover the picture.
 _MAX_LINES = 150
 
 
 def check_matplotlib() -> None:
-    """Refuse before anything is simulated.
+    """Check that matplotlib is installed, before anything is simulated.
 
     Raises:
-      InvalidConfig: it is not there.
+      InvalidConfig: it is missing.
     """
     try:
         import matplotlib  # noqa: F401
@@ -56,7 +56,7 @@ def draw_timeline(
     title: str,
     window: tuple[float, float],
 ) -> None:
-    """Draw what stages did into a .png or .svg.
+    """Draw the record of a simulation to a .png or .svg file.
 
     Args:
       window: first and last second that are drawn.
@@ -89,7 +89,7 @@ def draw_timeline(
 
 
 def _draw_answers(axes: Axes, record: Record, num_stages: int, scale: Scale) -> None:
-    """Draw the tokens that went back, from when they were sampled to when they were read."""
+    """Draw a line for each return of tokens, from its sending to its receiving."""
     lines = [
         message
         for message in record.messages
@@ -105,7 +105,7 @@ def _draw_answers(axes: Axes, record: Record, num_stages: int, scale: Scale) -> 
             [num_stages - 1 - BAR_HEIGHT / 2, BAR_HEIGHT / 2],
             color="#333333",
             linewidth=0.8,
-            # Behind the rows, whose labels they would cross.
+            # Behind the rows, so that the lines do not cross their labels.
             zorder=0,
         )
 

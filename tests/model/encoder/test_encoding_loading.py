@@ -180,7 +180,7 @@ def test_a_head_that_was_not_saved(tmp_path: Path) -> None:
 def test_a_model_that_reads_tokens_by_their_neighbours(tmp_path: Path) -> None:
     """Mixing along the whole rectangle, padding included, cannot be undone."""
     path = save_tiny_encoder("fnet", tmp_path)
-    with pytest.raises(UnsupportedModel, match="otherwise beside others than alone"):
+    with pytest.raises(UnsupportedModel, match="depends on the other texts of a batch"):
         load(path)
 
 

@@ -1,14 +1,14 @@
 """Reads whole texts at once: tokens in, the last layer's states out.
 
-Knows torch and transformers; does not know what is made of the states (that is
-model/pooling), nor requests or texts. What runs is any encoder or decoder that
-transformers builds. The tokens of a step lie flat and only attention sees where one
-input ends (flat.py); where attention cannot be replaced, inputs of about the same length
-are padded to rectangles (rectangles.py). Which of the two is right for a model is tried
-out when it is loaded (check.py), not looked up.
+This room knows torch and transformers. It does not know requests or texts, nor the use of
+the states (model/pooling/). It runs any encoder or decoder that transformers builds. The
+tokens of a step are laid flat, and only attention sees where an input ends (flat.py). If a
+model's attention cannot be replaced, inputs of about the same length are padded to
+rectangles (rectangles.py). The right way for a model is found by trying both when it is
+loaded (check.py).
 
 The door:
-  find_task       what a model's files say that it is for
+  find_task       the task of a model, by its files
   check_encoder   whether it can be loaded, without its weights
   load_encoder    a folder -> LoadedEncoder
 """

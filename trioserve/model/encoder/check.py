@@ -1,8 +1,8 @@
-"""Find out how a model can be run, by running it.
+"""Find the fastest correct way to run a model, by trying.
 
-transformers has hundreds of text models, and lists of what is special about each are
-never whole. A few short inputs are run one at a time, the way that cannot be wrong; a
-faster way is taken if it gives the same.
+transformers has hundreds of text models, and no list of their peculiarities is complete.
+So a few short inputs are run one at a time, which is always correct. A faster way is
+taken if it gives the same states.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 _LENGTHS = (3, 5, 9)
 
-# Longer windows are trusted to mean what they do everywhere in transformers, rather than
-# tried: reading more tokens than this takes larger models seconds.
+# Longer windows are not tried, because reading more tokens takes larger models seconds.
+# They are assumed to work as everywhere in transformers.
 _MAX_TRIED_WINDOW = 128
 
-# Of the states' length. Reading positions, windows or masks otherwise changes them by
-# tenths; what 16-bit rounding does was seen to stay below a twentieth.
+# Largest error, as a part of the length of the states. Wrong positions, windows or masks
+# change states by tenths; 16-bit rounding was seen to stay below a twentieth.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What running a model showed.
+    """The result of trying a model.
 
     Args:
-      forward: the fastest way to run it that is right.
-      is_causal: its tokens see none that follow.
+      forward: the fastest correct way to run it.
+      is_causal: its tokens see no later tokens.
       states: for each probe, (num_tokens, hidden_size) run by itself
     """
 
@@ -60,15 +60,15 @@ class Findings:
 def make_probes(
     model: PreTrainedModel, rules: TokenRules, num_positions: int | None
 ) -> tuple[PoolingInput, ...]:
-    """Return inputs of different lengths, of which each begins with the one before.
+    """Return inputs of different lengths; each begins with the tokens of the one before.
 
-    The last is longer than the model's windows; and a pair, where it takes pairs.
+    The last one is longer than the model's windows, and a pair if the model takes pairs.
     """
     longest = max(_LENGTHS[-1], _find_window(model) + 4)
     lengths = [min(n, num_positions or n) for n in (*_LENGTHS[:-1], longest)]
     special = {rules.fill_id, rules.padding_id}
     vocabulary = [i for i in range(count_vocabulary(model)) if i not in special]
-    # Steps of a prime visit all of a vocabulary before any token comes twice.
+    # Steps of a prime number visit the whole vocabulary before any token comes twice.
     tokens = [vocabulary[7919 * (i + 1) % len(vocabulary)] for i in range(lengths[-1])]
     second_begin = 4 if rules.type_ids and lengths[-1] > 4 else 0
     return tuple(
@@ -87,7 +87,7 @@ def examine(
     probes: Sequence[PoolingInput],
     architecture: str,
 ) -> Findings:
-    """Choose how a model is run; its products are packed on the way.
+    """Choose the way to run a model, and pack its products.
 
     Raises:
       UnsupportedModel: it cannot read several inputs at once.
@@ -96,7 +96,7 @@ def examine(
     try:
         states = tuple(rectangles.encode([probe]).states for probe in probes)
     except Exception as error:
-        # Which arguments a model misses, and how it says so, differs from one to the next.
+        # Models miss different arguments, and raise different errors.
         raise UnsupportedModel(
             architecture, f"it cannot read tokens alone ({shorten_message(error)})"
         ) from error
@@ -107,7 +107,8 @@ def examine(
         logger.info("%s is run in padded rectangles", architecture)
         if not agree(rectangles.run_together(probes), torch.cat(states)):
             raise UnsupportedModel(
-                architecture, "it reads a text otherwise beside others than alone"
+                architecture,
+                "its result for a text depends on the other texts of a batch",
             )
     shorter, longer = states[0], states[-1]
     return Findings(
@@ -118,7 +119,7 @@ def examine(
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results differ by no more than rounding."""
+    """Whether two results differ by rounding alone."""
     error = (found.float() - expected.float()).norm()
     return bool(error <= _TOLERANCE[expected.dtype] * expected.float().norm())
 
@@ -144,15 +145,15 @@ def _find_flat_pass(
         if agree(torch.cat(found), torch.cat(list(states))):
             return forward
     except Exception:
-        # Models that were not written for such arguments trip over them in as many ways
-        # as there are; they have a way of their own.
+        # A model that was not written for such arguments may raise any error. It is run
+        # in rectangles.
         logger.debug("attention cannot be replaced", exc_info=True)
     model.set_attn_implementation(own)
     return None
 
 
 def _find_window(model: nn.Module) -> int:
-    """Return the widest window that is worth trying, 0 if there is none."""
+    """Return the widest window to try; 0 if there is none."""
     windows = {
         getattr(module, "sliding_window", None) or 0 for module in model.modules()
     }
@@ -160,6 +161,6 @@ def _find_window(model: nn.Module) -> int:
 
 
 def count_vocabulary(model: PreTrainedModel) -> int:
-    """Return how many tokens a model has vectors of."""
+    """Return the number of tokens that a model has vectors for."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])

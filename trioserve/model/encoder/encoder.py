@@ -1,4 +1,4 @@
-"""What a loaded encoder is."""
+"""A loaded encoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EncodedInputs:
 
     Args:
       states: (num_tokens, hidden_size) in the model's type, all inputs flat
-      spans: for each input, in input order, [begin, end) of its tokens.
+      spans: for each input, in the order of inputs, [begin, end) of its tokens.
     """
 
     states: Tensor
@@ -37,23 +37,22 @@ class ForwardPass(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEncoder:
-    """A model on its device that reads whole texts; from one thread at a time.
+    """A model on its device that reads whole texts; only one thread at a time may use it.
 
     Args:
-      info: what the other rooms know of it; its max_model_len is what one input may
-        have.
-      task: what it was loaded for.
-      forward: how its inputs are run.
-      labels: names of a classifier's, in the order of its numbers.
-      activation: what turns a classifier's numbers into scores.
+      info: its description for other rooms; max_model_len is the limit of one input.
+      task: the task that it was loaded for.
+      forward: the way to run it.
+      labels: names of a classifier's labels, in the order of its outputs.
+      activation: turns a classifier's outputs into scores.
       hidden_size: width of the states.
-      type_ids: it tells the two texts of a pair apart.
-      is_causal: tokens see none that follow, as in a decoder.
-      head: of a classifier: (n, hidden_size) -> (n, num_labels), to be given each
-        text's state by `head_mode`, or each token's for token_classify.
-      head_mode: which state of a text the head of a text classifier reads.
-      projection: (num_outputs, hidden_size) what a ColBERT checkpoint multiplies states
-        with.
+      type_ids: the model tells the two texts of a pair apart.
+      is_causal: tokens see no later tokens, as in a decoder.
+      head: the head of a classifier: (n, hidden_size) -> (n, num_labels). It reads one
+        state of each text, by `head_mode`, or for token_classify all states.
+      head_mode: the state of a text that the head of a text classifier reads.
+      projection: (num_outputs, hidden_size) the matrix of a ColBERT checkpoint, by which
+        states are multiplied
     """
 
     info: ModelInfo
@@ -72,5 +71,5 @@ class LoadedEncoder:
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[PoolingInput]) -> EncodedInputs:
-        """Run the model over some inputs, each of which sees itself alone."""
+        """Run the model over some inputs; no input sees another."""
         return self.forward.encode(inputs)

@@ -29,7 +29,7 @@ from .tokens import TokenRules, lay_rectangle
 # Names that sentence-transformers gives to classes of PyTorch, by their last part.
 _ACTIVATIONS: dict[str, Activation] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
-# What the head of a text classifier may read of a text.
+# The states of a text that the head of a text classifier may read.
 _ROWS: dict[PoolingMode, Callable[[Tensor], Tensor]] = {
     "cls": lambda states: states[0],
     "lasttoken": lambda states: states[-1],
@@ -38,10 +38,10 @@ _ROWS: dict[PoolingMode, Callable[[Tensor], Tensor]] = {
 
 
 class Head:
-    """A classifier's head: (n, hidden_size) -> (n, num_labels)
+    """The head of a classifier: (n, hidden_size) -> (n, num_labels).
 
     Args:
-      model: loses its encoder, which the caller has in hand.
+      model: the classifier; it loses its encoder, which the caller holds.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -50,8 +50,8 @@ class Head:
         setattr(model, model.base_model_prefix, self._given)
         text_config = model.config.get_text_config()
         if text_config.pad_token_id is None:
-            # Heads of decoders refuse batches without one. They look for the last token
-            # that is something else, and of a single token they take that in any case.
+            # Heads of decoders refuse batches without a padding token. They read the last
+            # token that is no padding; of a single token they always read that one.
             text_config.pad_token_id = 0
 
     @torch.inference_mode()
@@ -65,10 +65,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedHead:
-    """A head, and what the whole model said of some texts before it was parted.
+    """A head, and the outputs of the whole model for some texts before it was parted.
 
     Args:
-      logits: of each text, (1, num_labels) or (1, num_tokens, num_labels)
+      logits: the outputs for each text, (1, num_labels) or (1, num_tokens, num_labels)
     """
 
     head: Head
@@ -77,13 +77,13 @@ class PartedHead:
     def check(
         self, task: PoolingTask, states: Sequence[Tensor], architecture: str
     ) -> PoolingMode | None:
-        """Return which state of a text the head reads; None where it reads each.
+        """Return the state of a text that the head reads; None if it reads all states.
 
         Args:
           states: of the same texts, (num_tokens, hidden_size)
 
         Raises:
-          UnsupportedModel: it reads something else.
+          UnsupportedModel: the head reads something else.
         """
         if task == "token_classify":
             if self._agrees(torch.cat(list(states))):
@@ -106,30 +106,30 @@ class PartedHead:
 def part_head(
     model: PreTrainedModel, probes: Sequence[PoolingInput], rules: TokenRules
 ) -> PartedHead:
-    """Take a classifier's head off, after it was heard about some texts."""
+    """Separate a classifier's head, and keep the outputs for some texts to compare with."""
     whole: Any = model
     logits = tuple(whole(**lay_rectangle([probe], rules)[0])[0] for probe in probes)
     return PartedHead(head=Head(model), logits=logits)
 
 
 def name_labels(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Return the labels in the order of their numbers."""
+    """Return the labels in the order of the outputs."""
     labels: Any = config.id2label
     return tuple(str(labels[index]) for index in sorted(labels))
 
 
 def find_activation(config: PreTrainedConfig, folder: Path) -> Activation:
-    """Return what turns logits into scores.
+    """Return the function that turns logits into scores.
 
-    As sentence_transformers.CrossEncoder for a single label, and as text-classification
-    pipelines of transformers for several.
+    It is the one of sentence_transformers.CrossEncoder for a single label, and that of
+    transformers' text-classification pipelines for several labels.
     """
     named = _read_activation(config, folder)
     if config.num_labels == 1:
         if named not in (None, *_ACTIVATIONS):
             raise UnsupportedModel(
                 name_architecture(config),
-                f"its scores are to go through {named}",
+                f"its activation function {named} is not supported",
             )
         return _ACTIVATIONS.get(named or "", "sigmoid")
     is_independent = config.problem_type == "multi_label_classification"
@@ -137,7 +137,7 @@ def find_activation(config: PreTrainedConfig, folder: Path) -> Activation:
 
 
 def _read_activation(config: PreTrainedConfig, folder: Path) -> str | None:
-    """Return the name of the class that files of sentence-transformers name."""
+    """Return the name of the activation class in sentence-transformers' files."""
     path = folder / "config_sentence_transformers.json"
     try:
         described = json.loads(path.read_text()) if path.exists() else {}
@@ -156,12 +156,12 @@ def _read_activation(config: PreTrainedConfig, folder: Path) -> str | None:
 
 
 class _GivenStates(nn.Module):
-    """Stands where an encoder stood, with its pooler."""
+    """Replaces the encoder of a classifier: returns given states, and pools them."""
 
     def __init__(self, encoder: Any) -> None:
         super().__init__()
         self._pooler = getattr(encoder, "pooler", None)
-        # ALBERT's is two modules, the first of which is given the first token.
+        # ALBERT's pooler has two modules; the first one gets the first token.
         self._activation = getattr(encoder, "pooler_activation", None)
         self.states: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""Build an encoder from a folder, or say in one sentence why it cannot be served."""
+"""Load an encoder from a folder, or say in one sentence why it cannot be served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .heads import PartedHead, find_activation, name_labels, part_head
 from .task import find_transformer, name_architecture
 from .tokens import TokenRules
 
-# What builds models, and for which configurations.
+# Task -> transformers' class that builds the models, and its configurations.
 _ENCODERS: tuple[Any, Any] = (AutoModel, MODEL_MAPPING)
 _CLASSIFIERS: dict[PoolingTask, tuple[Any, Any]] = {
     "classify": (
@@ -50,7 +50,7 @@ _CLASSIFIERS: dict[PoolingTask, tuple[Any, Any]] = {
     ),
 }
 
-# What ColBERT checkpoints multiply states with, beside what transformers knows.
+# The projection of ColBERT checkpoints, which transformers does not know.
 _PROJECTION = "linear.weight"
 
 
@@ -68,13 +68,13 @@ def load_encoder(
       folder: in Hugging Face layout.
       config: type, device and limits.
       name: what clients call the model.
-      task: what it is loaded for, as find_task says; classifiers keep their head.
-      sentence: what files of sentence-transformers say.
+      task: its task, from find_task; classifiers keep their head.
+      sentence: the contents of sentence-transformers' files.
 
     Raises:
-      UnsupportedModel: its architecture cannot do that.
+      UnsupportedModel: its architecture cannot do the task.
       WeightsBroken: its files cannot be read.
-      InvalidConfig: an option asks for what the model or the machine has not.
+      InvalidConfig: an option does not fit the model or the machine.
     """
     device = resolve_device(config.device)
     if config.num_threads is not None:
@@ -124,14 +124,14 @@ def check_encoder(
     task: PoolingTask,
     sentence: SentenceFolder | None,
 ) -> None:
-    """Refuse what load_encoder would refuse after it has read the weights, as far as known.
+    """Refuse most models that load_encoder would refuse, without reading the weights.
 
     Args and raises: as load_encoder.
     """
     resolve_device(config.device)
     model_config = read_config(find_transformer(folder, sentence))
     _check_architecture(model_config, _CLASSIFIERS.get(task, _ENCODERS)[1])
-    # Some models count fewer positions than their configuration says, but none more.
+    # Some models have fewer positions than their configuration says, but none has more.
     _resolve_max_model_len(count_positions(model_config), config, sentence)
 
 
@@ -156,7 +156,7 @@ def _add_projection(
 ) -> LoadedEncoder:
     is_colbert = "ColBERT" in loaded.info.architecture
     if not is_colbert and sentence is not None and sentence.modules:
-        # What follows the transformer lies in folders of its own.
+        # The modules after the transformer have folders of their own.
         return loaded
     projection = _read_projection(path)
     if projection is None:
@@ -176,22 +176,24 @@ def _read_model(
         path,
         config,
         attention=None,
-        # States are read before any pooler; many checkpoints come without one.
+        # The pooler's output is not used, and many checkpoints have no pooler.
         may_lack=() if task in _CLASSIFIERS else ("pooler.",),
     )
     # nn.Module's own, because transformers wraps it without types.
     nn.Module.to(model, device)
     model.eval()
-    # Decoders would keep keys and values for tokens that never come.
+    # Otherwise decoders would keep keys and values for later tokens.
     model.config.use_cache = False
     return model
 
 
 def _check_architecture(config: PreTrainedConfig, mapping: Any) -> None:
-    """Refuse what reads anything but text before gigabytes are read."""
+    """Refuse models that read more than text, before gigabytes are read."""
     architecture = name_architecture(config)
     if type(config) not in mapping:
-        raise UnsupportedModel(architecture, "it is no model of text for this task")
+        raise UnsupportedModel(
+            architecture, "transformers has no text model of this kind for the task"
+        )
     model_class = mapping[type(config)]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
@@ -215,7 +217,7 @@ def _resolve_max_model_len(
         raise InvalidConfig(
             "max_model_len", f"{asked} is more than the model's own {num_positions}"
         )
-    # What it was trained with is advice, and may be gone beyond when asked to.
+    # The length that it was trained with is advice: the option may go beyond it.
     trained = sentence.max_seq_length if sentence is not None else None
     known = [length for length in (trained, num_positions) if length is not None]
     if asked is None and not known:
@@ -233,7 +235,7 @@ def _count_positions(encoder: PreTrainedModel) -> int | None:
 
 
 def _find_padded_positions(encoder: nn.Module) -> nn.Embedding | None:
-    """Return the positions of models of RoBERTa's kind, which begin after padding."""
+    """Return the table of positions of models of RoBERTa's kind; None for others."""
     for module in encoder.modules():
         table = getattr(module, "position_embeddings", None)
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
@@ -253,13 +255,13 @@ def _make_rules(encoder: PreTrainedModel, device: torch.device) -> TokenRules:
 
 
 def _drop_pooler(encoder: Any) -> None:
-    """Save the time that a pooler takes for what nobody reads."""
+    """Remove a pooler whose output nobody reads, to save time."""
     if "add_pooling_layer" in inspect.signature(type(encoder).__init__).parameters:
         encoder.pooler = None
 
 
 def _read_projection(path: Path) -> Tensor | None:
-    """Return what a ColBERT checkpoint multiplies states with, (dim, hidden_size)"""
+    """Return the projection of a ColBERT checkpoint, (dim, hidden_size)."""
     for file in sorted(path.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as tensors:

@@ -1,6 +1,6 @@
-"""Padded rectangles, for models whose attention cannot be replaced.
+"""The forward pass over padded rectangles, for models whose attention cannot be replaced.
 
-Inputs are sorted by length and cut into groups that need little padding; each group
+Inputs are sorted by length and divided into groups that need little padding. Each group
 goes through transformers' own forward pass.
 """
 
@@ -18,26 +18,26 @@ from ..attention.flat import sort_by_length
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_rectangle, place_spans
 
-# Places of a rectangle for each token in it, at most; below so many places, one more call
-# of the model costs more than the padding.
+# The largest number of places in a rectangle for each of its tokens; and the number of
+# places below which one more call of the model costs more than the padding.
 _MAX_PADDING = 1.15
 _MIN_PLACES = 128
 
 # Such models write the scores of all pairs of tokens to memory, for each head. On a CPU
-# they should stay in the cache: 64 texts of 4 to 256 tokens took 2.6 s rather than 3.6.
-# A GPU wants few large calls; its number is a guess.
+# the scores should stay in the cache: 64 texts of 4 to 256 tokens took 2.6 s instead of
+# 3.6. A GPU needs few large calls; its number is a guess.
 _MAX_PAIRS = {"cpu": 2**17, "cuda": 2**22}
 
 
 class RectanglePass:
     """Runs a model by its own forward pass.
 
-    Unseen tokens are masked as padding is; what they themselves see then is left to the
-    model's own code.
+    Unseen tokens are masked like padding. The model's own code decides what the unseen
+    tokens themselves see.
 
     Args:
-      model: with an attention implementation of its own.
-      rules: what its tokens come with.
+      model: has an attention implementation of transformers.
+      rules: the arguments that its tokens come with.
     """
 
     def __init__(self, model: PreTrainedModel, rules: TokenRules) -> None:
@@ -63,11 +63,11 @@ class RectanglePass:
 
 
 def _cut_groups(lengths: Sequence[int], max_pairs: int) -> Iterator[tuple[int, int]]:
-    """Cut inputs into slices of about the same length.
+    """Divide inputs into slices of about the same length.
 
     Args:
       lengths: rising.
-      max_pairs: of tokens that see each other in one slice, unless it is one input.
+      max_pairs: largest number of pairs of tokens in a slice of several inputs.
     """
     begin, num_tokens = 0, 0
     for end, length in enumerate(lengths):

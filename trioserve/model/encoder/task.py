@@ -1,4 +1,4 @@
-"""What a model is for, by its files."""
+"""The task of a model, found from its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..loading.config_file import read_config
 
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
-# Ending of the class's name -> what such a head can do.
+# Ending of the name of a class -> task of its head.
 _HEADS: dict[str, PoolingTask] = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "token_classify",
@@ -30,14 +30,14 @@ _HEADS: dict[str, PoolingTask] = {
 def find_task(
     folder: Path, sentence: SentenceFolder | None, config: PoolingConfig
 ) -> Literal["generate"] | PoolingTask:
-    """Return what a model is to do, by the configuration or else by its files.
+    """Return the task of a model: the option --task, or else the task that its files tell.
 
     Args:
-      folder: holds config.json, maybe deeper (sentence.transformer_path).
-      sentence: what files of sentence-transformers say.
+      folder: holds config.json, perhaps in a sub-folder (sentence.transformer_path).
+      sentence: the contents of sentence-transformers' files.
 
     Raises:
-      UnsupportedModel: its architecture cannot do what the configuration asks for.
+      UnsupportedModel: its architecture cannot do the task of the configuration.
       WeightsBroken: config.json cannot be read.
     """
     model_config = read_config(find_transformer(folder, sentence))
@@ -63,7 +63,7 @@ def name_architecture(config: PreTrainedConfig) -> str:
 
 
 def find_head(architecture: str) -> PoolingTask | None:
-    """Return what a classifier does; None for what is no classifier."""
+    """Return the task of a classifier; None for other models."""
     for ending, task in _HEADS.items():
         if architecture.endswith(ending):
             return task
@@ -78,7 +78,7 @@ def _guess(
 ) -> Literal["generate"] | PoolingTask:
     if sentence is not None and sentence.modes:
         return "embed"
-    # Cross-encoders come in folders of sentence-transformers, too, and pool nothing.
+    # Cross-encoders, too, come in folders of sentence-transformers, and they pool nothing.
     if head is not None:
         return head
     if sentence is not None or "ColBERT" in architecture:
@@ -90,14 +90,17 @@ def _guess(
 
 
 def _may_generate(config: PreTrainedConfig, head: PoolingTask | None) -> bool:
-    """Whether it is a decoder. Encoders can be built as such, but were not trained so."""
+    """Whether a model is a decoder.
+
+    Encoders can be built as decoders, but were not trained as such.
+    """
     if head is not None:
         return False
     if (
         config.is_encoder_decoder
         or type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     ):
-        # model.load_model says which of them are served, and why others are not.
+        # load_model refuses those that cannot be served, and says why.
         return True
     return (
         type(config) in MODEL_FOR_CAUSAL_LM_MAPPING

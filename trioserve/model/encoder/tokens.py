@@ -1,4 +1,4 @@
-"""What a model is told of its tokens."""
+"""The arguments of a forward pass: token ids, positions and types."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...types.pooling import PoolingInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """What tokens of a model come with.
+    """The arguments that the tokens of a model come with.
 
     Args:
-      device: where they go.
+      device: the model's.
       fill_id: the token that fills rectangles up.
-      padding_id: of models of RoBERTa's kind, the token that has no position of its own;
-        the others' positions are counted from padding_id + 1. None is from 0.
+      padding_id: for models of RoBERTa's kind, the token that has no position of its own;
+        other positions are counted from padding_id + 1. None counts from 0.
       type_ids: tokens come with the number of their text in a pair.
     """
 
@@ -32,7 +32,7 @@ class TokenRules:
 def place_spans(
     inputs: Sequence[PoolingInput], order: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return where each input's tokens lie once they lie flat in some order."""
+    """Return [begin, end) of each input's tokens when they are laid flat in an order."""
     spans, end = [(0, 0)] * len(inputs), 0
     for index in order:
         begin, end = end, end + inputs[index].num_tokens
@@ -41,12 +41,12 @@ def place_spans(
 
 
 def lay_flat(inputs: Sequence[PoolingInput], rules: TokenRules) -> dict[str, Tensor]:
-    """Return a model's arguments for inputs that lie flat, in the order given.
+    """Return a model's arguments for inputs that are laid flat, in this order.
 
     Returns:
       input_ids       (1, num_tokens) int64
       position_ids    (1, num_tokens) int64
-      token_type_ids  (1, num_tokens) int64, where the model has them
+      token_type_ids  (1, num_tokens) int64, if the model has them
     """
     token_ids = _join_ids(inputs)
     lengths = torch.tensor([i.num_tokens for i in inputs])
@@ -63,13 +63,13 @@ def lay_flat(inputs: Sequence[PoolingInput], rules: TokenRules) -> dict[str, Ten
 def lay_rectangle(
     inputs: Sequence[PoolingInput], rules: TokenRules
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a model's arguments for inputs that are filled up to the longest.
+    """Return a model's arguments for inputs that are padded to the longest.
 
     Returns:
       input_ids       (num_inputs, longest) int64
       attention_mask  (num_inputs, longest) int64
-      token_type_ids  (num_inputs, longest) int64, where the model has them
-      and which of the places hold tokens, (num_inputs, longest) bool
+      token_type_ids  (num_inputs, longest) int64, if the model has them
+      and the places that hold tokens, (num_inputs, longest) bool
     """
     lengths = torch.tensor([i.num_tokens for i in inputs])
     columns = torch.arange(int(lengths.max()))
@@ -90,7 +90,7 @@ def lay_rectangle(
 
 
 def _join_ids(inputs: Sequence[PoolingInput]) -> Tensor:
-    # A bytearray, because torch warns of memory that it must not write to.
+    # A bytearray, because torch warns of read-only memory.
     joined = bytearray().join([i.token_ids for i in inputs])
     return torch.frombuffer(joined, dtype=torch.int32).long()
 
@@ -100,7 +100,7 @@ def _count_positions(
 ) -> Tensor:
     if rules.padding_id is None:
         return torch.arange(len(token_ids)) - begins.repeat_interleave(lengths)
-    # As create_position_ids_from_input_ids in transformers' modeling_roberta.py.
+    # As in create_position_ids_from_input_ids in transformers' modeling_roberta.py.
     has_position = token_ids != rules.padding_id
     counts = has_position.cumsum(0)
     counts_before = (counts - has_position.long())[begins].repeat_interleave(lengths)

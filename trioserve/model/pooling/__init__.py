@@ -1,11 +1,11 @@
-"""Makes results of an encoder's states: vectors, scores of labels, similarities.
+"""Turns an encoder's states into results: vectors, scores of labels, similarities.
 
-Knows torch and the files of sentence-transformers; does not know texts, requests or how
-the states come about (that is model/encoding).
+This room knows torch and the files of sentence-transformers. It does not know texts or
+requests, nor how the states are computed (model/encoder/).
 
 The door:
   check_pooling   whether options make sense for a model
-  PoolingRunner   .step(PoolingPlan) -> PoolingResult, from one thread at a time
+  PoolingRunner   .step(PoolingPlan) -> PoolingResult, in one thread at a time
 """
 
 from .loading import check_pooling

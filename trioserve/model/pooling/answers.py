@@ -1,4 +1,4 @@
-"""Brings what a step made to the host, and cuts it into each input's share."""
+"""Bring the results of a step to the host, and cut them into those of each input."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...types.tensors import TensorBytes
 
 Floats = NDArray[np.float32]
 
-# What is given back for an input whose result stays on the device.
+# The answer for an input whose result stays on the device.
 NOTHING = TensorBytes(data=b"", dtype="float32", shape=(0,))
 
 
 def read_back(tensors: Sequence[Tensor]) -> list[Floats]:
-    """Bring tensors to the host, all with one transfer."""
+    """Copy tensors to the host, all in one transfer."""
     full = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
     if not full:
         return [np.zeros(tensor.shape, dtype=np.float32) for tensor in tensors]
-    # Most steps make one kind of result, which need not be copied.
+    # Most steps have one kind of result, which need not be joined.
     host = (full[0] if len(full) == 1 else torch.cat(full)).cpu().numpy()
     arrays: list[Floats] = []
     begin = 0
@@ -34,14 +34,15 @@ def read_back(tensors: Sequence[Tensor]) -> list[Floats]:
 
 
 def cut(array: Floats, sizes: tuple[int, ...] | None) -> Iterator[TensorBytes]:
-    """Cut the results of several inputs into bytes of their own.
+    """Cut the results of several inputs into separate bytes.
 
-    A view would keep the whole step's memory for as long as the slowest client waits.
+    The bytes are copies. A view would keep the memory of the whole step until its slowest
+    client has read its result.
 
     Args:
-      array: rows of all inputs.
-      sizes: of each input the rows; None where each has one, which is given back as
-        what it holds.
+      array: the rows of all inputs.
+      sizes: number of rows of each input. None means one row for each, which is returned
+        without the dimension of rows.
     """
     shape = array.shape[1:]
     if sizes is None:

@@ -1,4 +1,4 @@
-"""Works out what a pooling model can be asked for, and loads what that takes."""
+"""Find the tasks of a pooling model, and load the modules that they need."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .tasks import (
 
 _MODES: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 
-# Without files that say otherwise vectors are compared by their cosine.
+# Without other files, vectors are compared by their cosine.
 _NORMALIZE = (SentenceModule(kind="normalize"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTasks:
-    """What a model can be asked for.
+    """The tasks of a model.
 
     Args:
       averages_similarity: as in SentenceFolder.
@@ -47,14 +47,14 @@ def load_tasks(
     sentence: SentenceFolder | None,
     config: PoolingConfig,
 ) -> LoadedTasks:
-    """Load what makes results of the encoder's states.
+    """Load the modules that turn the encoder's states into results.
 
     Args:
       folder: the model's.
-      sentence: what its files say; None is nothing.
+      sentence: the contents of sentence-transformers' files; None if there are none.
 
     Raises:
-      WeightsBroken: weights of a module, or what config.json says, are unusable.
+      WeightsBroken: the weights of a module, or a value of config.json, cannot be used.
       UnsupportedModel: a module cannot be run.
       InvalidConfig: an option makes no sense for the encoder's task.
     """
@@ -71,11 +71,11 @@ def load_tasks(
 def check_pooling(
     task: PoolingTask, sentence: SentenceFolder | None, config: PoolingConfig
 ) -> None:
-    """Refuse options that make no sense for a model; needs none of its weights.
+    """Refuse options that make no sense for a model, without its weights.
 
     Args:
       task: the encoder's.
-      sentence: as of load_tasks.
+      sentence: as in load_tasks.
 
     Raises:
       InvalidConfig
@@ -115,7 +115,7 @@ def _load_embedder(
         tasks=("embed", "token_embed"),
         num_outputs=limit if limit is not None and is_cut else modules.width,
         matryoshka=_find_matryoshka(_find_config(folder, sentence), config),
-        # What is cut after it was brought to length 1 is shorter.
+        # A vector of length 1 is shorter after it has been cut.
         normalizes=modules.normalizes and not is_cut,
         type_ids=encoder.type_ids,
     )
@@ -169,7 +169,7 @@ def _load_token_modules(
 ) -> ModuleChain:
     listed = _NORMALIZE if sentence is None else sentence.modules
     if sentence is not None and sentence.modes:
-        # They read pooled vectors; of tokens only the last of them says something.
+        # The modules read pooled vectors; only a last normalization suits tokens, too.
         listed = tuple(module for module in listed[-1:] if module.kind == "normalize")
     width = encoder.hidden_size
     if encoder.projection is not None:
@@ -191,7 +191,9 @@ def _load_classifier(encoder: LoadedEncoder) -> LoadedTasks:
     if encoder.task == "token_classify":
         task = ClassifyTokens(head=encoder.head, activation=encoder.activation)
     else:
-        assert encoder.head_mode is not None, "its head reads one vector of a text"
+        assert (
+            encoder.head_mode is not None
+        ), "the head of a text classifier reads one vector of a text"
         task = ClassifyTexts(
             head=encoder.head, mode=encoder.head_mode, activation=encoder.activation
         )
@@ -211,14 +213,14 @@ def _find_config(folder: Path, sentence: SentenceFolder | None) -> Path:
 
 
 def _find_matryoshka(path: Path, config: PoolingConfig) -> tuple[int, ...] | None:
-    """Find out which sizes vectors may be cut to."""
+    """Return the sizes to which vectors may be cut; () is any size, None is no size."""
     if config.matryoshka:
         return ()
     model = json.loads(path.read_bytes())
     sizes = model.get("matryoshka_dimensions")
     if sizes is None:
         return () if model.get("is_matryoshka") else None
-    # To Python true is a 1, to JSON it is not.
+    # In Python, true counts as 1; in JSON it is no number.
     if not isinstance(sizes, list) or not all(
         type(size) is int and size > 0 for size in sizes
     ):

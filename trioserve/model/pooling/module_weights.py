@@ -1,4 +1,4 @@
-"""Reads the weights of a module of sentence-transformers."""
+"""Read the weights of a module of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ModuleWeights:
 
     Args:
       folder: the model's.
-      path: the module's, relative to that.
-      device: where they are wanted.
+      path: the module's folder, relative to that.
+      device: where the tensors are needed.
 
     Raises:
       WeightsBroken: there are none, or they cannot be read.
@@ -36,7 +36,7 @@ class ModuleWeights:
         return name in self._tensors
 
     def take(self, name: str, *shape: int | None) -> Tensor:
-        """Take a tensor of a shape, in which None is any size."""
+        """Return a tensor of a given shape, in float32; None is any size."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise WeightsBroken(self._source, f"{self._path} has no tensor {name}")
@@ -64,10 +64,10 @@ class ModuleWeights:
 
     def _read_pickle(self, path: Path) -> Mapping[str, Tensor]:
         try:
-            # With weights_only the pickle is not run: it makes tensors or fails.
+            # With weights_only, the pickle runs no code: it gives tensors or fails.
             tensors = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, EOFError) as error:
-            raise ValueError(f"{path.name} holds more than tensors, or less") from error
+            raise ValueError(f"{path.name} does not hold tensors alone") from error
         if not isinstance(tensors, dict) or not all(
             isinstance(tensor, Tensor) for tensor in tensors.values()
         ):

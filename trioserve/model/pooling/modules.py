@@ -1,4 +1,4 @@
-"""The modules of a sentence-transformers folder that follow its pooling."""
+"""The modules of a sentence-transformers folder that come after its pooling."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .module_weights import ModuleWeights
 # (n, width) float32 -> (n, another width) float32.
 VectorModule = Callable[[Tensor], Tensor]
 
-# Modules whose classes may be built of what a file says; they take no arguments.
+# Modules whose classes a file may name; they are built without arguments.
 _ACTIVATION_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChain:
-    """What is done with vectors, one after the other.
+    """Modules that vectors pass through, one after the other.
 
     Args:
-      width: of the vectors that come out.
-      normalizes: brings them to length 1 in the end; which is left to the caller, for
-        between the two they may be cut.
+      width: width of the resulting vectors.
+      normalizes: the vectors are to be brought to length 1 at last. The caller does that,
+        because vectors may be cut before.
     """
 
     modules: tuple[VectorModule, ...]
@@ -48,7 +48,7 @@ class Dense:
     Args:
       weight: (out, in).
       bias: (out,).
-      residual: added to what comes out: nothing, what came in, or that times a matrix.
+      residual: added to the output: nothing, the input, or the input times a matrix.
     """
 
     weight: Tensor
@@ -65,7 +65,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorm:
-    """nn.LayerNorm, without what it keeps for the training."""
+    """The same as nn.LayerNorm, without its state for training."""
 
     weight: Tensor
     bias: Tensor
@@ -88,11 +88,11 @@ def load_modules(
     """Load the modules of a folder, in float32.
 
     Args:
-      width: of the vectors that the first one gets.
+      width: width of the vectors for the first module.
 
     Raises:
-      WeightsBroken: weights are missing, or of other shapes than the vectors.
-      UnsupportedModel: an activation function is not torch's.
+      WeightsBroken: weights are missing, or do not fit the width of the vectors.
+      UnsupportedModel: an activation function is not one of torch's.
     """
     loaded: list[VectorModule] = []
     last = len(modules)
@@ -144,7 +144,7 @@ def _pass(vectors: Tensor) -> Tensor:
 
 
 def _make_activation(name: str) -> VectorModule | None:
-    """Build one of torch's activation functions, and nothing else that a file names."""
+    """Build one of torch's activation functions; other names in a file are refused."""
     module, _, class_name = name.rpartition(".")
     if class_name == "Identity":
         return None

@@ -1,7 +1,7 @@
-"""Makes one vector of a text's token vectors.
+"""Pool the token vectors of a text into one vector.
 
-All in float32, whatever the model computes in: a sum of thousands of bfloat16 numbers
-would forget the last of them.
+Everything is computed in float32, whatever the type of the model: a sum of thousands of
+bfloat16 numbers would lose the last of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch.nn.functional import embedding_bag
 from ...types.sentence import PoolingMode
 from .tokens import Tokens
 
-# Where nothing is pooled all weights are 0, and so is the vector. Source:
+# Without any token, all weights are 0, and so is the vector. Source:
 # sentence-transformers 6.2, sentence_transformer/modules/pooling.py.
 _SMALLEST = 1e-9
 
-# About the square root of the longest texts.
+# About the square root of the length of the longest texts.
 _PIECE_TOKENS = 64
 
 
 def pool(states: Tensor, tokens: Tokens, modes: Sequence[PoolingMode]) -> Tensor:
-    """Pool a step's texts at once.
+    """Pool all texts of a step at once.
 
     Args:
       states: (num_tokens, hidden) of the whole step.
-      tokens: of the texts.
-      modes: the vectors that they make are put side by side.
+      tokens: the tokens of the texts.
+      modes: each gives a vector; they are put side by side.
 
     Returns:
-      (num_inputs, len(modes) * hidden) float32. A text of which all tokens are left out
-      gets zeros, but for "cls", which then takes the first of them.
+      (num_inputs, len(modes) * hidden) float32. If all tokens of a text are left out, its
+      vector is zero, except for "cls", which then takes the first token.
     """
     pooled = [_pool_one(states, tokens, mode) for mode in modes]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
@@ -82,17 +82,17 @@ def _take_largest(states: Tensor, tokens: Tokens) -> Tensor:
 
 
 def take_largest(values: Tensor, owners: Tensor, num_owners: int) -> Tensor:
-    """Take the largest number of each column among the rows of each owner.
+    """Return the largest number of each column among the rows of each owner.
 
-    Of the ways to do it in torch (embedding_bag, segment_reduce, a loop) the fastest by
-    a factor of three and more, on one core.
+    On one core this is at least three times as fast as the other ways of torch
+    (embedding_bag, segment_reduce, a loop).
 
     Args:
       values: (num_rows, width).
       owners: (num_rows,).
 
     Returns:
-      (num_owners, width); zeros for who owns no row.
+      (num_owners, width); zeros for an owner without rows.
     """
     largest = values.new_zeros(num_owners, values.shape[1])
     index = owners.unsqueeze(1).expand(values.shape)  # (num_rows, width)
@@ -106,12 +106,12 @@ def _weigh_by_place(tokens: Tokens) -> NDArray[np.float64]:
 
 
 def _add_up(states: Tensor, tokens: Tokens, weights: NDArray[np.float64]) -> Tensor:
-    """Sum each text's tokens times their weights, in two storeys.
+    """Sum the tokens of each text times their weights, in two stages.
 
-    An embedding bag is just that, and gathers on its way; on a GPU it adds in the same
-    order each time, where index_add does not. But it adds one after the other: rounding
-    errors of thousands of tokens would pile up, and only so many cores of a GPU would
-    have something to do. So sums of pieces are summed.
+    An embedding bag does just that, and gathers the tokens meanwhile. On a GPU it adds in
+    the same order each time, unlike index_add. But it adds one number after the other: the
+    rounding errors of thousands of tokens would add up, and few cores of a GPU would have
+    work. So pieces are summed first, and then their sums.
     """
     firsts = tokens.ends - tokens.sizes
     num_pieces = -(-tokens.sizes // _PIECE_TOKENS)

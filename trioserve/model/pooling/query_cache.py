@@ -1,4 +1,4 @@
-"""Results that stay on the device, and what is compared with them."""
+"""Results of queries that stay on the device, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from .similarity import compare_matrices, compare_vectors
 
 
 class QueryCache:
-    """What inputs became that others are to be compared with.
+    """The results of inputs with which other inputs are compared.
 
     Args:
-      device: where it stays.
+      device: where the results stay.
       averages_similarity: MaxSim is divided by the number of the query's vectors.
     """
 
     def __init__(self, device: torch.device, *, averages_similarity: bool) -> None:
         self._device = device
         self._averages_similarity = averages_similarity
-        self._kept: dict[QueryKey, Tensor] = {}
+        self._results: dict[QueryKey, Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._results)
 
     def release(self, keys: Iterable[QueryKey]) -> None:
-        """Forget results; a key's input may have been given up before it was read."""
+        """Forget results; there may be none, if the input was cancelled before it was read."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._results.pop(key, None)
 
     def keep(self, rows: Sequence[PoolingRow], shares: Mapping[int, Tensor]) -> None:
-        """Keep the results of those rows that ask for it.
+        """Keep the results of the rows that ask for it.
 
         Args:
-          rows: of a step.
-          shares: by the number of its row, what an input became.
+          rows: all rows of a step.
+          shares: number of a row -> result of its input.
         """
         for number, share in shares.items():
             key = rows[number].keep_as
             if key is not None:
-                # A view would keep what the whole step made.
-                self._kept[key] = share.clone()
+                # A view would keep the results of the whole step in memory.
+                self._results[key] = share.clone()
 
     def compare(
         self, rows: Sequence[PoolingRow], shares: Mapping[int, Tensor]
     ) -> tuple[list[int], Tensor]:
-        """Compare the results of those rows that ask for it.
+        """Compare the results of the rows that ask for it.
 
         Returns:
-          Numbers of the rows, and their similarities (num_rows,) on the device.
+          numbers of these rows, and their similarities, (num_rows,) on the device
         """
         vectors: list[int] = []
         matrices: dict[QueryKey, list[int]] = {}
@@ -68,13 +68,13 @@ class QueryCache:
             parts.append(compare_vectors(torch.stack(queries), torch.stack(documents)))
         for key, numbers in matrices.items():
             documents = [shares[number] for number in numbers]
-            parts.append(self._compare_matrices(self._kept[key], documents))
+            parts.append(self._compare_matrices(self._results[key], documents))
         compared = [*vectors, *(n for numbers in matrices.values() for n in numbers)]
         return compared, torch.cat(parts)
 
     def _find(self, row: PoolingRow) -> Tensor:
         assert row.compare_with is not None
-        return self._kept[row.compare_with]
+        return self._results[row.compare_with]
 
     def _compare_matrices(self, query: Tensor, documents: Sequence[Tensor]) -> Tensor:
         scores = compare_matrices(query, documents)

@@ -1,4 +1,4 @@
-"""Run one step: texts in, vectors, scores and similarities out."""
+"""Run one step of pooling: tokens in, vectors, scores and similarities out."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .query_cache import QueryCache
 from .tasks import PooledBatch
 from .tokens import find_tokens
 
-# Long enough for a matrix product of the kind that texts have.
+# Enough for a matrix product of the kind that texts need.
 _WARM_UP_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """Rows of which the same is made.
+    """Rows that get the same kind of result.
 
     Args:
-      numbers: which rows of the plan.
-      is_scored: for the device, to be kept or compared there, and not to be given back.
+      numbers: the numbers of these rows in the plan.
+      is_scored: their results are kept or compared on the device, and not returned.
     """
 
     params: PoolingParams
@@ -46,17 +46,17 @@ class _Group:
 
 
 class PoolingRunner:
-    """An encoder with what makes results of its states, and results that it keeps.
+    """An encoder, its tasks, and the results that it keeps.
 
     Args:
-      encoder: must not be run by another at the same time.
+      encoder: nobody else may run it at the same time.
       folder: the model's.
-      sentence: what the folder says of embeddings; None is nothing.
-      config: goes before what the folder says.
+      sentence: the contents of sentence-transformers' files; None if there are none.
+      config: overrides the files.
 
     Raises:
       WeightsBroken: the folder's modules cannot be loaded.
-      UnsupportedModel: one of them cannot be run.
+      UnsupportedModel: a module cannot be run.
       InvalidConfig: an option makes no sense for the encoder's task.
     """
 
@@ -71,26 +71,26 @@ class PoolingRunner:
         self.info = loaded.info
         self._encoder = encoder
         self._tasks = loaded.tasks
-        self._kept = QueryCache(
+        self._queries = QueryCache(
             encoder.device, averages_similarity=loaded.averages_similarity
         )
 
     @torch.inference_mode()
     def step(self, plan: PoolingPlan) -> PoolingResult:
-        """Compute a plan; blocks until its results are on the host.
+        """Run a plan; blocks until its results are on the host.
 
-        Call it from one thread at a time.
+        Call it in one thread at a time.
         """
-        self._kept.release(plan.releases)
+        self._queries.release(plan.releases)
         tensors = self._run(plan.rows) if plan.rows else ()
         return PoolingResult(
-            step_id=plan.step_id, tensors=tensors, num_kept=len(self._kept)
+            step_id=plan.step_id, tensors=tensors, num_kept=len(self._queries)
         )
 
     def warm_up(self) -> None:
         """Run a text before any request comes.
 
-        The first calls of a process choose and prepare the device's routines; no
+        The first calls in a process choose and prepare the device's routines, and no
         client should wait for that.
         """
         num_tokens = min(_WARM_UP_TOKENS, self._encoder.info.max_model_len)
@@ -111,10 +111,9 @@ class PoolingRunner:
                 shares.update(zip(group.numbers, made.split()))
             else:
                 given.append((group.numbers, made))
-        # All that is kept, before the first that is compared: the order of rows says
-        # nothing.
-        self._kept.keep(rows, shares)
-        compared, scores = self._kept.compare(rows, shares)
+        # All results are kept before any is compared, because rows come in any order.
+        self._queries.keep(rows, shares)
+        compared, scores = self._queries.compare(rows, shares)
         given.append((compared, PooledBatch(values=scores)))
         return _answer(len(rows), given)
 
@@ -132,7 +131,7 @@ class PoolingRunner:
 def _answer(
     num_rows: int, given: Sequence[tuple[Sequence[int], PooledBatch]]
 ) -> tuple[TensorBytes, ...]:
-    """Bring results to the host, and in the order of their rows."""
+    """Bring results to the host, in the order of their rows."""
     answers = [NOTHING] * num_rows
     arrays = read_back([made.values for _, made in given])
     for (numbers, made), values in zip(given, arrays):

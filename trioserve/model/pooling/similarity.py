@@ -1,4 +1,4 @@
-"""Compares what texts became, on the device where it is."""
+"""Compare the vectors of texts, on their device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .poolers import take_largest
 
-# Similarities of two tokens that are in memory at once. 16 Mi take 64 MiB: more of them
-# were not faster on a CPU, a hundredth was as fast.
+# Similarities of pairs of tokens that are in memory at once. 16 Mi take 64 MiB. On a CPU,
+# larger numbers were not faster, and a hundredth was as fast.
 MAX_SCORES = 16 * 2**20
 
 
@@ -31,13 +31,13 @@ def compare_matrices(
 ) -> Tensor:
     """Compute MaxSim of a query with several documents.
 
-    The documents' tokens are put one after the other: no rectangle is padded. Where
-    there are too many similarities for the memory, the query is cut.
+    The tokens of the documents are put one after the other, so nothing is padded. If
+    there are too many similarities for the memory, the query is cut into pieces.
 
     Args:
       query: (num_query_tokens, width).
-      documents: each (num_tokens, width); one without tokens is similar to nothing: 0.
-      max_scores: similarities that are in memory at once, but at least one for each
+      documents: each (num_tokens, width); the score of one without tokens is 0.
+      max_scores: similarities in memory at once; there is always room for one for each
         token of the documents.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What each task makes of the model's last layer."""
+"""The tasks of pooling models: each turns the states of the last layer into results."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from .tokens import Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledBatch:
-    """What was made of some inputs.
+    """The results of some inputs.
 
     Args:
-      values: float32: (num_inputs, width), (num_inputs,), or (num_tokens, width) of
-        all inputs' tokens, one input's after the other's.
-      sizes: of each input the rows, where these are tokens'.
+      values: float32: (num_inputs, width), (num_inputs,), or (num_tokens, width) for the
+        tokens of all inputs, one input after the other.
+      sizes: number of rows of each input; None if each has one.
     """
 
     values: Tensor
     sizes: tuple[int, ...] | None = None
 
     def split(self) -> list[Tensor]:
-        """Make views of each input's share, (width,) or (num_tokens, width)."""
+        """Return a view of each input's result, (width,) or (num_tokens, width)."""
         if self.sizes is None:
             return list(self.values.unbind())
         return list(self.values.split(list(self.sizes)))
 
 
 class Task(Protocol):
-    """Makes results of states."""
+    """Turns states into results."""
 
     def __call__(
         self, states: Tensor, tokens: Tokens, params: PoolingParams
@@ -47,11 +47,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postprocess:
-    """The last two steps of a vector: it is cut and brought to length 1.
+    """Cuts vectors and brings them to length 1.
 
     Args:
-      normalizes: what is done unless a request says otherwise.
-      truncate_dim: the size that vectors are cut to where the request names none.
+      normalizes: bring vectors to length 1 unless a request says otherwise.
+      truncate_dim: the size to which vectors are cut unless a request names one.
     """
 
     normalizes: bool
@@ -59,7 +59,7 @@ class Postprocess:
 
     def __call__(self, vectors: Tensor, params: PoolingParams) -> Tensor:
         if params.dimensions is None and params.use_activation is None:
-            # As sentence-transformers does it: what is cut is not normalised again.
+            # As in sentence-transformers, a cut vector is not normalised again.
             finished = bring_to_length_1(vectors) if self.normalizes else vectors
             return finished[:, : self.truncate_dim]
         cut = vectors[:, : params.dimensions or self.truncate_dim]
@@ -105,7 +105,7 @@ class ClassifyTexts:
 
     Args:
       head: reads vectors in the model's type.
-      mode: how tokens become what it reads.
+      mode: pools the tokens into the vector that the head reads.
     """
 
     head: Callable[[Tensor], Tensor]

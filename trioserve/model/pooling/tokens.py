@@ -1,4 +1,4 @@
-"""Which tokens of a step each input's result is made of."""
+"""The tokens of a step that count for each input's result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The tokens of some inputs, without those that are left out.
+    """The tokens of some inputs, without the tokens that are left out.
 
     Args:
       rows      (num_tokens,)  rows of the step's states, input after input
-      owners    (num_tokens,)  which input a token belongs to
-      places    (num_tokens,)  its position in the input, those left out counted
+      owners    (num_tokens,)  number of the input that a token belongs to
+      places    (num_tokens,)  its position in the input, counting tokens left out
       sizes     (num_inputs,)  tokens of each input
-      begins    (num_inputs,)  row of each input's first token, left out or not
-      device: where the states are.
+      begins    (num_inputs,)  row of each input's first token, even if it is left out
+      device: the device of the states.
     """
 
     rows: Indices
@@ -42,7 +42,7 @@ class Tokens:
 
     @cached_property
     def ends(self) -> Indices:
-        """Where each input's tokens end in `rows`."""
+        """The end of each input's tokens in `rows`."""
         return np.cumsum(self.sizes)
 
     def select(self, states: Tensor) -> Tensor:
@@ -63,10 +63,10 @@ def find_tokens(
 ) -> Tokens:
     """Find the tokens of inputs in the states of a step.
 
-    Arrays, not loops: a step may have hundreds of inputs of a few tokens.
+    It uses arrays instead of loops, because a step may have hundreds of short inputs.
 
     Args:
-      spans: where each input's states begin and end.
+      spans: [begin, end) of each input's states.
     """
     bounds = np.array(spans, dtype=np.int64).reshape(-1, 2)
     begins, sizes = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
