@@ -210,7 +210,7 @@ def make_wishes() -> list[Wish]:
         replace(seeded, stop_token_ids=tuple(range(3, 60)), min_tokens=5),
         replace(greedy, max_tokens=1),
         replace(seeded, logits_processors=(("no-repeat", {"size": 1}),)),
-        replace(greedy, thinking=THINKING),
+        replace(greedy, reasoning_budget=THINKING),
     ]
     return [
         Wish(make_prompt(number, length), sampling)

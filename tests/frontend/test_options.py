@@ -139,7 +139,7 @@ async def test_the_device_is_told_how_long_a_chat_may_reason(
     await ask(bench, ending)
     tags = bench.text.renderer.reasoning
     assert tags is not None
-    assert bench.start.sampling.thinking == ReasoningBudget(
+    assert bench.start.sampling.reasoning_budget == ReasoningBudget(
         num_tokens=5,
         start_token_ids=tags.start_token_ids,
         end_token_ids=tags.end_token_ids,
@@ -152,7 +152,7 @@ async def test_a_prompt_that_has_ended_the_reasoning_needs_no_budget(
 ) -> None:
     bench = make_bench()
     await ask(bench, "<think>\n\n</think>\n\n")
-    assert bench.start.sampling.thinking is None
+    assert bench.start.sampling.reasoning_budget is None
 
 
 async def test_prompts_that_end_differently_cannot_share_a_budget(
@@ -242,8 +242,8 @@ async def test_a_chat_of_a_program_may_bound_its_reasoning(
         [{"role": "user", "content": "Hello"}], max_tokens=1, thinking_token_budget=7
     ) as stream:
         await stream.collect()
-    assert bench.start.sampling.thinking is not None
-    assert bench.start.sampling.thinking.num_tokens == 7
+    assert bench.start.sampling.reasoning_budget is not None
+    assert bench.start.sampling.reasoning_budget.num_tokens == 7
 
 
 async def test_the_priority_of_a_program_reaches_the_engine(

@@ -291,7 +291,7 @@ async def test_a_budget_reaches_the_sampler_with_the_models_tags(
     await client.post(CHAT_PATH, json=ask(server, thinking_token_budget=7))
     tags = server.state.engine.renderer.reasoning
     (start,) = server.device.plans[0].starts
-    assert start.sampling.thinking == ReasoningBudget(
+    assert start.sampling.reasoning_budget == ReasoningBudget(
         num_tokens=7,
         start_token_ids=tags.start_token_ids,
         end_token_ids=tags.end_token_ids,
@@ -313,7 +313,7 @@ async def test_a_budget_knows_where_the_prompt_ends(
             CHAT["messages"], max_tokens=2, thinking_token_budget=0
         ) as stream:
             await stream.collect()
-        thinking = server.device.plans[0].starts[0].sampling.thinking
+        thinking = server.device.plans[0].starts[0].sampling.reasoning_budget
         assert (thinking and thinking.is_open) == is_open
 
 

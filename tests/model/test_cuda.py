@@ -110,7 +110,7 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
             slot=slot,
             prompt_token_ids=(0, 1),
             output_token_ids=outputs,
-            sampling=SamplingParams(bad_words=words, thinking=thinking),
+            sampling=SamplingParams(bad_words=words, reasoning_budget=thinking),
             seed=0,
         )
 

@@ -87,13 +87,13 @@ WISHES: dict[str, list[SamplingParams]] = {
         wish(),
     ],
     "thinking": [
-        wish(thinking=ReasoningBudget(
+        wish(reasoning_budget=ReasoningBudget(
             num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
         )),
-        wish(temperature=1.0, thinking=ReasoningBudget(
+        wish(temperature=1.0, reasoning_budget=ReasoningBudget(
             num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
         )),
-        wish(temperature=1.0, logit_bias=((90, 8.0),), thinking=ReasoningBudget(
+        wish(temperature=1.0, logit_bias=((90, 8.0),), reasoning_budget=ReasoningBudget(
             num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
         )),
         wish(),

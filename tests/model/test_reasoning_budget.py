@@ -45,7 +45,7 @@ def make_start(
         slot=slot,
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(outputs),
-        sampling=SamplingParams(thinking=budget),
+        sampling=SamplingParams(reasoning_budget=budget),
         seed=0,
     )
 

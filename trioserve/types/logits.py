@@ -1,8 +1,8 @@
-"""Plug-ins that change logits before a token is chosen: the protocol.
+"""The protocol of plug-ins that change logits before a token is sampled.
 
-A plug-in is a class. It is named by its `name`, loaded by --logits-processor or by an
-entry point of the group `trioserve.logits_processors` (startup/plugins.py), and takes part in
-those sequences whose requests name it.
+A plug-in is a class. --logits-processor loads it, or an entry point of the group
+`trioserve.logits_processors` does (startup/plugins.py). Requests name it by its `name`, and
+it changes the logits of their sequences only.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LogitsRow:
-    """A sequence in which a plug-in takes part: the same object in all its steps.
+    """A sequence that uses a plug-in: the same object in all of its steps.
 
-    With each step it is one token longer. After a preemption it is a new one.
+    It is one token longer in each step. After a preemption the sequence has a new object.
 
     Args:
-      arguments: what `read_arguments` made of the request's.
-      prompt_token_ids: -1 where a vector stands that has no token. Not to be changed.
-      num_output_tokens: tokens that the sequence has written so far.
-      output_token_ids: these tokens, all of them real ones, if the class says that it
-        `needs_output_token_ids`; None otherwise. Not to be changed.
-      state: the plug-in's own, to keep what it likes.
+      arguments: the return value of `read_arguments`.
+      prompt_token_ids: -1 for a position with a vector instead of a token. Do not change.
+      num_output_tokens: number of output tokens so far.
+      output_token_ids: these tokens, without placeholders, if the class sets
+        `needs_output_token_ids`; None otherwise. Do not change.
+      state: for the plug-in's own use.
     """
 
     arguments: object
@@ -39,17 +39,17 @@ class LogitsRow:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of all sequences of a step that named it, in one call.
+    """Changes the logits of all sequences in a step that use it, in one call.
 
     Args:
-      vocab_size: of the model.
-      device: where logits are, and where the plug-in's own tensors should be.
+      vocab_size: size of the model's vocabulary.
+      device: device of the logits, and the best place for the plug-in's own tensors.
 
     Attributes:
-      name: what requests call it.
-      needs_output_token_ids: rows come with the tokens that their sequences have written.
-        The step then waits, before it samples, for the tokens of the step before it;
-        without, they may still be on the device.
+      name: the name in requests.
+      needs_output_token_ids: rows have the output tokens of their sequences. Then the step
+        waits, before it samples, for the tokens of the step before it; otherwise these may
+        still be on the device.
     """
 
     name: ClassVar[str]
@@ -61,15 +61,15 @@ class LogitsProcessor(ABC):
 
     @classmethod
     def read_arguments(cls, arguments: Mapping[str, object]) -> object:
-        """Check what a request wants; what is returned stands in LogitsRow.arguments.
+        """Check the arguments of a request; the return value is LogitsRow.arguments.
 
-        Called in a renderer worker before the request is queued, and again in the
-        device's thread: it must give the same both times, and leave `arguments` as they
-        are. By default anything goes.
+        It is called in a renderer worker before the request is queued, and again in the
+        device's thread. It must return the same both times, and must not change
+        `arguments`. The default accepts all arguments.
 
         Raises:
-          ValueError: its message is told to the client, who gets a 400. Anything else
-            is a 500 for this request.
+          ValueError: the client gets its message with a 400. Any other error is a 500 for
+            this request.
         """
         return arguments
 
@@ -77,11 +77,11 @@ class LogitsProcessor(ABC):
     def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
         """Change logits in place.
 
-        Called in the device's thread. An exception ends the engine as any failed step
-        does: `read_arguments` is the place to refuse.
+        It is called in the device's thread. An exception ends the engine, as any failed
+        step does; `read_arguments` is the place to refuse arguments.
 
         Args:
-          logits: (num_rows, vocab_size) float32, as the model gave them but for
-            logit_bias; min_tokens, bad_words, penalties and all else come later.
-          rows: whose they are.
+          logits: (num_rows, vocab_size) float32, the model's logits with logit_bias added;
+            min_tokens, bad_words, penalties and all else come later.
+          rows: the sequence of each row of logits.
         """

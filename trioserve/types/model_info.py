@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What the other rooms need to know of a loaded model.
+    """The facts about a loaded model that other rooms need.
 
     Args:
-      name: what clients call it.
+      name: the name that clients use.
       architecture: transformers' class name.
-      vocab_size: rows of the output projection; every token id lies below.
+      vocab_size: rows of the output projection; every token id is lower.
       max_model_len: tokens of prompt and output together.
       eos_token_ids: generation ends after any of these.
       default_sampling: fields of SamplingParams that the model's own
@@ -21,7 +21,7 @@ class ModelInfo:
       hidden_size: width of the vectors that the first layer reads.
       dtype: torch's name of their type.
       takes_images: it has an encoder for images.
-      fingerprint: changes whenever the same request could get another answer.
+      fingerprint: a string that changes when the same request could get another answer.
       logits_processors: names of the plug-ins that requests may name.
     """
 

@@ -1,4 +1,4 @@
-"""A StartupError on its way from a child process."""
+"""A StartupError as a message from a child process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import StartupError
 
 
 class NotLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A StartupError, by the name of its class and its message."""
+    """A StartupError as the name of its class and its message."""
 
     kind: str
     reason: str
@@ -18,9 +18,9 @@ class NotLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return cls(kind=type(error).__name__, reason=str(error))
 
     def restore(self) -> StartupError:
-        """Make the error once more."""
+        """Return the error."""
         [kind] = [
             each for each in StartupError.__subclasses__() if each.__name__ == self.kind
         ]
-        # Constructors take facts, which have become a message already.
+        # Not through __init__, which takes facts: they are part of the message already.
         return kind.__new__(kind, self.reason)

@@ -29,7 +29,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       logprob: natural logarithm; under the unmodified softmax, as vLLM's
         raw_logprobs.
       rank: 1 for the most likely token.
-      top: (token id, logprob) of the most likely tokens, best first.
+      top: (token id, logprob) of the most likely tokens, most likely first.
     """
 
     token_id: int

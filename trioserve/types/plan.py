@@ -1,10 +1,10 @@
 """The plan of one step, from the scheduler to the device.
 
-A step's cost must not depend on the length of an output. So a plan names a sequence by its
-*slot* (a row of the tables that the runner keeps) and carries only what is new to that slot.
+The cost of a step must not depend on the length of an output. So a plan names a sequence by
+its *slot* (a row of the tables that the runner keeps) and carries only the news of the slot.
 
-A plan and its rows are msgspec structs: a frozen dataclass takes twelve times as long to
-make, which was 0.3 of the 0.7 ms that a step of 128 rows cost.
+A plan and its rows are msgspec structs. Making a frozen dataclass takes twelve times as
+long, which was 0.3 of the 0.7 ms that a step of 128 rows cost.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStart:
-    """A sequence takes a slot: all that the runner must know from now on.
+    """A sequence that takes a slot, with all facts that the runner needs about it.
 
-    Sent once when a sequence is admitted, and again after a preemption, then with the
-    tokens that it had already produced as `output_token_ids`.
+    It is sent when a sequence is admitted, and again after a preemption; then
+    `output_token_ids` has the tokens that the sequence had already.
 
     Args:
       slot: row of the runner's tables, below max_num_seqs.
-      seed: noise of the i-th output token is a function of (seed, i) alone, so that
-        neither the batch nor a preemption changes what is sampled.
+      seed: the noise of the i-th output token is a function of (seed, i) alone, so that
+        neither the batch nor a preemption changes the sampled tokens.
       stop_token_ids: all ids that must not be sampled before min_tokens.
       embedded: as in Prompt.
     """
@@ -43,12 +43,12 @@ class SlotStart:
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One sequence's share of a step.
+    """The part of a step that belongs to one sequence.
 
     The tokens at positions [start, start + num_tokens) of the slot are computed and
-    their keys and values are written. `new_block_ids` follow those that the slot's
-    block table holds already. With `sample`, the chunk ends at the sequence's last
-    known token and the next one is sampled; the runner appends it to the slot.
+    their keys and values are written. `new_block_ids` follow the blocks that the slot's
+    block table holds already. With `sample`, the chunk ends at the last planned token of
+    the sequence and the next one is sampled; the runner appends it to the slot.
     """
 
     slot: int
@@ -63,11 +63,11 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one step computes: `ends`, then `starts`, then `rows` in batch order.
+    """The work of one step: `ends`, then `starts`, then `rows` in batch order.
 
     Args:
-      ends: slots whose sequences were given up before all their vectors were read,
-        which the runner would hold until the slots are taken again.
+      ends: slots whose sequences ended before all their vectors were read. Without them
+        the runner would hold the vectors until the slots are taken again.
     """
 
     step_id: int
@@ -81,5 +81,5 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_sampled(self) -> int:
-        """Rows that sample."""
+        """Number of rows that sample."""
         return sum(row.sample for row in self.rows)

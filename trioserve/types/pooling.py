@@ -1,8 +1,8 @@
-"""The vocabulary of pooling: one pass over a text, and what is kept of it.
+"""The values of pooling: inputs, parameters, plans and results.
 
-Values only, as in steps: no I/O, no tensors, no clock. An *input* is what the model
-reads at once: a text, a pair of texts, or a chunk of a long one. Its result is a vector,
-a matrix with a row for each token, or the similarity with an input that came before it.
+An *input* is read in one pass of the model: a text, a pair of texts, or a chunk of a long
+text. Its result is a vector, a matrix with a row for each token, or the similarity with an
+earlier input.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PoolingTask = Literal["embed", "token_embed", "classify", "token_classify"]
 
 Task = Literal["generate"] | PoolingTask
 
-# Names vectors that stay on the device for later inputs to be compared with. Never used
-# twice, so that whoever releases one cannot release another's.
+# The name of a result that stays on the device, so that later inputs can be compared with
+# it. A key is never used twice, so that a late release cannot hit another result.
 QueryKey = NewType("QueryKey", int)
 
 if TYPE_CHECKING:
@@ -31,20 +31,21 @@ else:
     # Messages are decoded by annotations, and this type takes no parameter.
     TokenArray = array
 
-# What is done with a text that is longer than the model.
+# The treatment of a text that is longer than the model allows.
 LongText = Literal["refuse", "truncate", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingInput:
-    """What the model reads at once.
+    """The tokens that the model reads in one pass.
 
     Args:
       token_ids: of type "i", special tokens included; at least one.
-      second_begin: where the second text of a pair begins, for models that tell the two
-        apart (token_type_ids); 0 for one text, and for models that do not.
-      num_unseen: so many tokens at the end see the others and are seen by none, not even
-        by themselves: how some ColBERT models fill queries up with mask tokens.
+      second_begin: position of the second text of a pair, for models that distinguish
+        the two (token_type_ids); 0 for one text and for other models.
+      num_unseen: number of tokens at the end that attend to the others, while no token
+        attends to them, not even they themselves. Some ColBERT models fill up queries
+        with mask tokens in this way.
       left_out: positions that the model reads and that are no part of the result: an
         instruction that is not pooled, punctuation in late interaction.
     """
@@ -61,13 +62,13 @@ class PoolingInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """What is made of the model's last layer.
+    """The way from the model's last layer to a result.
 
     Args:
-      task: one of those that PoolingInfo names.
-      dimensions: of a Matryoshka vector the first so many numbers; None keeps all.
-      use_activation: bring vectors to length 1, and scores of labels to probabilities;
-        None does what the model's own files say.
+      task: one of PoolingInfo.tasks.
+      dimensions: number of leading numbers of a Matryoshka vector to keep; None keeps all.
+      use_activation: scale vectors to length 1, and turn scores of labels into
+        probabilities; None follows the model's own files.
     """
 
     task: PoolingTask
@@ -77,18 +78,18 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingInfo:
-    """What the other rooms need to know of a loaded pooling model besides ModelInfo.
+    """The facts about a loaded pooling model that ModelInfo does not have.
 
     Args:
-      task: what the model was made for, or was forced to do.
-      tasks: what may be asked for: the task, and what is left of it on the way there
-        (an embedding model's token vectors).
+      task: the task that the model was made for, or that an option chose.
+      tasks: the tasks that requests may name: the task, and tasks whose results come up
+        on the way to it (an embedding model's token vectors).
       num_outputs: numbers of one vector, or labels of a classifier.
-      labels: names of a classifier's, in the order of its numbers.
+      labels: names of a classifier's labels, in the order of its numbers.
       matryoshka: sizes that vectors may be cut to; an empty tuple is all sizes, None is
-        none.
-      normalizes: vectors come with length 1 unless the request says otherwise.
-      type_ids: the model tells the two texts of a pair apart.
+        no size.
+      normalizes: vectors have length 1 unless the request says otherwise.
+      type_ids: the model distinguishes the two texts of a pair.
     """
 
     task: PoolingTask
@@ -102,14 +103,14 @@ class PoolingInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRow:
-    """One input's share of a step; inputs are never cut.
+    """One input in a step; a step reads inputs whole.
 
     Args:
-      keep_as: the result stays on the device under this key until it is released, and
-        what is given back is empty.
-      compare_with: in place of the result its similarity with what is kept under this
-        key: the cosine of two vectors, or MaxSim of two matrices (of which the kept one
-        is the query's). It was kept by an earlier step, or is by this one.
+      keep_as: the result stays on the device under this key until it is released; the
+        returned tensor is empty.
+      compare_with: return the similarity with the result kept under this key instead: the
+        cosine of two vectors, or MaxSim of two matrices, where the kept one is the
+        query's. An earlier step has kept it, or this one does.
     """
 
     input: PoolingInput
@@ -120,7 +121,7 @@ class PoolingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPlan:
-    """What one step computes, after it has forgotten what is kept under `releases`."""
+    """The work of one step: first it forgets the results under `releases`, then it reads."""
 
     step_id: int
     rows: tuple[PoolingRow, ...]
@@ -133,7 +134,7 @@ class PoolingPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingResult:
-    """What the device gave back for a plan.
+    """The device's answer to a plan.
 
     Args:
       tensors: one for each row, in order, float32:
@@ -141,7 +142,7 @@ class PoolingResult:
         token_embed, token_classify  (num_tokens - left out, num_outputs)
         keep_as                      (0,)
         compare_with                 ()
-      num_kept: results that are on the device now.
+      num_kept: number of results that the device keeps now.
     """
 
     step_id: int

@@ -1,4 +1,4 @@
-"""Prompts: token ids, and the vectors that stand among them."""
+"""Prompts: token ids, and vectors in the place of some of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 from ..errors import InvalidParameter
 from .tensors import TensorBytes
 
-# Stands in `Prompt.token_ids` where a vector that came from outside has no token.
+# The id in `Prompt.token_ids` of a position whose vector the client sent.
 NO_TOKEN = -1
 
-# Bytes of a vector's key: enough that nobody finds two vectors with the same one.
+# Bytes of a vector's key: enough that nobody finds two vectors with the same key.
 KEY_BYTES = 16
 
 
@@ -21,13 +21,14 @@ class EmbeddedInput:
     """Positions of a prompt at which the model reads vectors instead of tokens.
 
     Args:
-      kind: "embeds" came as vectors; "image" the model's own encoder will make so.
+      kind: the client sent the vectors ("embeds"), or the model's encoder makes them
+        from an image ("image").
       runs: (begin, end) positions, rising; the vectors fill them in order.
-      keys: KEY_BYTES for each vector. The prefix cache takes two prompts for the same up
-        to a position if all tokens and keys up to it are; so neighbours may share the
-        key of all of them together, as all vectors of an image do.
-      tensors: for "embeds" one, `embeds`, (num_vectors, hidden_size) in the model's
-        own type; for "image" what the model's image processor made, by name.
+      keys: KEY_BYTES for each vector. For the prefix cache two prompts are equal up to a
+        position if all tokens and keys up to it are equal. So neighbours may share one
+        key for all of them together, as the vectors of an image do.
+      tensors: for "embeds" one tensor, `embeds`, (num_vectors, hidden_size) in the model's
+        own type; for "image" the outputs of the model's image processor, by name.
     """
 
     kind: Literal["embeds", "image"]
@@ -42,14 +43,14 @@ class EmbeddedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the model reads before it writes.
+    """The input of a model that generates.
 
     Args:
       token_ids: at least one id, each below the model's vocabulary size, or NO_TOKEN
         at positions of embedded inputs of the kind "embeds".
-      text: what the ids say, where it is known; the engine never reads it.
+      text: the text of the ids, if it is known; the engine never reads it.
       cache_salt: prompts share prefix-cache blocks only under the same salt.
-      embedded: in the order of positions, which do not overlap.
+      embedded: inputs in the order of their positions, which do not overlap.
     """
 
     token_ids: tuple[int, ...]

@@ -37,13 +37,14 @@ MAX_LOGITS_PROCESSORS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningBudget:
-    """How long a model that reasons before it answers may do so.
+    """A limit on the reasoning of a model before its answer.
 
     Args:
-      num_tokens: tokens of reasoning, its tags not counted; then the end tag is forced,
+      num_tokens: tokens of reasoning, without its tags; after these the end tag is forced,
         token by token.
-      start_token_ids, end_token_ids: the tags around it; at least one token each.
-      is_open: the prompt ends inside of the reasoning.
+      start_token_ids, end_token_ids: the tags around the reasoning; at least one token
+        each.
+      is_open: the prompt ends inside the reasoning.
     """
 
     num_tokens: int
@@ -54,29 +55,29 @@ class ReasoningBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one prompt's tokens are chosen, and when the choosing ends.
+    """The rules by which tokens are sampled, and by which a sequence ends.
 
     Args:
       n: sequences generated from the prompt.
       temperature: 0 is greedy.
       top_p: in (0, 1]; 1 is off.
       top_k: 0 or -1 is off.
-      min_p: drop tokens below this share of the most likely one's probability.
+      min_p: drop tokens less likely than this fraction of the most likely token.
       seed: None draws a fresh one; sequence k of n samples with seed + k.
       presence_penalty, frequency_penalty: subtracted from output tokens' logits.
       repetition_penalty: divides (or multiplies) logits of prompt and output tokens.
       logit_bias: (token id, added to its logit in [-100, 100]) pairs.
-      bad_words: sequences of token ids of which none is completed.
-      min_tokens: no stop token may be sampled before.
-      max_tokens: None is as many as the model's length leaves.
+      bad_words: sequences of token ids; no output contains one of them.
+      min_tokens: no stop token is sampled before this many tokens.
+      max_tokens: None is the number of tokens that the prompt leaves.
       ignore_eos: go on past the model's end-of-sequence tokens.
-      stop_token_ids: end after one of these, besides the model's own.
+      stop_token_ids: ids that end a sequence, in addition to the model's own.
       logprobs: alternatives reported with each token; None reports nothing.
-      prompt_logprobs: the same for the prompt's tokens.
-      thinking: bounds the reasoning of models that reason; None does not. TextEngine
-        makes it of a number and the model's tags.
-      logits_processors: (name, arguments) of each plug-in that takes part, each once;
-        the arguments are JSON objects.
+      prompt_logprobs: alternatives reported with each token of the prompt.
+      reasoning_budget: limit on the reasoning; None sets none. TextEngine makes it from
+        thinking_token_budget and the model's tags.
+      logits_processors: (name, arguments) of each plug-in that the sequence uses; the
+        arguments are JSON objects.
 
     Raises:
       InvalidParameter: a number lies outside SAMPLING_BOUNDS; `param` names it.
@@ -99,7 +100,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    thinking: ReasoningBudget | None = None
+    reasoning_budget: ReasoningBudget | None = None
     logits_processors: tuple[tuple[str, Mapping[str, object]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class SamplingParams:
         _check_bad_words(self.bad_words)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter(
-                "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are taken"
+                "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are possible"
             )
         _check_processors([name for name, _ in self.logits_processors])
 
@@ -130,7 +131,7 @@ def _check_bounds(
 def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
     if len(pairs) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidParameter(
-            "logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are taken"
+            "logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries are possible"
         )
     for token_id, bias in pairs:
         _check_bounds("logit_bias", bias, -100.0, 100.0)
@@ -140,7 +141,7 @@ def _check_logit_bias(pairs: tuple[tuple[int, float], ...]) -> None:
 
 def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
     if len(words) > MAX_BAD_WORDS:
-        raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} are taken")
+        raise InvalidParameter("bad_words", f"at most {MAX_BAD_WORDS} are possible")
     if not all(0 < len(word) <= MAX_BAD_WORD_TOKENS for word in words):
         raise InvalidParameter(
             "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
@@ -150,7 +151,7 @@ def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
 def _check_processors(names: list[str]) -> None:
     if len(names) > MAX_LOGITS_PROCESSORS:
         raise InvalidParameter(
-            "logits_processors", f"at most {MAX_LOGITS_PROCESSORS} are taken"
+            "logits_processors", f"at most {MAX_LOGITS_PROCESSORS} are possible"
         )
     if len(names) > len(set(names)):
-        raise InvalidParameter("logits_processors", "each may be named once")
+        raise InvalidParameter("logits_processors", "each name must be unique")

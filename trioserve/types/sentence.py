@@ -1,6 +1,6 @@
-"""What the files of sentence-transformers say of a model, as values.
+"""The configuration of a sentence-transformers model, as values.
 
-weights/sentence reads them, the renderer and the model go by them.
+weights/sentence reads the files; the renderer and the model use the values.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PoolingMode = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceModule:
-    """A module that follows the pooling; or the transformer, where nothing is pooled.
+    """A module after the pooling; or after the transformer, if nothing is pooled.
 
     Args:
       kind: "normalize" has no weights.
-      path: its folder, relative to the model's.
-      activation: of "dense", the full name of its class.
-      adds_input: "dense" adds what it reads to what it makes of it.
+      path: its folder, relative to the model's folder.
+      activation: full name of the activation's class, for "dense".
+      adds_input: "dense" adds its input to its output.
     """
 
     kind: Literal["dense", "layer_norm", "normalize"]
@@ -33,14 +33,14 @@ class SentenceModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryExpansion:
-    """How late interaction fills queries up with tokens that say nothing.
+    """The filling of short queries with mask tokens, in late interaction.
 
     Args:
-      length: tokens of every query at least, special ones included.
-      is_limit: and at most: longer ones are cut.
-      token: None is the tokenizer's mask token, or where it has none the one that ends
-        texts.
-      is_seen: the query's own tokens attend to these.
+      length: the fewest tokens of a query, including special ones.
+      is_limit: the length is also the most tokens; longer queries are cut.
+      token: the filling token; None is the tokenizer's mask token, or its end token if it
+        has no mask token.
+      is_seen: the query's own tokens attend to the filling.
     """
 
     length: int
@@ -51,29 +51,29 @@ class QueryExpansion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFolder:
-    """A folder of sentence-transformers, as far as it matters here.
+    """The settings of a sentence-transformers folder that this project uses.
 
     Args:
-      transformer_path: where config.json and the weights are, relative to the folder.
-      max_seq_length: of texts in tokens; None is what the transformer can read.
-      lowercases: texts are brought to lower case first.
-      modes: how tokens become a vector; several are put side by side. Empty where each
-        token keeps its own.
+      transformer_path: folder of config.json and the weights, relative to this folder.
+      max_seq_length: the most tokens of a text; None is the limit of the transformer.
+      lowercases: texts are converted to lower case first.
+      modes: the ways in which tokens become a vector; the vectors of several are joined
+        end to end. Empty if each token keeps its own vector.
       pools_prompts: tokens of prompts are pooled with the others.
-      modules: what follows, in order.
-      prompts: texts that are put before others, by name.
-      default_prompt: of these, the one for texts of which nothing is said.
-      query_length, document_length: late interaction: tokens of a query and of a
-        document at most, neither above max_seq_length; None is max_seq_length.
+      modules: the modules that follow, in order.
+      prompts: name -> text that is put before other texts.
+      default_prompt: name of the prompt for texts without a chosen one.
+      query_length, document_length: late interaction: the most tokens of a query and of a
+        document, neither above max_seq_length; None is max_seq_length.
       query_expansion: late interaction: None does not expand queries.
-      skipped_words: late interaction: tokens of documents that have no vector, as far as
-        the vocabulary has them.
-      special_words: late interaction: what prompts begin with, such as "[unused0]".
-        Those of them that the vocabulary has must not be taken apart by the tokenizer;
-        a longer one goes before a shorter one with which it begins.
+      skipped_words: late interaction: tokens of documents that have no vector, if the
+        vocabulary has them.
+      special_words: late interaction: words with which prompts begin, such as "[unused0]".
+        The tokenizer must not split those that the vocabulary has; a longer word goes
+        before a shorter one with which it begins.
       averages_similarity: late interaction: MaxSim is divided by the number of the
         query's vectors.
-      truncate_dim: the size that vectors are cut to, after all else.
+      truncate_dim: the size that vectors are cut to, as the last step.
     """
 
     transformer_path: str = ""

@@ -1,13 +1,13 @@
-"""Tensors in rooms that know no torch."""
+"""Tensors as bytes, for rooms that do not import torch."""
 
 from __future__ import annotations
 
 
 class TensorBytes:
-    """A tensor on its way through rooms that know no torch.
+    """The bytes of a tensor, with its type and shape.
 
-    No dataclass, which msgspec would send as one: between processes its bytes go another
-    way (processes/messages.py).
+    It is no dataclass, because msgspec would encode one as part of its message. Its bytes
+    go another way between processes (processes/messages.py).
 
     Args:
       data: its elements in C order and the machine's byte order.

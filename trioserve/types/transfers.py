@@ -1,16 +1,15 @@
-"""What the stages of a pipeline tell each other in a step: a function of its plan alone.
+"""The transfers between the stages of a pipeline in a step: a function of its plan alone.
 
     stage 0  -- hidden -->  stage 1  -- hidden -->  ...  stage N - 1
        ^                                                    |
        +------------------- sampled tokens -----------------+
 
-The stages are different processes, and each must expect exactly what another one sends,
-or both wait for ever. So none of them works out by itself what will come: all of them
-read it from the plan, which they all have.
+The stages are different processes. Each must expect exactly the transfers that another one
+sends, or both wait for ever. So all stages derive them from the plan, which they all have.
 
-Tokens go back only for steps in which a row samples. Most chunks of long prompts do not,
-and a first stage that waited for their tokens would wait for the last stage in every
-step, which is what a pipeline is there to avoid.
+Tokens go back only for steps in which a row samples. Most chunks of long prompts do not
+sample. If the first stage waited for the last one in every step, the pipeline would be
+useless.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message between two stages.
 
     Args:
-      what: "hidden" is what the sender's layers give for every token of the step;
-        "sampled" the new token ids.
+      what: "hidden" is the output of the sender's layers for every token of the step;
+        "sampled" is the new token ids.
       sender, receiver: stages, from 0.
       num_rows: tokens of the step, or rows of it that sample.
     """
@@ -42,7 +41,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def list_transfers(plan: StepPlan, num_stages: int) -> tuple[Transfer, ...]:
-    """Return a step's messages; each stage has its share of them, in this order."""
+    """Return the transfers of a step; each stage does its own in this order."""
     if num_stages == 1 or not plan.rows:
         return ()
     transfers = [
@@ -70,12 +69,12 @@ def list_transfers(plan: StepPlan, num_stages: int) -> tuple[Transfer, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTransfer:
-    """Sampled tokens that the first stage takes in.
+    """Sampled tokens that the first stage receives.
 
     Args:
       step_id: the step that sampled them.
-      slots: for each of them whose token it is now; None where nobody's, because the
-        slot has another sequence meanwhile, or a later token.
+      slots: the slot of each token; None for a token that is out of date, because the
+        slot has another sequence or a later token now.
     """
 
     step_id: int
@@ -83,26 +82,26 @@ class SampledTransfer:
 
 
 class AwaitedTokens:
-    """Which steps' tokens the first stage must have before it runs a plan.
+    """The steps whose tokens the first stage must have before it runs a plan.
 
-    It takes in no more than that: whatever else is on its way may come while it computes.
+    It waits for no others: their tokens may come while it computes.
 
     Args:
-      depth: steps in flight at most. What older ones sampled has been sent long ago, and
-        is taken in even where nobody reads it.
+      depth: the most steps in flight. The tokens of older steps were sent long ago and are
+        received even if no row reads them.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        # Of steps whose tokens were not taken in, the oldest first.
+        # (step, slots) of steps whose tokens were not received yet, the oldest first.
         self._open: deque[tuple[int, tuple[int, ...]]] = deque()
         # Slot -> the open step that samples its next token.
         self._sampled_by: dict[int, int] = {}
 
     def take(self, plan: StepPlan) -> tuple[SampledTransfer, ...]:
-        """Return what to wait for before the plan runs, in the order it was sent.
+        """Return the transfers to receive before the plan runs, in the order of sending.
 
-        Call it for every plan, in their order.
+        It must be called for every plan, in their order.
         """
         for start in plan.starts:
             self._sampled_by.pop(start.slot, None)

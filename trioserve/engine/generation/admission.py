@@ -36,8 +36,11 @@ def check_request(
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
     _check_token_ids("logit_bias", biased, info.vocab_size)
-    if sampling.thinking is not None:
-        for tag in (sampling.thinking.start_token_ids, sampling.thinking.end_token_ids):
+    if sampling.reasoning_budget is not None:
+        for tag in (
+            sampling.reasoning_budget.start_token_ids,
+            sampling.reasoning_budget.end_token_ids,
+        ):
             if not tag:
                 raise ValueError("a tag has at least one token")
             _check_token_ids("thinking_token_budget", tag, info.vocab_size)

@@ -58,7 +58,7 @@ class ReasoningBudgets:
         """Take the budget of a sequence, in place of its slot's former one."""
         self._waits.pop(start.slot, None)
         self._rows.release(start.slot)
-        budget = start.sampling.thinking
+        budget = start.sampling.reasoning_budget
         if budget is None:
             return
         automaton = _build(budget)
