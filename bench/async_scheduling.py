@@ -38,7 +38,8 @@ import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
-from trioserve.frontend.text import TextEngine, TextParams
+from trioserve.frontend.text import TextEngine
+from trioserve.frontend.text_params import TextParams
 from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info

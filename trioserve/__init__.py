@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     )
     from .errors import TrioserveError
     from .frontend import Classification, PoolingEngine, ScoreOptions, Scores
-    from .frontend.text import TextEngine, TextStream
+    from .frontend.text import TextEngine
+    from .frontend.text_stream import TextStream
     from .startup.open import open_engine, open_pooling_engine
     from .types.logits import LogitsProcessor, LogitsRow
     from .types.output import TextDelta
@@ -74,7 +75,8 @@ _HOMES = {
     "types.pooling": ("PoolingInfo",),
     "frontend": ("Classification", "PoolingEngine", "ScoreOptions", "Scores"),
     "types.sampling": ("SamplingParams",),
-    "frontend.text": ("TextEngine", "TextStream"),
+    "frontend.text": ("TextEngine",),
+    "frontend.text_stream": ("TextStream",),
     "types.output": ("TextDelta",),
 }
 

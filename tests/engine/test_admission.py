@@ -188,7 +188,7 @@ def test_where_nothing_is_loaded_that_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["a", "a"], "once"), ([str(i) for i in range(17)], "at most 16")],
+    [(["a", "a"], "unique"), ([str(i) for i in range(17)], "at most 16")],
 )
 def test_a_plug_in_takes_part_once_and_few_do(names: list[str], message: str) -> None:
     with pytest.raises(InvalidParameter, match=message):

@@ -40,7 +40,7 @@ def test_values_at_the_bounds_are_taken(text: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ({"stop": ("x",) * 33}, "stop: at most 32 are taken"),
+        ({"stop": ("x",) * 33}, "stop: at most 32 are possible"),
         ({"stop": ("x" * 1025,)}, "stop: each must have 1 to 1024 characters"),
         ({"stop": ("",)}, "stop: each must have 1 to 1024 characters"),
         (

@@ -1,8 +1,8 @@
-"""What programs and HTTP handlers ask: vectors, labels, scores.
+"""The front end of models that pool: texts in; vectors, labels and scores out.
 
-A request is cut into jobs of a few texts; each is tokenized, read and written on its own,
-so that the device reads the first texts while the later ones are tokenized, and no thread
-is held for long.
+A request is cut into jobs of a few texts. Each job is tokenized, read and converted on its
+own. So the device reads the first texts while later ones are tokenized, and no job holds a
+thread for long.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# NumPy is imported where it is needed: it takes a tenth of a second, which --help need
-# not wait.
+# Functions import NumPy themselves: it takes a tenth of a second, which would delay --help.
 
 T = TypeVar("T")
 
-# Written or read on the loop where there are no more numbers in them: 50 us, which is
-# what a thread would cost.
+# Results of at most this many numbers are converted on the event loop. That takes 50 us, as
+# long as starting a thread.
 _FEW_NUMBERS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooled(Generic[T]):
-    """What texts gave, in their order, and how many tokens were read for it."""
+    """The results of texts, in their order, and the number of tokens that were read."""
 
     results: list[T]
     num_tokens: int
@@ -52,11 +51,11 @@ class Pooled(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What a classifier says of a text.
+    """A classifier's result for a text.
 
     Args:
-      label: the likeliest.
-      probs: of each label, in the order of PoolingInfo.labels.
+      label: the most likely label.
+      probs: the probability of each label, in the order of PoolingInfo.labels.
     """
 
     label: str
@@ -86,11 +85,11 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         return self.engine.pooling
 
     def choose_long_text(self, *, can_average: bool) -> LongText:
-        """Return what is done with long texts of which nothing is said.
+        """Return the treatment of long texts, for a request that does not choose one.
 
         Args:
-          can_average: they become one vector. Others are refused where chunks would be
-            made of these.
+          can_average: each text becomes one vector, so that the vectors of chunks can be
+            averaged. Otherwise long texts are refused instead of cut into chunks.
         """
         if self._long_texts == "chunk" and not can_average:
             return "refuse"
@@ -108,10 +107,10 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         """Embed texts.
 
         Args:
-          dimensions: of a Matryoshka model's vectors the first so many numbers.
-          kind: "query" or "document", for models that tell them apart.
-          prompt_name: of the model's prompts the one that is put before each text.
-          long_text: "refuse", "truncate" or "chunk", by default as the option says.
+          dimensions: number of leading numbers of a Matryoshka model's vectors to keep.
+          kind: "query" or "document", for models that distinguish them.
+          prompt_name: name of the model's prompt that is put before each text.
+          long_text: "refuse", "truncate" or "chunk"; the default is the server's option.
 
         Returns:
           (len(texts), dimensions) float32
@@ -167,19 +166,20 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         param: str = "input",
         on_submit: Callable[[], None] = lambda: None,
     ) -> Pooled[T]:
-        """Read texts and make something of what each gives.
+        """Read texts and convert the tensor of each.
 
-        They are one request: the first that fails ends the others.
+        They are one request: the first text that fails ends the others.
 
         Args:
-          finish: called with a text's number and what it gave, in a renderer worker or,
-            where there is little of it, in the event loop.
-          priority: the lower goes first; equals take turns.
-          param: the request's field, for errors.
-          on_submit: is called when the device can begin with some of them.
+          finish: converts a text's tensor, given the text's number; it is called in a
+            renderer worker or, for few numbers, in the event loop.
+          priority: requests with a lower number go first; equals take turns.
+          param: the request's field with the texts, for errors.
+          on_submit: is called when the device can begin with some of the texts.
 
-        Raises: what PoolingRenderer.render_texts and TensorEngine.open_request raise, and
-          RendererFull: other requests bring too much text.
+        Raises:
+          all errors of PoolingRenderer.render_texts and TensorEngine.open_request, and
+          RendererFull: other requests have too much text.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
         with (
@@ -211,17 +211,17 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         priority: int = 0,
         on_submit: Callable[[], None] = lambda: None,
     ) -> Scores:
-        """Tell how well documents answer queries: one to all, or one to each.
+        """Score how well documents answer queries: one query for all, or one for each.
 
-        The model decides how: a cross-encoder reads each pair at once, an embedding
-        model's score is the cosine of the vectors, a late interaction model's MaxSim of
-        the tokens' vectors. Queries stay on the device for as long as the request lasts,
-        and scores are all that leaves it.
+        A cross-encoder reads each query together with its document. The score of an
+        embedding model is the cosine of two vectors; of a late interaction model, MaxSim of
+        the tokens' vectors. Queries stay on the device until the request ends, and only
+        scores leave it.
 
         Raises:
-          InvalidParameter: there are more queries than one, and not one for each
-            document; or none at all.
-          TaskNotServed: the model has no way of scoring.
+          InvalidParameter: there are no queries or no documents, or several queries and
+            not one for each document.
+          TaskNotServed: the model cannot score.
         """
         resolved = options or ScoreOptions(text=self._make_options("classify"))
         if isinstance(queries, str):
@@ -294,7 +294,7 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         return Classification(label=self.name_label(probs), probs=probs)
 
     def name_label(self, probs: Sequence[float]) -> str:
-        """Return the name of the likeliest label."""
+        """Return the name of the most likely label."""
         return self.pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
 
     async def _run_finishing(
@@ -311,7 +311,7 @@ def _finish(
     tensors: Sequence[TensorBytes],
     finish: Callable[[int, TensorBytes], T],
 ) -> list[tuple[T, int]]:
-    """Put chunks together and make of each text's tensor what is wanted; blocking."""
+    """Average the chunks of each text and convert its tensor; blocking."""
     from ..render.pooling.vectors import average
 
     done = []
@@ -327,5 +327,5 @@ def _finish(
 def _read_array(index: int, tensor: TensorBytes) -> NDArray[np.float32]:
     import numpy as np
 
-    # Copied, because bytes cannot be written to.
+    # Copied, because an array over bytes is read-only.
     return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape).copy()

@@ -1,4 +1,4 @@
-"""A request's texts on their way through the renderer workers, a job at a time."""
+"""The renderer jobs of one pooling request, which enter the workers' queue in turn."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..types.pooling import PoolingInput
 
 
 class PoolingJobs:
-    """One request's share of the renderer workers.
+    """The renderer jobs of one request.
 
-    Its jobs queue up for the workers one by one and not all at once, so that a short
-    request waits for a job of each long one, and not for all of them.
+    Only some of its jobs wait for a worker at any time. So a short request waits for a few
+    jobs of each long request, and not for all of them.
     """
 
     def __init__(self, renderer: PoolingRenderer, options: TextOptions) -> None:
         self._renderer = renderer
         self._options = options
-        # Several requests may take all workers; one alone leaves one to others.
+        # One request alone leaves a worker to others; several may occupy all workers.
         num_workers = renderer.workers.limiter.total_tokens
         self._turn = trio.CapacityLimiter(max(1, num_workers - 1))
 
     async def render_texts(
         self, texts: Sequence[TextInput], numbers: range, param: str
     ) -> list[tuple[PoolingInput, ...]]:
-        """Make the inputs of texts[numbers]; `param` is their field, for errors."""
+        """Render texts[numbers]; `param` is the request's field, for errors."""
         async with self._turn:
             return await self._renderer.render_texts(
                 texts[numbers.start : numbers.stop],
@@ -40,7 +40,7 @@ class PoolingJobs:
     async def render_pairs(
         self, pairs: Sequence[tuple[str, str]], numbers: range, param: str
     ) -> list[PoolingInput]:
-        """Make the inputs of pairs[numbers]."""
+        """Render pairs[numbers]."""
         async with self._turn:
             return await self._renderer.render_pairs(
                 pairs[numbers.start : numbers.stop],
@@ -50,10 +50,10 @@ class PoolingJobs:
 
 
 def as_kind(options: TextOptions, kind: str) -> TextOptions:
-    """Say on which side of a search texts stand.
+    """Return the options for queries or for documents.
 
     Raises:
-      InvalidParameter: it is neither.
+      InvalidParameter: the kind is neither.
     """
     match kind:
         case "query" | "document":

@@ -1,7 +1,8 @@
-"""How well documents answer queries: the ways of pooling models to tell.
+"""Scores of documents for queries, by each kind of pooling model.
 
-A cross-encoder reads each pair at once. Where texts become vectors, queries are read once
-and stay on the device, documents follow, and only their similarity leaves it.
+A cross-encoder reads each query together with its document. Other models turn texts into
+vectors: queries are read once and stay on the device, documents follow, and only their
+similarity leaves it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOptions:
-    """How pairs are scored.
+    """Options of scoring.
 
     Args:
-      use_activation: of a cross-encoder: see PoolingParams.
+      use_activation: see PoolingParams; for cross-encoders.
       query_param, document_param: the request's fields, for errors.
     """
 
@@ -38,7 +39,7 @@ class ScoreOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How well each document answers its query, and how many tokens were read for it."""
+    """The score of each document, and the number of tokens that were read."""
 
     values: list[float]
     num_tokens: int
@@ -49,7 +50,7 @@ class Scoring:
     """One request for scores.
 
     Args:
-      queries: one, or one for each document.
+      queries: one query, or one for each document.
     """
 
     engine: TensorEngine
@@ -61,7 +62,7 @@ class Scoring:
     on_submit: Callable[[], None]
 
     async def score_pairs(self) -> Scores:
-        """Have a classifier with one label read each query with its document."""
+        """Let a classifier with one label read each query with its document."""
         params = PoolingParams(
             task="classify", use_activation=self.options.use_activation
         )
@@ -88,8 +89,8 @@ class Scoring:
                 partial(comparison.keep, self.queries), self.queries
             )
             keys = [key for part in kept for key in part]
-            # Documents need not wait for their query to be read: the scheduler lets
-            # none overtake it.
+            # Documents are queued before their query has been read: the scheduler lets
+            # no document overtake it.
             parts = await self._run_jobs(
                 partial(
                     comparison.compare,
@@ -128,7 +129,7 @@ class Scoring:
 
 
 class _Comparison:
-    """One request's queries and documents, a job of each at a time."""
+    """Keeps the queries of one request on the device, and compares documents with them."""
 
     def __init__(
         self, request: TensorRequest, renderer: PoolingRenderer, options: ScoreOptions
@@ -143,7 +144,7 @@ class _Comparison:
         rendered = await self._queries.render_texts(
             queries, numbers, self._options.query_param
         )
-        # Invariant: texts that are compared are not cut into chunks.
+        # Invariant: compared texts are not cut into chunks.
         inputs = [each for (each,) in rendered]
         self.num_query_tokens += sum(each.num_tokens for each in inputs)
         return [self._request.keep(each) for each in inputs]
@@ -168,7 +169,7 @@ def _repeat(items: Sequence[T], count: int) -> Sequence[T]:
 def _read_scores(
     inputs: Sequence[PoolingInput], tensors: Sequence[TensorBytes]
 ) -> Scores:
-    # Here because NumPy takes a tenth of a second, which --help need not wait.
+    # Imported here because NumPy takes a tenth of a second, which would delay --help.
     from ..render.pooling.vectors import read_floats
 
     return Scores(

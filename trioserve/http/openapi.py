@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..frontend.text import MAX_THINKING_TOKEN_BUDGET
+from ..frontend.text_params import MAX_THINKING_TOKEN_BUDGET
 from ..types.sampling import SAMPLING_BOUNDS
 from .route import Route
 from .wire.responses import ErrorBody

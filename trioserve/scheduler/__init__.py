@@ -1,11 +1,11 @@
-"""Decides what the next step computes: continuous batching over paged KV blocks.
+"""The planning of steps: continuous batching over paged KV blocks.
 
-Sans-I/O: no trio, no torch, no clock, no logging. Every decision is a value, so a
-thousand steps can be tested in a millisecond. The scheduler knows sequences, blocks and
-budgets; it does not know requests, clients, text, or when a step runs.
+Sans-I/O: no trio, no torch, no clock, no logging. Every decision is a value, so tests run
+through a thousand steps in a millisecond. The scheduler knows sequences, blocks and
+budgets; it knows no requests, no clients and no text, and not the time.
 
-The door is Scheduler: add, abort, schedule, update, statistics; and PoolingScheduler, which
-has the same methods, for models that read each input in one step.
+The doors are Scheduler, and PoolingScheduler for models that read each input in one step.
+Both have the methods add, abort, schedule, update and statistics.
 """
 
 from .generation.blocks import BlockPool

@@ -1,23 +1,22 @@
-"""Decides which inputs a pooling model reads next: whole ones, by turns, up to a budget.
+"""The planning of steps of pooling models: whole inputs, in turns, up to a budget.
 
-An input is one pass of the model, so there are no blocks to own and nothing is resumed.
-What is left to decide is who goes first. Requests differ by a factor of thousands, and
-first come, first served would let a question wait for all of somebody's library; so
-they share the device by *fair queueing*. The clock counts the tokens that were read. A
-request that comes has its turn at once, and after an input of 512 tokens beside two other
-requests it has its next turn 3 * 512 tokens later.
+An input is one pass of the model, so it owns no blocks and is never resumed. Only the order
+is left to decide. Requests differ in size by a factor of thousands. First come, first served
+would let one question wait for a whole library of documents; so requests share the device
+by *fair queueing*. The clock counts the tokens that were read. A new request has its turn
+at once. After an input of 512 tokens beside two other requests it has its next turn
+3 * 512 tokens later.
 
     clock       0       512     521    1033
     request A   |  512  |       |  512  |  512  | ...
     request B           | 9 |                             came at 512
 
-A level of priority puts a turn off by LEVEL_TOKENS. Turns are times, and requests that
-come later have later ones: so an input is passed by a bounded number of tokens, and
-nobody waits for ever.
+A level of priority postpones a turn by LEVEL_TOKENS. Turns are times, and later requests
+have later turns: so a bounded number of tokens passes each input, and none waits for ever.
 
 Source: Goyal, Vin and Cheng 1996 (Start-time Fair Queueing), section 2. There the clock is
-the turn of the input that is read, which stands still while short requests follow each
-other for ever, and a long one would wait as long.
+the turn of the input that is being read. That clock stands still while short requests
+follow each other, so a long request could wait for ever.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ import itertools
 from ..types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ..types.tensors import TensorBytes
 
-# Tokens that one level of priority is worth. A guess: a small encoder reads as many in ten
-# seconds on a CPU.
+# Tokens that one level of priority is worth. A guess: a small encoder on a CPU reads this
+# many in ten seconds.
 LEVEL_TOKENS = 65_536
 
 
 class PoolingFlow:
-    """The inputs of one request, which take turns with those of others.
+    """The inputs of one request, which take turns with those of other requests.
 
     Args:
-      priority: the lower goes first.
+      priority: requests with a lower number go first.
     """
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        # Of its next input, in tokens.
+        # The turn of its next input, in tokens of the clock.
         self.turn = 0
         self.num_waiting = 0
-        # Inputs that wait, and inputs that were given up while they waited.
+        # Waiting inputs, and aborted ones that have not been dropped yet.
         self.jobs: deque[PoolingJob] = deque()
-        # Of its entry in the scheduler's heap; older entries mean nothing.
+        # Number of its valid entry in the scheduler's heap.
         self.number = -1
 
     @property
     def place(self) -> int:
-        """The flow with the lowest one is next."""
+        """The flow with the lowest place is next."""
         return self.turn + LEVEL_TOKENS * self.priority
 
 
@@ -76,9 +75,9 @@ class PoolingStatistics:
 
     Args:
       num_running: inputs of steps in flight.
-      num_waiting: inputs that no step has taken yet.
-      num_kept: results that the device keeps, as far as the last step told.
-      num_releases: keys that the device has not been told to forget yet.
+      num_waiting: inputs that no step has yet.
+      num_kept: results that the device keeps, according to the last step.
+      num_releases: keys whose release no step has reported to the device yet.
     """
 
     num_running: int
@@ -89,7 +88,7 @@ class PoolingStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingCounters:
-    """What has happened since the start."""
+    """Counts since the start; see the table of metrics in docs/operations.rst."""
 
     num_steps: int
     num_inputs: int
@@ -101,18 +100,19 @@ class PoolingScheduler:
     """Plans the steps of a pooling model.
 
     Args:
-      max_num_seqs: inputs of one step.
-      max_num_batched_tokens: their tokens; a longer input is a step by itself.
+      max_num_seqs: the most inputs of one step.
+      max_num_batched_tokens: the most tokens of one step; a longer input is a step by
+        itself.
     """
 
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        # Of each flow with inputs that wait: (place, number, flow).
+        # (place, number, flow) of each flow with waiting inputs, and old entries.
         self._heap: list[tuple[int, int, PoolingFlow]] = []
         self._num_flows = 0
         self._num_waiting = 0
-        # Tokens of all inputs that were planned.
+        # Tokens of all planned inputs.
         self._clock = 0
         self._in_flight: dict[int, list[PoolingJob]] = {}
         self._releases: list[QueryKey] = []
@@ -127,8 +127,8 @@ class PoolingScheduler:
     def add(self, row: PoolingRow, flow: PoolingFlow) -> PoolingJob:
         """Let an input wait for its turn.
 
-        The inputs of a flow are read in order, so that a row may be compared with an
-        earlier one that is kept.
+        The inputs of a flow are read in order, so a row may be compared with an earlier
+        one that is kept.
         """
         job = PoolingJob(row, flow)
         flow.jobs.append(job)
@@ -141,23 +141,23 @@ class PoolingScheduler:
         return job
 
     def abort(self, jobs: Iterable[PoolingJob]) -> None:
-        """Give inputs up; those of a step in flight end with it."""
+        """Drop waiting inputs; an input of a step in flight ends with the step."""
         for job in jobs:
             if job.is_waiting:
                 self._leave_queue(job)
-                _drop_given_up(job.flow)
-        # Entries that mean nothing stay until they are the majority: so the cost of
-        # rebuilding the heap is spread over as many of them.
+                _drop_aborted(job.flow)
+        # Old entries stay until they are the majority, so the cost of rebuilding the heap
+        # is spread over many of them.
         if len(self._heap) > 64 and len(self._heap) > 2 * self._num_flows:
             self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
     def release(self, key: QueryKey) -> None:
-        """Let the next step forget what is kept under a key, if it ever was."""
+        """Let the next step forget the result under a key, if there is one."""
         self._releases.append(key)
 
     def schedule(self) -> PoolingPlan | None:
-        """Plan a step, or return None where nobody waits."""
+        """Plan a step, or return None if no input waits."""
         jobs = self._take_jobs()
         if not jobs and not self._releases:
             return None
@@ -173,7 +173,7 @@ class PoolingScheduler:
     def update(
         self, plan: PoolingPlan, result: PoolingResult, seconds: float = 0.0
     ) -> Iterable[tuple[PoolingJob, TensorBytes]]:
-        """Take a step's result; returns what each of its inputs gave.
+        """Take in the result of a step; returns the tensor of each of its inputs.
 
         Args:
           seconds: how long the device was busy with the step.
@@ -210,7 +210,7 @@ class PoolingScheduler:
             budget -= num_tokens
             if budget < 0 and jobs:
                 break
-            # Every flow that waits now gets as many tokens before this one's next turn.
+            # Each waiting flow gets as many tokens before this one's next turn.
             flow.turn += num_tokens * self._num_flows
             self._clock += num_tokens
             jobs.append(flow.jobs.popleft())
@@ -220,7 +220,7 @@ class PoolingScheduler:
         return jobs
 
     def _find_next(self) -> PoolingFlow | None:
-        """Return the flow whose turn it is, its next job in front, or None."""
+        """Return the next flow, with its next job in front, or None."""
         while self._heap and not _is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         if not self._heap:
@@ -246,7 +246,7 @@ def _is_valid(entry: tuple[int, int, PoolingFlow]) -> bool:
     return flow.number == number and flow.num_waiting > 0
 
 
-def _drop_given_up(flow: PoolingFlow) -> None:
-    """Drop a flow's inputs that were given up, once they are the majority."""
+def _drop_aborted(flow: PoolingFlow) -> None:
+    """Drop the aborted inputs of a flow, once they are the majority."""
     if len(flow.jobs) > 64 and len(flow.jobs) > 2 * flow.num_waiting:
         flow.jobs = deque(job for job in flow.jobs if job.is_waiting)

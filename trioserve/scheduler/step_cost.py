@@ -1,24 +1,25 @@
-"""How long a step takes, learned from the steps that were measured.
+"""The duration of steps, predicted from measured ones.
 
     seconds = fixed + sum over rows of
               (row + token * n + context * c + pair * n * (c + n / 2))
 
-n are the tokens that a row computes and c those that its sequence has already. The last
-two terms are attention: a row reads the keys and values of its context once, and each of
-its tokens is compared with each token before it. One core needs 0.44 s for 512 tokens at the
-beginning of a prompt, and 2.0 s for 512 tokens behind 7,000 others (SmolLM2-135M).
+n is the number of tokens that a row computes, and c the number that its sequence has
+already. The last two terms are attention: a row reads the keys and values of its context
+once, and each of its tokens is compared with each token before it. One core needs 0.44 s for
+512 tokens at the beginning of a prompt, and 2.0 s for 512 tokens after 7,000 others
+(SmolLM2-135M).
 
-The coefficients minimise the squared relative errors of past steps, of which each counts
-2 % less than the one after it. Three things make the predictions robust:
+The coefficients minimise the squared relative errors of past steps. Each step counts 2 %
+less than the one after it. Three rules make the predictions robust:
 
-* No coefficient is negative: no work saves time.
-* A step that took much longer than predicted counts as twice the prediction. Somebody else
-  had the CPU, or the next steps will say the same again.
-* Predictions are multiplied with how much longer than by the coefficients the last few
-  steps took. On a CPU that others use, steps are slow by the dozen.
+* No coefficient is negative: more work never saves time.
+* A step that took much longer than predicted counts as twice the prediction. If another
+  program had the CPU, that is enough; otherwise the next steps repeat the lesson.
+* Predictions are multiplied by the recent slowness: the ratio of measured to predicted time
+  of the last few steps. On a shared CPU many steps in a row are slow.
 
-Nothing is assumed before the first measurement. So that a prediction is not trusted far
-from what was measured, a step may have twice the tokens of the largest one so far.
+Nothing is assumed before the first measurement. A prediction is not trusted far from
+measured sizes: a step may have twice the tokens of the largest one so far.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ from dataclasses import dataclass
 import math
 import operator
 
-# A step is half forgotten after 34 others: many enough to average noise, few enough to
-# follow a machine on which other programs begin and end.
+# The weight of a step halves after 34 others: enough steps to average noise, and few enough
+# to follow a machine on which other programs start and stop.
 _KEPT = 0.98
 
-# Steps from which on a long one may be an exception.
+# After this many steps, a long step may be an exception.
 _NUM_FIRST_STEPS = 8
 _MAX_RATIO = 2.0
 
-# The last step's part in the average slowness, which so follows a change within four steps.
-# In a simulation of a CPU that is 2.5 times slower for a dozen steps now and then, one step in
-# ten exceeded its target by 81 % or more without it, and by 7 % with it. It is at least 1: a
-# prediction that is too high costs little, and streams wait for one that is too low.
+# Weight of the last step in the average slowness, which so follows a change within four
+# steps. In a simulation of a CPU that is 2.5 times slower for a dozen steps now and then, one
+# step in ten exceeded its target by 81 % or more without the slowness, and by 7 % with it. The
+# slowness is at least 1: a prediction that is too high costs little, one that is too low makes
+# streams wait.
 _SLOWNESS_RATE = 0.25
 _MAX_SLOWNESS = 4.0
 
-# Rounds of coordinate descent after each step, which takes 0.025 ms with them. With one, the
-# first predictions for many rows were wrong by 12 %, with three by 3 %; with more than five
-# they follow the noise.
+# Rounds of coordinate descent after each step; learning a step takes 0.025 ms with them. The
+# first predictions for many rows were wrong by 12 % with one round, and by 3 % with three;
+# with more than five they follow the noise.
 _NUM_ROUNDS = 3
 
-# How far a step may go beyond the largest measured one: in tokens, and in pairs of tokens,
+# Limits of a step relative to the largest measured one: in tokens, and in pairs of tokens,
 # which grow with the square.
 _MAX_TOKENS_RATIO = 2
 _MAX_PAIRS_RATIO = 4
@@ -56,13 +58,13 @@ _MAX_PAIRS_RATIO = 4
 # Brings the five terms of ordinary steps to the same magnitude.
 _SCALES = (1.0, 1 / 8, 1 / 64, 1 / 4096, 1 / 65_536)
 
-# Below, a sum of squares is rounding errors: nothing was measured for long.
+# A sum of squares below this is only rounding errors: there are no recent measurements.
 _MIN_SQUARES = 1e-12
 
 
 @dataclass(slots=True)
 class StepSize:
-    """What a step computes, as far as its duration depends on it."""
+    """The work of a step, as far as its duration depends on it."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -76,7 +78,7 @@ class StepSize:
         self.num_pairs += num_tokens * (context + num_tokens / 2)
 
     def add_decoding(self, num_rows: int, context: int) -> None:
-        """Add rows of one token each, with so much context together."""
+        """Add rows of one token each; `context` is that of all rows together."""
         self.num_rows += num_rows
         self.num_tokens += num_rows
         self.num_context += context
@@ -103,14 +105,14 @@ class StepCost:
 
     @property
     def fixed_seconds(self) -> float:
-        """What a step takes without any row."""
+        """Seconds of a step without any row."""
         return self._coefficients[0]
 
     def predict_decoding(self, num_rows: int, context: int) -> float:
         """Return the seconds of a step of rows with one token each.
 
         Args:
-          context: tokens that their sequences have already, all together.
+          context: tokens that all their sequences together have already.
         """
         size = StepSize()
         size.add_decoding(num_rows, context)
@@ -123,11 +125,11 @@ class StepCost:
         return row + token * num_tokens + read * context + pair * pairs
 
     def count_tokens(self, context: int, seconds: float, size: StepSize) -> int:
-        """Return how many tokens a row may have to take at most so long.
+        """Return the most tokens that a row can compute within `seconds`.
 
         Args:
           context: tokens that its sequence has already.
-          size: of the step without the row.
+          size: the size of the step without the row.
         """
         _, row, token, read, pair = self._coefficients
         rest = seconds - row - read * context
@@ -142,7 +144,7 @@ class StepCost:
         return int(min(limit, tokens, _solve(1.0, context, pairs)))
 
     def learn(self, size: StepSize, seconds: float) -> None:
-        """Take in how long a step took."""
+        """Learn from the measured duration of a step."""
         if seconds <= 0 or size.num_rows == 0:
             return
         terms = _list_terms(size)
@@ -163,12 +165,12 @@ class StepCost:
         ]
 
     def _follow(self, ratio: float) -> None:
-        """Take in how much longer than by the coefficients a step took."""
+        """Average the ratio of measured to predicted time into the slowness."""
         ratio = min(max(ratio, 1.0), _MAX_SLOWNESS)
         self._slowness *= (ratio / self._slowness) ** _SLOWNESS_RATE
 
     def _add(self, terms: list[float]) -> None:
-        """Count a step: `terms`, times the right weights, are 1."""
+        """Add a step to the sums; the right weights times `terms` are 1."""
         self._sums = [_KEPT * old + term for old, term in zip(self._sums, terms)]
         self._products = [
             [_KEPT * old + one * other for old, other in zip(products, terms)]
@@ -176,7 +178,7 @@ class StepCost:
         ]
 
     def _descend(self) -> None:
-        """Give each weight its best value, the others as they are, but none below 0."""
+        """Give each weight its best value for the present others, but none below 0."""
         weights = self._weights
         for index, products in enumerate(self._products):
             if products[index] > _MIN_SQUARES:
@@ -185,7 +187,7 @@ class StepCost:
 
 
 def _list_terms(size: StepSize) -> list[float]:
-    """Return what the weights are multiplied with."""
+    """Return the factors of the weights."""
     one, row, token, context, pair = _SCALES
     return [
         one,
@@ -204,7 +206,7 @@ def _multiply(left: list[float], right: list[float]) -> float:
 def _solve(square: float, linear: float, rest: float) -> float:
     """Return the positive n with square / 2 * n ** 2 + linear * n = rest.
 
-    Infinity where nothing of it depends on n.
+    Infinity if the equation does not depend on n.
     """
     divisor = linear + math.sqrt(linear * linear + 2 * square * rest)
     return 2 * rest / divisor if divisor > 0 else math.inf

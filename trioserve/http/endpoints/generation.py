@@ -8,7 +8,8 @@ import time
 
 import trio
 
-from ...frontend.text import TextEngine, TextParams
+from ...frontend.text import TextEngine
+from ...frontend.text_params import TextParams
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams

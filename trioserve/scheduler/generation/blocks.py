@@ -1,13 +1,13 @@
-"""KV blocks: who holds them, what they contain, which is taken next.
+"""The pool of KV blocks: their owners, their content, and the order in which they are taken.
 
 A block is in one of three states:
 
-    held        ref_count >= 1   in the block table of that many sequences
+    held        ref_count >= 1   in the block tables of that many sequences
     cached      ref_count == 0   free, but its content can still be found by hash
-    empty       ref_count == 0   free, and its content means nothing
+    empty       ref_count == 0   free, and its content is useless
 
-`cached` and `empty` blocks stand in one queue from which allocation takes the first:
-empty ones in front, then cached ones, the least recently used first.
+`cached` and `empty` blocks stand in one queue, and allocation takes the first: empty ones
+come first, then cached ones, the least recently used first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...types.ids import BlockId
 class BlockPool:
     """Counts references to `num_blocks` blocks and remembers full ones by hash.
 
-    Source: Kwon et al. 2023 (PagedAttention), section 4; the free queue that doubles
-    as the cache's LRU list is vLLM's.
+    Source: Kwon et al. 2023 (PagedAttention), section 4. As in vLLM, the queue of free
+    blocks is the LRU list of the cache, too.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -36,7 +36,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated; cached ones count."""
+        """Blocks that can be allocated, including cached ones."""
         return len(self._free)
 
     @property
@@ -58,13 +58,13 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def allocate(self, num_blocks: int) -> list[BlockId]:
-        """Take free blocks; what was cached in them is forgotten.
+        """Take free blocks and forget their cached content.
 
         Raises:
           ValueError: fewer are free.
         """
         if num_blocks > len(self._free):
-            raise ValueError(f"{num_blocks} blocks wanted, {len(self._free)} are free")
+            raise ValueError(f"{num_blocks} blocks needed, {len(self._free)} are free")
         return [self._allocate_one() for _ in range(num_blocks)]
 
     def _allocate_one(self) -> BlockId:
@@ -78,8 +78,8 @@ class BlockPool:
 
     def release(self, block_ids: list[BlockId]) -> None:
         """Give back one reference to each block of a sequence, in table order."""
-        # In reverse, so that of one sequence the tail is evicted before the head:
-        # a chain whose head is gone can never be matched again.
+        # In reverse, so that the last blocks of a sequence are evicted before its first
+        # ones: a chain without its first block can never be matched again.
         for block_id in reversed(block_ids):
             count = self._ref_counts[block_id]
             assert count > 0, "a block is released once for each time it was taken"
@@ -90,14 +90,14 @@ class BlockPool:
                     self._free.move_to_end(block_id, last=False)
 
     def register(self, block_id: BlockId, block_hash: bytes) -> None:
-        """Make a held, full block findable; the first with a content stays the one."""
+        """Make a held, full block findable, unless another one has the same content."""
         assert self._ref_counts[block_id] > 0, "only held blocks are registered"
         if block_hash not in self._by_hash:
             self._by_hash[block_hash] = block_id
             self._hashes[block_id] = block_hash
 
     def check(self, held: Iterable[list[BlockId]]) -> None:
-        """Assert that nothing is lost, shared wrongly or freed twice.
+        """Assert that no block is lost, shared wrongly or freed twice.
 
         Args:
           held: the block tables of all sequences that hold blocks.

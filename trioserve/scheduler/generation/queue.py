@@ -1,4 +1,4 @@
-"""The sequences that wait, in the order in which they will be admitted."""
+"""The queue of waiting sequences, in the order of their admission."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .sequence import Flow, Sequence
 
 
 class WaitingQueue:
-    """A heap of requests, by the place of the first sequence of each that waits.
+    """A heap of requests, ordered by the place of the first waiting sequence of each.
 
-    A request's place changes with its first sequence and with the number of those that
-    run. Then it gets a new entry, and the old one stays in the heap, unseen, until it
-    comes to the top or until such entries are the majority. So no operation depends on the
-    queue's length by more than its logarithm.
+    The place of a request changes with its first sequence and with the number of its
+    running ones. Then it gets a new entry. The old entry stays in the heap without effect,
+    until it comes to the top or until old entries are the majority. So the cost of each
+    operation grows only with the logarithm of the queue's length.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class WaitingQueue:
         self.update(sequence.flow)
 
     def peek(self) -> Sequence | None:
-        """Return the sequence that is next, or None."""
+        """Return the next sequence, or None."""
         while self._heap and self._heap[0][2].entry is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][2].find_first() if self._heap else None
@@ -49,7 +49,7 @@ class WaitingQueue:
         self.update(sequence.flow)
 
     def update(self, flow: Flow) -> None:
-        """Find a flow's place anew."""
+        """Bring the entry of a flow up to date."""
         entry = _make_entry(flow)
         if entry == flow.entry:
             return
@@ -58,16 +58,17 @@ class WaitingQueue:
         if entry is not None:
             self._num_flows += 1
             heapq.heappush(self._heap, entry)
-        # Rebuilding halves the heap, so its cost is spread over as many changes.
+        # Rebuilding halves the heap, so its cost is spread over as many changes as it
+        # has entries.
         if len(self._heap) > 64 and len(self._heap) > 2 * self._num_flows:
             self._heap = [entry for entry in self._heap if entry[2].entry is entry]
             heapq.heapify(self._heap)
 
     def check(self, flows: Collection[Flow]) -> None:
-        """Assert that the first one is the first of all.
+        """Assert that `peek` returns the sequence with the lowest place.
 
         Args:
-          flows: those with sequences that wait.
+          flows: all flows with waiting sequences.
         """
         entries = [flow.entry for flow in flows]
         assert entries == [_make_entry(flow) for flow in flows], "places are up to date"

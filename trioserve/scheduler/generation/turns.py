@@ -1,4 +1,4 @@
-"""Chooses who decodes where a step has no time for all."""
+"""The turns of decoding sequences in a step that has no time for all of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .sequence import Flow, Sequence
 
 
 class DecodingTurns:
-    """Shares steps' time between requests by max-min fairness.
+    """Shares the time of steps between requests by max-min fairness.
 
-    Each request has a row before any has its second one, and so on until the time is full.
-    The first row of each is never left out, for to leave it out would make nobody faster.
-    Within a request it is the turn of the sequence whose last turn was the earliest.
+    Each request gets a row before any gets its second one, and so on until the time is used
+    up. The first row of each request is never left out. Within a request, the sequence goes
+    first whose last turn is the longest ago.
 
     Args:
-      cost: of rows.
+      cost: predicts the time of a row.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -26,11 +26,11 @@ class DecodingTurns:
         self._numbers = itertools.count(1)
 
     def choose(self, sequences: Sequences[Sequence], seconds: float) -> list[Sequence]:
-        """Return the sequences that decode, in the order in which they came.
+        """Return the sequences that decode, in the given order.
 
         Args:
-          sequences: those that could decode.
-          seconds: what their rows may take together.
+          sequences: all sequences that could decode.
+          seconds: the time for all rows together.
         """
         chosen = set(self._take(sequences, seconds))
         return [sequence for sequence in sequences if sequence in chosen]
@@ -48,7 +48,7 @@ class DecodingTurns:
 
 
 def _rank(sequences: Sequences[Sequence]) -> Iterator[tuple[int, Sequence]]:
-    """Yield sequences with the number of those of their request that come before."""
+    """Yield each sequence with the number of earlier ones of the same request."""
     num_before: Counter[Flow] = Counter()
     for sequence in sequences:
         yield num_before[sequence.flow], sequence

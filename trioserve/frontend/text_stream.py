@@ -1,0 +1,124 @@
+"""The text of one request, sequence by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ..engine import StreamPhase, TokenStream
+from ..render import Detokenizer
+from ..types.output import TextDelta, TokenDelta
+from ..types.prompt import Prompt
+from .text_params import TextParams
+
+
+class TextStream:
+    """An async iterator over the text of one request's sequences.
+
+    Args:
+      tokens: the tokens of the sequences.
+      open_detokenizer: is called with a sequence's index when its first tokens come. A
+        request of thousands of sequences would hold up the event loop if it made all
+        detokenizers at once.
+
+    Attributes:
+      splits_reasoning: the text of the answer has no reasoning in it; deltas have the
+        reasoning in a field of its own.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenStream,
+        open_detokenizer: Callable[[int], Detokenizer],
+        prompts: Sequence[Prompt],
+        text: TextParams,
+        *,
+        num_sequences: int,
+        splits_reasoning: bool = False,
+    ) -> None:
+        self._tokens = tokens
+        self._open_detokenizer = open_detokenizer
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._text = text
+        self.prompts = prompts
+        self.num_sequences = num_sequences
+        self.splits_reasoning = splits_reasoning
+
+    @property
+    def phase(self) -> StreamPhase:
+        """The phase of the most advanced sequence."""
+        return self._tokens.phase
+
+    @property
+    def started_at(self) -> float | None:
+        """When the first step with one of the sequences began; None before."""
+        return self._tokens.started_at
+
+    def __aiter__(self) -> TextStream:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        return self._render(await self._tokens.__anext__())
+
+    async def collect(
+        self, on_delta: Callable[[TextDelta], None] | None = None
+    ) -> list[TextDelta]:
+        """Read to the end; returns each whole sequence, by index.
+
+        Args:
+          on_delta: called with each delta when it comes.
+        """
+        gathered: list[list[TextDelta]] = [[] for _ in range(self.num_sequences)]
+        async for delta in self:
+            if on_delta is not None:
+                on_delta(delta)
+            parts = gathered[delta.index]
+            parts.append(delta)
+            # Sequences are joined as they end. There may be thousands, and joining all of
+            # them at once would hold up the event loop.
+            if delta.finish_reason is not None:
+                gathered[delta.index] = [TextDelta.join(parts)]
+        # Invariant: the last delta of a sequence, and no other, has a finish reason.
+        return [whole for [whole] in gathered]
+
+    def _render(self, tokens: TokenDelta) -> TextDelta:
+        detokenizer = self._find_detokenizer(tokens.index)
+        text = detokenizer.push(self._visible_ids(tokens))
+        if text.finish_reason is not None:
+            self._tokens.stop(tokens.index)
+        elif tokens.finish_reason is not None:
+            text = self._finish(tokens, text, detokenizer.finish())
+        return msgspec.structs.replace(
+            text,
+            index=tokens.index,
+            logprobs=tokens.logprobs[: len(text.token_ids)],
+            prompt_logprobs=tokens.prompt_logprobs,
+            num_cached_tokens=tokens.num_cached_tokens,
+        )
+
+    def _finish(
+        self, tokens: TokenDelta, text: TextDelta, rest: TextDelta
+    ) -> TextDelta:
+        """Return the last text of a sequence that the engine has ended."""
+        text = TextDelta.join([text, rest])
+        # The held back text may have completed a stop string.
+        stopped = text.finish_reason is not None
+        return msgspec.structs.replace(
+            text,
+            token_ids=tokens.token_ids,
+            finish_reason=text.finish_reason if stopped else tokens.finish_reason,
+            stop_reason=text.stop_reason if stopped else tokens.stop_token_id,
+        )
+
+    def _find_detokenizer(self, index: int) -> Detokenizer:
+        if index not in self._detokenizers:
+            self._detokenizers[index] = self._open_detokenizer(index)
+        return self._detokenizers[index]
+
+    def _visible_ids(self, delta: TokenDelta) -> tuple[int, ...]:
+        # The token that ended the sequence is not part of the answer.
+        ended_by_token = delta.finish_reason == "stop"
+        if ended_by_token and not self._text.include_stop_str_in_output:
+            return delta.token_ids[:-1]
+        return delta.token_ids
