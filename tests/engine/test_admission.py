@@ -266,7 +266,7 @@ def test_a_tag_of_no_token_is_a_mistake_of_the_caller(
 ) -> None:
     budget = ReasoningBudget(num_tokens=1, start_token_ids=start, end_token_ids=end)
     with pytest.raises(ValueError, match="a tag has at least one token"):
-        check_request([make_prompt()], replace(ONE, thinking=budget), INFO)
+        check_request([make_prompt()], replace(ONE, reasoning_budget=budget), INFO)
 
 
 @pytest.mark.parametrize("token_id, is_taken", [(511, True), (512, False)])
@@ -274,7 +274,7 @@ def test_tags_consist_of_the_models_tokens(token_id: int, is_taken: bool) -> Non
     budget = ReasoningBudget(
         num_tokens=1, start_token_ids=(1,), end_token_ids=(token_id,)
     )
-    asked = replace(ONE, thinking=budget)
+    asked = replace(ONE, reasoning_budget=budget)
     with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
         check_request([make_prompt()], asked, INFO)
     assert is_taken or caught.value.param == "thinking_token_budget"
