@@ -2,8 +2,8 @@
 
     hypercorn -w 0 -k trio 'trioserve.asgi:create_app("MODEL", max_num_seqs=32)'
 
-hypercorn owns the sockets and the process; docs/operations.rst lists the
-precautions that this needs and `trioserve serve` does not.
+hypercorn owns the sockets and the process. docs/operations.rst lists the precautions that
+this needs and `trioserve serve` does not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
 
     Args:
       model: as on the command line.
-      options: every option of `trioserve serve` but those of the socket.
+      options: options of `trioserve serve`, by name, except those of address and log.
 
     Raises:
       SystemExit: hypercorn runs more than one worker, or runs the app on asyncio.
@@ -129,8 +129,8 @@ async def _run_engine(
     except* Exception:
         if not is_serving:
             raise
-        # hypercorn would log the error, go on without an engine, and end with 0
-        # one day. Nobody restarts a server that looks alive.
+        # hypercorn would log the error, go on without an engine, and end with 0 some
+        # day. Nobody restarts a server that looks alive.
         logger.critical("the engine is dead, so the server ends", exc_info=True)
         logging.shutdown()
         os._exit(3)
@@ -139,9 +139,9 @@ async def _run_engine(
 async def _drain_on_signal(state: ServerState) -> None:
     """Let the first signal drain and the second end the drain.
 
-    hypercorn without workers would be killed by SIGTERM at once, and SIGINT would raise
-    KeyboardInterrupt in whichever task runs, be it a client's stream. Its workers are
-    spared Ctrl-C: their parent stops them.
+    SIGTERM would kill hypercorn without workers at once, and SIGINT would raise
+    KeyboardInterrupt in the task that runs, such as a client's stream. Workers ignore
+    Ctrl-C: their parent stops them.
     """
     is_worker = multiprocessing.parent_process() is not None
     signals = (signal.SIGTERM,) if is_worker else (signal.SIGTERM, signal.SIGINT)
@@ -164,16 +164,16 @@ async def _cancel_on_next(
 
 @trio.lowlevel.enable_ki_protection
 def _interrupt_hypercorn() -> None:
-    # Its graceful stop is bound to SIGINT alone. Protected, or the KeyboardInterrupt
-    # would be raised here, in a task that is not hypercorn's.
+    # Only SIGINT stops it gracefully. Without the protection KeyboardInterrupt would be
+    # raised here, in a task that is not hypercorn's.
     signal.raise_signal(signal.SIGINT)
 
 
 def _accept_sigint() -> None:
-    """Undo that scripts' background processes are born deaf to SIGINT.
+    """Accept SIGINT, which background processes of scripts ignore at first.
 
-    hypercorn without workers stops by nothing else, so SIGTERM would drain and then
-    wait for ever. Its workers ignore the signal on purpose: their parent stops them.
+    Nothing else stops hypercorn without workers: SIGTERM would drain and then wait
+    forever. Workers ignore the signal on purpose: their parent stops them.
     """
     is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     is_main = threading.current_thread() is threading.main_thread()
@@ -200,7 +200,7 @@ def _is_in_asyncio() -> bool:
 
 
 def _is_called_by(package: str) -> bool:
-    """Whether a function of a package has called us.
+    """Whether a function of a package is among the callers.
 
     hypercorn's worker makes the app before it starts an event loop, so there is no loop to
     look at. A flag, a file or a program may have chosen the worker. In each case it is

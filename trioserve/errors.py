@@ -19,9 +19,9 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
-    * InternalError                 500; a defect of ours ended this request alone
+    * InternalError                 500; a defect of the server ended this request alone
     * EngineDied                    500; the engine is broken, nothing can be retried
-    * EngineStalled                 503; only /progressz answers it
+    * EngineStalled                 503; the answer of /progressz alone
     * StartupError                  never reaches a client: the command line ends with 2
       - WeightsNotFound
       - WeightsBroken
@@ -81,7 +81,7 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def find_first(errors: ExceptionGroup[ErrorT]) -> ErrorT:
-    """Return the first error of a group of groups; an answer has room for one."""
+    """Return the first error of a group, also of nested groups: an answer has one."""
     error = errors.exceptions[0]
     return find_first(error) if isinstance(error, ExceptionGroup) else error
 
@@ -156,7 +156,7 @@ class ModelNotFound(RequestError):
 
 
 class TaskNotServed(RequestError):
-    """Raised when a request asks for what this model does not do.
+    """Raised when a request is for another task than that of the model.
 
     Args:
       wanted, served: such as "generate" and "embed".
@@ -170,10 +170,10 @@ class TaskNotServed(RequestError):
 
 
 class UploadTooSlow(RequestError):
-    """Raised when a request's body comes too slowly.
+    """Raised when the body of a request arrives too slowly.
 
     Args:
-      num_bytes, seconds: so many bytes may take so long.
+      num_bytes, seconds: this number of bytes may take this time.
     """
 
     status = 408
@@ -197,11 +197,11 @@ class PayloadTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """Raised when a header declares a body that is not read here.
+    """Raised when a header declares a body that the server does not read.
 
     Args:
-      header: its name.
-      wanted: the value that is read.
+      header: the name of the header.
+      wanted: the value that the server reads.
     """
 
     status = 415
@@ -214,7 +214,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class MalformedRequest(RequestError):
-    """Raised when a request breaks HTTP/1.1, or needs a part of it that is not served.
+    """Raised when a request breaks HTTP/1.1, or needs an unsupported part of it.
 
     Args:
       status: 431 for a head that is too long, 501 for an unknown Transfer-Encoding, 505
@@ -238,10 +238,10 @@ class Unavailable(TrioserveError):
 
 
 class QueueFull(Unavailable):
-    """Raised when as many sequences wait as the server is told to keep.
+    """Raised when the most sequences wait that the server may hold.
 
     Args:
-      limit: those that wait.
+      limit: the number of sequences that wait.
     """
 
     status = 429
@@ -255,7 +255,7 @@ class QueueFull(Unavailable):
 
 
 class RendererFull(Unavailable):
-    """Raised when as many requests wait to be rendered, or as much text, as may."""
+    """Raised when too many requests, or too much text, wait for the renderer."""
 
     status = 429
     code = "RateLimitError"
@@ -269,7 +269,7 @@ class RendererFull(Unavailable):
 
 
 class RendererStuck(Unavailable):
-    """Raised when templates or images that do not end have taken too many threads."""
+    """Raised when endless templates or images hold too many threads."""
 
     def __init__(self) -> None:
         # Nobody knows when such a thread ends.
@@ -281,10 +281,10 @@ class RendererStuck(Unavailable):
 
 
 class MemoryFull(Unavailable):
-    """Raised when requests hold as much memory for one thing as they may.
+    """Raised when requests use all the memory for one purpose.
 
     Args:
-      what: that thing, in the plural.
+      what: the content of that memory, in the plural, such as "images".
     """
 
     def __init__(self, what: str, *, retry_after_seconds: int = 1) -> None:
@@ -322,7 +322,7 @@ class EngineRestarting(Unavailable):
 
 
 class InternalError(TrioserveError):
-    """Raised in place of what nobody expected; the log has the cause."""
+    """Raised in place of an unexpected error; the log has the cause."""
 
     def __init__(self) -> None:
         super().__init__("Internal server error.")
@@ -336,7 +336,7 @@ class EngineDied(TrioserveError):
 
 
 class EngineStalled(TrioserveError):
-    """Raised where somebody asks whether the engine gets on, and it does not."""
+    """Raised when a client asks for the engine's progress, and there is none."""
 
     status = 503
 
@@ -370,11 +370,11 @@ class UnsupportedModel(StartupError):
 
 
 class UnsupportedQuantization(StartupError):
-    """Raised when a model's weights are quantised in a way that is not read.
+    """Raised when a model's weights have an unsupported quantisation.
 
     Args:
-      method: the checkpoint's own name of it.
-      detail: what is missing, where the method alone is not enough.
+      method: its name in the checkpoint.
+      detail: the unsupported part, if the method alone does not tell it.
     """
 
     def __init__(self, method: str, detail: str = "") -> None:
@@ -386,11 +386,11 @@ class UnsupportedQuantization(StartupError):
 
 
 class NotEnoughMemory(StartupError):
-    """Raised when a model does not fit the memory that this process may have.
+    """Raised when a model does not fit the memory of this process.
 
     Args:
-      reason: the message of the library that asked for memory, in a line.
-      limit_bytes: of the process's address space; None where it has no limit.
+      reason: the message of the library that asked for memory, in one line.
+      limit_bytes: the limit of the process's address space; None if there is none.
     """
 
     def __init__(self, reason: str, *, limit_bytes: int | None = None) -> None:
@@ -403,7 +403,7 @@ class NotEnoughMemory(StartupError):
 
 
 class InvalidConfig(StartupError):
-    """Raised when an option's value, or a pair of options, makes no sense."""
+    """Raised when an option is unknown, or its value or a pair of options is wrong."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"--{field.replace('_', '-')}: {reason}")
@@ -420,7 +420,7 @@ class InvalidConfig(StartupError):
         """Return the refusal of a file that an option names.
 
         Args:
-          error: an OSError is told without its number and path, anything else in full.
+          error: the message leaves out the number and the path of an OSError.
         """
         reason = error.strerror if isinstance(error, OSError) else None
         return cls(field, f"cannot {verb} {path}: {reason or error}")
@@ -430,7 +430,7 @@ class ForeignOption(StartupError):
     """Raised when an option is another server's.
 
     Args:
-      explanation: what takes its place, as config.foreign.explain_foreign says.
+      explanation: the advice of config.foreign.explain_foreign.
     """
 
     def __init__(self, explanation: str) -> None:
@@ -438,12 +438,12 @@ class ForeignOption(StartupError):
 
 
 class PluginBroken(StartupError):
-    """Raised when an installed distribution offers a plug-in that is none.
+    """Raised when an entry point of an installed distribution is no plug-in.
 
     Args:
-      distribution: what to mend, or to uninstall.
+      distribution: its name.
       entry_point: module:Class.
-      reason: goes on after its name.
+      reason: continues a sentence that begins with the entry point.
     """
 
     def __init__(self, distribution: str, entry_point: str, reason: str) -> None:

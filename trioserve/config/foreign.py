@@ -1,8 +1,7 @@
-"""Options of other servers, and what takes their place here.
+"""Options of other servers, each with the option or the reason that takes its place.
 
-Whoever comes from vLLM, SGLang, TGI or llama.cpp brings a command line along. Its options
-are refused, because nothing is accepted and ignored; each refusal tells what to write
-instead.
+Users of vLLM, SGLang, TGI or llama.cpp bring their command lines along. Their options are
+refused, because no option is accepted and ignored. Each refusal says what to write instead.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ _NO_CORS = "there are no CORS headers, so let a proxy add them"
 _ONE_KV_TYPE = "keys and values have the type of --dtype"
 _ALL_LAYERS = "all layers are on the device that --device names"
 
-# Their name -> what there is here, in a sentence without a full stop.
+# Their name -> the reason or the advice, without a full stop.
 _EXPLAINED = {
     # vLLM
     "tensor-parallel-size": _NO_TENSOR_PARALLELISM,
@@ -225,7 +224,7 @@ def list_foreign() -> frozenset[str]:
 
 
 def explain_foreign(names: Iterable[str]) -> str:
-    """Tell what takes the place of other servers' options.
+    """Explain the options of other servers.
 
     Args:
       names: options in any spelling: --max-logprobs, max_logprobs, -tp. Others are left

@@ -1,4 +1,4 @@
-"""Measures: the event loop's stalls, histograms, and the form in which /metrics shows them.
+"""Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
 It knows trio and prometheus-client. It does not know the names of metrics: they stand in
 the table of http/metrics.py.

@@ -1,12 +1,12 @@
-"""A histogram of short times that is cheap enough to be fed 100 000 times a second."""
+"""A histogram of short times, cheap enough for 100,000 values a second."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
-# In seconds, each bucket up to and with its bound. Below 0.1 ms lies nearly everything
-# that trio runs, and nobody notices it; above a second everybody does.
+# In seconds; each bucket includes its bound. Nearly all steps of tasks take less than
+# 0.1 ms, which nobody notices. Everybody notices a second.
 BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.25, 0.5, 1.0),
@@ -15,14 +15,13 @@ BOUNDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """How long something took, each time.
+    """Durations, counted by bucket.
 
     Attributes:
-      bounds: seconds, rising.
-      counts: counts[i] took more than bounds[i - 1] and up to bounds[i]; the last
-        count, one more than there are bounds, took longer.
-      total_seconds: all of them together.
-      longest_seconds: 0 where there were none.
+      bounds: upper bounds of the buckets in seconds, inclusive, rising.
+      counts: durations in each bucket; the last count is of those above all bounds.
+      total_seconds: the sum of all durations.
+      longest_seconds: the longest duration; 0 if there was none.
     """
 
     bounds: tuple[float, ...]
@@ -38,8 +37,8 @@ class Durations:
 class Tally:
     """Counts durations.
 
-    Nearly all are short, and calling add() for one costs more than counting it. So who
-    feeds the tally does this itself:
+    Nearly all are short, and a call of add() costs more than the counting. So callers
+    count short ones themselves:
 
         if seconds <= tally.quick_limit:
             tally.num_quick += 1
@@ -48,7 +47,7 @@ class Tally:
             tally.add(seconds)
 
     Args:
-      quick_limit: no duration above it, in seconds, is to be counted so.
+      quick_limit: the longest duration that callers count themselves, in seconds.
     """
 
     __slots__ = (
@@ -63,8 +62,8 @@ class Tally:
 
     def __init__(self, *, quick_limit: float = BOUNDS[0]) -> None:
         self._highest_limit = min(quick_limit, BOUNDS[0])
-        # Invariant: what is not above the limit lies in the first bucket and is not the
-        # longest. So the limit begins below all, and rises with the longest.
+        # Invariant: a duration up to the limit lies in the first bucket and is not the
+        # longest. So the limit begins below all durations, and rises with the longest.
         self.quick_limit = -1.0
         self.num_quick = 0
         self.quick_seconds = 0.0

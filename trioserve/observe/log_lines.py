@@ -1,7 +1,7 @@
-"""One record, one line: nobody who is quoted in the log writes lines of his own.
+"""The lines of the log: one record is one line, and quoted texts cannot forge another.
 
-Clients choose names, paths and contents, and parts of them come into the log: in our
-messages, in those of hypercorn, and in the texts of exceptions.
+Clients choose names, paths and contents. Parts of them come into the log: in our messages,
+in those of hypercorn, and in the texts of exceptions.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import logging
 import os
 import sys
 
-# A record begins with its time. Nothing that begins with spaces is taken for one.
+# A record begins with its time, so a line that begins with spaces is no record.
 _INDENT = "    "
 
 
 def escape(text: str) -> str:
-    """Write control characters, line ends and what else cannot be seen as escapes.
+    """Replace invisible characters, such as line ends, by escapes.
 
-    For our own log calls: under hypercorn's command the formatter is not ours.
+    Our own log calls use it: under hypercorn's command the formatter is not ours.
     """
     if text.isprintable():
         return text

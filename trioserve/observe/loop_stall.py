@@ -1,4 +1,4 @@
-"""How long the event loop is away from its sockets, and which task keeps it."""
+"""Stalls of the event loop, and the tasks that cause them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import trio
 from .durations import Durations, Tally
 from .offenders import Offender, OffenderTable
 
-# A step that takes longer is slow. Python's switch interval is as long, so the event loop
-# loses that much to any thread that holds the GIL.
+# A step that takes longer is slow. Python's switch interval is as long: any thread that
+# holds the GIL may delay the event loop by that much.
 SLOW_STEP_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallStatistics:
-    """What a LoopStall has seen.
+    """The measurements of a LoopStall.
 
     Attributes:
-      steps: how long tasks ran from one wait to the next.
-      turns: how long the loop was away from its sockets.
-      threshold_seconds: steps that took longer are slow.
-      offenders: the tasks whose single slow steps were longest, by name, longest
-        first; where there were more names than the table holds, "(others)" stands
-        last and has the rest of the slow steps.
+      steps: durations of tasks' steps, from one wait to the next.
+      turns: durations of the loop's turns, in which it looks at no socket.
+      threshold_seconds: longer steps are slow.
+      offenders: the tasks with the longest slow steps, by name, longest first. If there
+        are more names than the table holds, "(others)" is last and has the rest.
     """
 
     steps: Durations
@@ -44,13 +43,13 @@ class LoopStall(trio.abc.Instrument):
         ...
         print(stall.describe())
 
-    While a task's step runs nobody else is served, and until the turn's last step is
-    over no socket is looked at. It is wall time that counts: a step is long, too, where
-    another thread held the GIL, the collector ran, or the system gave the core away.
+    While a step of a task runs, no other task runs, and the loop looks at no socket before
+    the last step of its turn. Wall time counts: a step is also long if another thread held
+    the GIL, the collector ran, or the system gave the core to another process.
 
-    It costs 1 us a task step, of which 0.7 are trio's for calling any two hooks, and 1 us
-    a turn. A server whose device cost nothing spent 1.5 to 2 us more on each chunk of 50
-    to 65 (bench/instrument.py; 2 shared cores). So it may stay on for good.
+    It costs 1 us a step, of which 0.7 are trio's for calling any two hooks, and 1 us a
+    turn. A server whose device cost nothing spent 1.5 to 2 us more on each chunk of 50 to
+    65 (bench/instrument.py; 2 shared cores). So it may stay on for good.
 
     One object watches one loop at a time.
 
@@ -93,8 +92,8 @@ class LoopStall(trio.abc.Instrument):
     def reset(self) -> None:
         """Forget everything; the step and the turn that are under way do not count.
 
-        To be called before the instrument is added again where it was removed: it was
-        not told, so what went on in between would count as one step.
+        Call it before an instrument that was removed is added again: otherwise the time
+        between counts as one step.
         """
         self._forget_beginnings()
         self._steps = Tally(quick_limit=self._threshold)
@@ -129,9 +128,9 @@ class LoopStall(trio.abc.Instrument):
         self._forget_beginnings()
 
     def _forget_beginnings(self) -> None:
-        # Whoever adds or resets an instrument is in the middle of a step, whose end will
-        # be seen. What is computed with this is not a number either, which fails the
-        # only comparison on the quick path.
+        # The task that adds or resets an instrument is in the middle of a step, whose end
+        # comes. A duration computed from NaN is NaN, which fails the only comparison on
+        # the quick path.
         self._step_began = math.nan
         self._turn_began = math.nan
 

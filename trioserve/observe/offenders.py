@@ -1,22 +1,22 @@
-"""A small table of the names that took longest, whatever number of names there is."""
+"""A small table of the tasks with the longest steps, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Names are functions' names. Somebody may choose a longer one; nobody reads it.
+# Names of tasks are names of functions. A program may choose longer ones.
 _NAME_LENGTH = 200
 
-# No function is called so; a task that somebody calls so is counted with the rest.
+# No function has this name; a task that a program names so is counted with the rest.
 OTHERS = "(others)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offender:
-    """What the slow steps of all tasks of a name took, since it stands in the table.
+    """The slow steps of all tasks of one name, since the name entered the table.
 
     Attributes:
-      total_seconds: all of them together.
+      total_seconds: the sum of all of them.
     """
 
     name: str
@@ -48,11 +48,11 @@ class _Row:
 class OffenderTable:
     """Keeps the names with the longest single steps; the rest are counted together.
 
-    A name that is forced out takes its numbers to the rest, so that nothing is lost
-    from the sum of all rows.
+    The numbers of a name that leaves the table go to the rest, so the sum of all rows
+    stays right.
 
     Args:
-      size: names at most.
+      size: most names in the table.
     """
 
     def __init__(self, size: int) -> None:
@@ -65,7 +65,7 @@ class OffenderTable:
         self._find_row(name[:_NAME_LENGTH], seconds).add(1, seconds, seconds)
 
     def list_offenders(self) -> tuple[Offender, ...]:
-        """Return the names, that with the longest step first, and the rest last."""
+        """Return the rows, the longest step first, and the rest last."""
         rows = sorted(self._rows.items(), key=lambda item: -item[1].longest_seconds)
         if self._others.num_steps:
             rows.append((OTHERS, self._others))

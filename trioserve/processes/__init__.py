@@ -1,12 +1,12 @@
-"""Processes that live and die together, and what they say to each other.
+"""Processes that live and die together, and the messages between them.
 
     open_child       starts `python -m MODULE` and ends it, whatever happens
-    run_as_child     what such a module does first
-    run_with_parent, serve_peer    its two halves, where somebody else starts it
-    beat             tells them that one of them is there
+    run_as_child     the entry of such a module
+    run_with_parent, serve_peer    its two halves, for a process that torchrun starts
+    beat             sends a sign of life again and again
     MessageStream    msgspec structs both ways, tensors through shared memory
 
-It knows no engine and no device. Nothing is pickled: what a process sends is data.
+It knows no engine and no device. Nothing is pickled: messages hold data alone.
 """
 
 from .child import Child, open_child

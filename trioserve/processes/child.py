@@ -1,4 +1,4 @@
-"""Start a process and end it, whatever happens."""
+"""A child process that ends with its block, whatever happens."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import trio
 
 from .messages import MessageStream
 
-# How long a process may take to end after it has closed its connection.
+# The time that a process has to end after it has closed its connection.
 _HANG_UP_SECONDS = 1.0
 
-# How long the system may take to end a process, which has gigabytes to give back.
+# The time that the system has to end a process, which may hold gigabytes.
 _KILL_SECONDS = 30.0
 
 
 class Child:
-    """A process of ours.
+    """A child process.
 
     Attributes:
-      stream: to it; PeerGone is raised there when it has died.
-      name: for people.
+      stream: messages to and from it; it raises PeerGone once the process has died.
+      name: for error messages, such as "the engine process".
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for its end; returns what subprocess calls its return code."""
+        """Wait for its end, and return the return code, as subprocess defines it."""
         return await trio.to_thread.run_sync(
             self._process.wait, limiter=self._reaping, abandon_on_cancel=True
         )
 
     async def describe_end(self) -> str:
-        """Tell of its end, in a sentence without its point; it has hung up."""
+        """Wait for the end of a process that has hung up; return a sentence about it."""
         code = None
         with trio.move_on_after(_HANG_UP_SECONDS):
             code = await self.wait()
@@ -62,7 +62,7 @@ class Child:
         return f"{self.name} ended with the exit code {code}"
 
     async def kill(self) -> None:
-        """End it now; there is nothing that it would have to put in order."""
+        """End it now; it has nothing to put in order."""
         self._process.kill()
         await self.wait()
 
@@ -77,12 +77,12 @@ async def open_child(
 ) -> AsyncIterator[Child]:
     """Run `python -m MODULE DESCRIPTOR OUR_PID` until the block is left.
 
-    The module calls run_as_child. It imports from where this process does.
+    The module calls run_as_child. It imports from the same folders as this process.
 
     Args:
-      receives: type of the messages that come from it.
-      name: for people, as "the engine process".
-      environment: what it has besides ours, for the libraries that read it.
+      receives: type of the messages from it.
+      name: for error messages, such as "the engine process".
+      environment: variables besides ours, for libraries that read them.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -104,10 +104,10 @@ async def open_child(
 def _start(
     module: str, descriptor: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process here, and not in a thread as trio does.
+    """Start a process in this thread; trio would start it in another one.
 
-    It is to die with who starts it: for the system that is the thread, and trio's threads
-    end when they have idled for a while.
+    The process shall die with its parent. For the system the parent is a thread, and the
+    threads of trio end when they have been idle for a while.
     """
     return subprocess.Popen(
         [
@@ -117,7 +117,7 @@ def _start(
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": _list_paths(), **environment},
-        # Ctrl-C is for us alone, who may let requests end first.
+        # Ctrl-C reaches this process alone, which may let requests end first.
         process_group=0,
     )
 

@@ -3,9 +3,9 @@
     | length, 4 bytes | descriptors, 1 byte | MessagePack |
                         0, or 1: memory with the message's tensors comes along
 
-Tensors of some size go through anonymous shared memory (memfd_create), whose descriptor
-is sent along. It has no name, so nobody has to remove it: it is gone when the last of
-both processes has let go of it, also where they were killed, also on its way.
+Large tensors go through anonymous shared memory (memfd_create), whose descriptor is sent
+along. The memory has no name, so nobody has to remove it. The system frees it when both
+processes have closed it or were killed, even if the descriptor was still on its way.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MessageT = TypeVar("MessageT")
 
 _HEADER = struct.Struct("<IB")
 
-# Shorter tensors are sent with the message: to map memory costs as much as to copy this.
+# Shorter tensors are sent in the message: mapping memory costs as much as copying this.
 _SHARED_BYTES = 64 * 1024
 
-# Vectors of the widest units that processors load.
+# The widest vectors that processors load.
 _ALIGNMENT = 64
 
-# What is read at once: a step's outputs, many times over.
+# Bytes of one read: many times the outputs of a step.
 _READ_BYTES = 256 * 1024
 
-# What a socket says whose other end is gone, or whose other machine answers no more.
+# Errors of a socket whose other end has gone, or whose other machine does not answer.
 _LOST = frozenset(
     {
         *(errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED),
@@ -61,18 +61,18 @@ class PeerGone(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMessage:
-    """A message as it is sent.
+    """A message, encoded.
 
     Args:
-      data: with its header.
-      memory: the descriptor of what is shared; None where nothing is.
+      data: the bytes, with the header.
+      memory: descriptor of the shared memory; None if there is none.
     """
 
     data: bytes
     memory: int | None = None
 
     def copy(self) -> PackedMessage:
-        """Return the same mail for another receiver, to be closed on its own."""
+        """Return the same message for another receiver; each copy is closed by itself."""
         memory = None if self.memory is None else os.dup(self.memory)
         return PackedMessage(data=self.data, memory=memory)
 
@@ -82,12 +82,12 @@ class PackedMessage:
 
 
 def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
-    """Encode a message; any thread may, and should where tensors are large.
+    """Encode a message; in another thread than the loop's if tensors are large.
 
     Args:
       shares_memory: the receiver is on this machine.
     """
-    # Where each of them begins in the memory.
+    # Each tensor with its place in the memory.
     shared: list[tuple[int, memoryview]] = []
     size = 0
 
@@ -137,12 +137,13 @@ def _telling_loss() -> Iterator[None]:
 class MessageStream(Generic[MessageT]):
     """One end of a connection.
 
-    Messages are queued and sent in their order by `run`. The queue is bounded by what
-    puts something in: requests, of which there are so many, and their outputs.
+    `run` sends queued messages in their order. The queue has no limit of its own: the
+    number of requests is limited, and so are their outputs.
 
     Args:
-      sock: connected; a local one, or TCP, over which tensors go with the messages.
-      receives: the type of what comes, a union of tagged structs.
+      sock: connected. Over a local socket large tensors go through shared memory, over
+        TCP they go in the messages.
+      receives: the type of the incoming messages, a union of tagged structs.
     """
 
     def __init__(self, sock: trio.socket.SocketType, receives: Any) -> None:
@@ -162,9 +163,9 @@ class MessageStream(Generic[MessageT]):
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Send what is queued until cancelled.
+        """Send queued messages until cancelled.
 
-        Where the other process has gone, the rest is dropped: who receives, hears of it.
+        If the other process has gone, the rest is dropped: `receive` raises PeerGone.
         """
         task_status.started()
         try:
@@ -184,7 +185,7 @@ class MessageStream(Generic[MessageT]):
             self._drop()
 
     async def send(self, message: object) -> None:
-        """Send a message now, where nobody runs the stream yet.
+        """Send a message now, before `run` has begun.
 
         Raises:
           PeerGone
@@ -200,7 +201,7 @@ class MessageStream(Generic[MessageT]):
         self.post_nowait(pack(message, shares_memory=self.shares_memory))
 
     def post_nowait(self, packed: PackedMessage) -> None:
-        """Queue what was packed; its memory is closed when it has been sent."""
+        """Queue an encoded message; its memory is closed when it has been sent."""
         if self._is_closed:
             packed.close()
             return
@@ -223,7 +224,7 @@ class MessageStream(Generic[MessageT]):
         return message
 
     async def listen(self) -> None:
-        """Wait until there is something to receive; for who does other things meanwhile.
+        """Wait until there is something to receive, without taking it.
 
         Raises:
           PeerGone
@@ -237,7 +238,7 @@ class MessageStream(Generic[MessageT]):
             os.close(self._descriptors.popleft())
 
     def _take_mail(self) -> PackedMessage:
-        """Take what is sent at once: what was queued together arrives together."""
+        """Join queued messages, so that they are sent and arrive together."""
         first = self._outgoing.popleft()
         parts = [first.data]
         size = len(first.data)
@@ -260,7 +261,7 @@ class MessageStream(Generic[MessageT]):
                 return self._decoder.decode(body)
         descriptor = self._descriptors.popleft()
         try:
-            # Private, because what comes to this process is its own to change.
+            # Private, because the receiver may change its message.
             memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)
         finally:
             os.close(descriptor)
@@ -272,7 +273,7 @@ class MessageStream(Generic[MessageT]):
             self._memory = None
 
     def _decode(self, type_: Any, value: Any) -> object:
-        # What a request says to a plug-in may be anything that JSON has.
+        # Arguments of a plug-in may be any JSON.
         if type_ is object:
             return value
         if type_ is not TensorBytes:
@@ -281,7 +282,7 @@ class MessageStream(Generic[MessageT]):
             return numbers
         dtype, shape, data = value
         if isinstance(data, list):
-            assert self._memory is not None, "what is shared came along"
+            assert self._memory is not None, "the message came with its shared memory"
             data = self._memory[data[0] : data[1]]
         return TensorBytes(data=data, dtype=dtype, shape=tuple(shape))
 

@@ -1,4 +1,4 @@
-"""What a process does that has a parent."""
+"""The side of the child: a process that ends with its parent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
-# As the server ends when its engine has failed.
+# The exit code of a server whose engine has failed.
 FAILED = 3
 
-# How often a process tells that it is there, at least.
+# The longest time between two signs of life of a process.
 _BEAT_SECONDS = 1.0
 
 
@@ -36,7 +36,7 @@ def run_as_child(
     connection is closed, whichever comes first.
 
     Args:
-      main: has always something to receive.
+      main: receives all the time, so that it notices a closed connection.
     """
     ignore_stops()
     sock = socket.socket(fileno=int(sys.argv[1]))
@@ -49,7 +49,7 @@ def run_as_child(
 
 
 def ignore_stops() -> None:
-    """Leave stops to the other process, who may get them at the same time."""
+    """Leave stops to the parent, which may get the same signal."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
@@ -57,8 +57,8 @@ def ignore_stops() -> None:
 def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoReturn:
     """Run a function that ends the process, and end it if the function fails.
 
-    The system kills the process when its parent has ended. It ends at once: threads that
-    a device keeps busy are not waited for.
+    The system kills the process when its parent has ended. The process ends at once, and
+    does not wait for threads that a device keeps busy.
     """
     die_with_parent(parent)
     prepare_interpreter()
@@ -73,7 +73,7 @@ def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoRe
 
 
 async def beat(tell: Callable[[], None]) -> None:
-    """Tell it again and again, until cancelled."""
+    """Call `tell` again and again, until cancelled."""
     while True:
         tell()
         await trio.sleep(_BEAT_SECONDS)
@@ -82,16 +82,16 @@ async def beat(tell: Callable[[], None]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have ended before it was asked.
+    # The parent may have ended before the request.
     if os.getppid() != parent:
         os._exit(0)
 
 
 class _DrivingStream(MessageStream[Any]):
-    """A stream to the process that this one exists for.
+    """A stream to the process for which this one exists.
 
     Args:
-      farewell: logged at the end, where nobody else would tell of it.
+      farewell: logged at the end, if nobody else reports it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _DrivingStream(MessageStream[Any]):
         try:
             await super()._fill(num_bytes)
         except PeerGone:
-            # The other process has left, which is how we end.
+            # The other process has left, so this one ends.
             if self._farewell is not None:
                 logger.info("%s", self._farewell)
             os._exit(0)
@@ -117,11 +117,11 @@ async def serve_peer(
     receives: Any,
     farewell: str | None = None,
 ) -> None:
-    """Run what another process drives; when that hangs up, this process ends.
+    """Run a function for another process; end this process when that one hangs up.
 
     Args:
-      main: has always something to receive.
-      farewell: to log then.
+      main: receives all the time, so that it notices a closed connection.
+      farewell: logged at the end.
     """
     stream = _DrivingStream(sock, receives, farewell)
     async with trio.open_nursery() as nursery:

@@ -10,36 +10,35 @@ from ..errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateConfig:
-    """What is simulated, under which load, and where it is written down.
+    """The pipeline, the load, and the files for the results.
 
     Args:
       pipeline_parallel_size: Stages of the pipeline.
-      step_seconds: What a step of the whole model takes, however few tokens it has.
-      token_seconds: What each token of a step takes on top of that.
-      stage_weights: Partition of each stage in these times, in any unit; by default all
-        have the same.
-      link_seconds: What hidden states take from one stage to the next.
-      return_seconds: What sampled tokens take from the last stage to the first.
-      host_seconds: What the engine takes to plan a step and hand it over.
+      step_seconds: Time of a step of the whole model, however few tokens it has.
+      token_seconds: Time of each token of a step, in addition.
+      stage_weights: Share of each stage in these times, in any unit; by default all
+        shares are equal.
+      link_seconds: Time of hidden states from one stage to the next.
+      return_seconds: Time of sampled tokens from the last stage to the first.
+      host_seconds: Time of the engine to plan a step and hand it over.
       async_scheduling: Plan the next step before the oldest one in flight has ended.
       exchange_always: Let the first stage wait for the last one's answer to every step,
         as if every step sampled.
       kv_blocks: KV blocks of each stage.
       block_size: Tokens in one KV block.
       max_num_seqs: Sequences that run at once.
-      max_num_batched_tokens: Tokens that one step computes at most.
-      max_step_seconds: How long a step may take while streams of other requests wait for
-        it; inf sets no bound. What it brings depends on attention, whose time is not
-        simulated.
-      trace: File with the requests, in place of those made up below: CSV with a header,
-        or JSON lines, with arrival_seconds, prompt_tokens and output_tokens.
-      requests: How many requests are made up.
-      rate: How many of them come in a second; inf lets all come at once.
-      prompt_tokens: Shortest and longest of their prompts.
-      output_tokens: Shortest and longest of their outputs.
-      seed: Of the chance that makes them up.
+      max_num_batched_tokens: Most tokens that one step computes.
+      max_step_seconds: Longest step while streams of other requests wait for it; inf sets
+        no limit. Its effect depends on attention, whose time is not simulated.
+      trace: File with the requests; by default they are random. The file is CSV with a
+        header, or JSON lines, with arrival_seconds, prompt_tokens and output_tokens.
+      requests: Number of random requests.
+      rate: Random requests that come in a second; inf lets all come at once.
+      prompt_tokens: Shortest and longest random prompt.
+      output_tokens: Shortest and longest random output.
+      seed: Seed of the random requests.
       json: File for the figures.
-      timeline: File for a picture of the stages' time, as .png or .svg; needs
+      timeline: File for a picture of the stages' time, .png or .svg; needs
         trioserve[simulate].
       timeline_window: First and last second of that picture; by default from the first
         arrival to the last token.

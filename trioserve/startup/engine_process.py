@@ -1,7 +1,7 @@
 """The engine process: `python -m trioserve.startup.engine_process DESCRIPTOR PARENT`.
 
-Started by open.py, whose requests it serves: it loads the model and steps the device.
-What it is told and what it tells, engine/process/messages.py says.
+open.py starts it. It loads the model and steps the device. engine/process/messages.py
+has its messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .loaded import LoadedCore
 
 
 async def main(stream: MessageStream[Any]) -> None:
-    """Load what the other side asks for, and serve it."""
+    """Load the model that the other process names, and serve it."""
     begin = await stream.receive()
-    assert isinstance(begin, StartEngine), "that comes first"
+    assert isinstance(begin, StartEngine), "Begin comes first"
     set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:

@@ -1,4 +1,4 @@
-"""An engine that runs as long as a block, and whose nursery nobody sees."""
+"""An engine that runs as long as a block, in a nursery that stays hidden."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class RunsEngine(Protocol):
 async def open_engine_task(engine: RunsEngine) -> AsyncIterator[None]:
     """Run an engine until the block is left.
 
-    The nursery is a detail of this function, so its exception groups stay inside: an
-    `except ValueError` around the block catches a ValueError that is raised in it.
+    The nursery's exception groups stay inside: an `except ValueError` around the block
+    catches a ValueError that is raised in it.
 
     Raises:
-      what the block raised, the same object.
-      EngineDied: the engine failed; __cause__ tells why. An EngineDied that the block
-        raised tells of the same failure, and this one takes its place.
-      ExceptionGroup: the engine failed, and the block raised something else.
+      The error of the block, the same object.
+      EngineDied: the engine failed; __cause__ has the reason. It takes the place of an
+        EngineDied that the block raised, which reports the same failure.
+      ExceptionGroup: the engine failed, and the block raised another error.
     """
     own: Exception | None = None
     others: BaseExceptionGroup[BaseException] | None = None
     try:
-        # Strict, even if a host has run trio with another default.
+        # Strict, even if the program runs trio with another default.
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
             await nursery.start(_run, engine)
             try:
                 yield
             except Exception as error:
-                # Around the nursery: on its way through, a group would be rebuilt.
+                # Kept outside of the nursery, which would build a new group.
                 own = error
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -65,13 +65,13 @@ async def _run(  # noqa: ASYNC128 (the engine calls started)
 def _choose(
     own: Exception | None, others: BaseExceptionGroup[BaseException] | None
 ) -> BaseException | None:
-    """Return what the block is left with.
+    """Return the error that leaves the block.
 
     Args:
-      own: what the block raised.
-      others: what the nursery raised besides.
+      own: the error of the block.
+      others: the errors of the nursery besides it.
     """
-    # A cancellation yields to an error, which unwinds as much.
+    # An error takes precedence over a cancellation: it leaves the block, too.
     rest = None if others is None else others.split(trio.Cancelled)[1]
     if rest is None:
         return others if own is None else own
@@ -84,13 +84,13 @@ def _choose(
 
 
 def _is_echo(error: Exception) -> bool:
-    """Whether an error of the block tells of nothing but the engine's failure."""
+    """Whether an error of the block only reports the failure of the engine."""
     group = ExceptionGroup("", [error])
     return group.split(EngineDied)[1] is None
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """Take an error out of groups of one, which the engine's own nurseries make."""
+    """Take an error out of the groups of one that the engine's nurseries make."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

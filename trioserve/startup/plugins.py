@@ -1,6 +1,6 @@
-"""Find the plug-ins that change logits: those that are asked for, and those installed.
+"""Plug-ins that change logits: those that an option names, and installed ones.
 
-Loading one runs its module: it is code that whoever starts the server trusts.
+Loading a plug-in runs its module: whoever starts the server must trust that code.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _FIELD = "logits_processor"
 
 _SPELLING = re.compile(r"(?P<module>[\w.]+):(?P<attribute>[\w.]+)")
 
-# Requests hold names and errors repeat them: visible ASCII alone, as in request ids.
+# Requests name plug-ins, and errors repeat the names: visible ASCII, as in request ids.
 _NAME = re.compile(r"[!-~]{1,64}")
 
 Found = type[LogitsProcessor]
 
 
 def load_logits_processors(names: Iterable[str]) -> tuple[Found, ...]:
-    """Import plug-ins; blocks for as long as their modules take.
+    """Import plug-ins; blocks while their modules are imported.
 
     Args:
-      names: module:Class each, as --logits-processor has them.
+      names: module:Class each, as for --logits-processor.
 
     Returns:
-      each class once, in the order in which they will see logits: those named, then
-      those of installed distributions by their names.
+      Each class once, in the order in which they change logits: first those in `names`,
+      then those of installed distributions by their names.
 
     Raises:
-      InvalidConfig: one of `names` leads to no plug-in, or two plug-ins have one name.
-      PluginBroken: an installed distribution's entry point leads to none.
+      InvalidConfig: one of `names` is no plug-in, or two plug-ins have the same name.
+      PluginBroken: an entry point of an installed distribution is no plug-in.
     """
     named = [_load_named(name) for name in names]
     installed = [_load_installed(point) for point in _list_entry_points()]
@@ -62,7 +62,7 @@ def _load_named(name: str) -> Found:
         found: object = import_module(spelled["module"])
         for attribute in spelled["attribute"].split("."):
             found = getattr(found, attribute)
-    # A module may raise whatever its code raises.
+    # The code of a module may raise any error.
     except Exception as error:
         raise InvalidConfig(
             _FIELD, f"{name} cannot be imported: {_explain(error)}"
@@ -92,10 +92,10 @@ def _load_installed(point: EntryPoint) -> Found:
 
 
 def _check(found: object) -> Found:
-    """Say whether this is a plug-in that requests can name.
+    """Return a plug-in that requests can name.
 
     Raises:
-      ValueError: it is not; the message goes on after its name.
+      ValueError: it is none; the message continues a sentence that begins with its name.
     """
     if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
         raise ValueError("is no subclass of trioserve.LogitsProcessor")

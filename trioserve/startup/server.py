@@ -1,11 +1,11 @@
 """`trioserve serve`: hypercorn inside the engine's nursery, and signals outside both.
 
-    signals          the first drains, the second cancels; SIGUSR1 asks for the stalls
+    signals          the first drains, the second cancels; SIGUSR1 logs the stalls
       engine         open_engine: loads the model, runs the loop
         http         hypercorn, until drained
 
-Stop is leaving the inner block before the outer one. The worst case is arithmetic:
-drain_timeout, then two seconds for streams to say good-bye, then one step.
+A stop leaves the inner block before the outer one. At the longest it takes drain_timeout,
+two seconds for the ends of streams, and one step.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Server:
         except* StartupError as errors:
             raise find_first(errors) from None
         except* Exception as errors:
-            # The engine has logged the cause; told here once more, last and short.
+            # The engine has logged the cause. This line repeats it, last and short.
             error = find_first(errors)
             cause = error.__cause__ if isinstance(error, EngineDied) else error
             logger.critical("the engine failed, so the server ends: %r", cause)
@@ -112,7 +112,7 @@ class Server:
     async def _watch_signals(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        # It is a question, but kills where nobody receives it: as the server ends, too.
+        # SIGUSR1 kills a process that does not receive it, such as a server that ends.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         with trio.open_signal_receiver(
             signal.SIGTERM, signal.SIGINT, signal.SIGUSR1

@@ -1,4 +1,4 @@
-"""Turn a lack of memory, which each library reports in its own way, into one sentence."""
+"""A lack of memory, which each library reports in its own way, as one sentence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import resource
 
 from ..errors import NotEnoughMemory
 
-# The words of the system, its loader of libraries, torch and CUDA, in lower case. The classes
-# of their errors are no help: RuntimeError and ImportError have other causes, too.
+# Messages of the system, its loader of libraries, torch and CUDA, in lower case. The classes
+# of their errors do not help: RuntimeError and ImportError have other causes, too.
 _WORDS = (
     "cannot allocate memory",
     "can't allocate memory",
@@ -18,7 +18,7 @@ _WORDS = (
     "out of memory",
 )
 
-# Words that a limit of threads has, too. They mean memory if the process has a limit of that.
+# A message for a limit of threads, too. It means memory if the process has such a limit.
 _WORDS_IF_LIMITED = ("can't start new thread",)
 
 
@@ -26,7 +26,7 @@ _WORDS_IF_LIMITED = ("can't start new thread",)
 def telling_shortage() -> Iterator[None]:
     """Raise NotEnoughMemory in place of an error that comes from a lack of memory.
 
-    It belongs around everything that loads a model, and is a decorator, too.
+    Use it around all code that loads a model. It is also a decorator.
 
     Raises:
       NotEnoughMemory
@@ -44,7 +44,7 @@ def telling_shortage() -> Iterator[None]:
 
 
 def _find_shortage(error: BaseException | None, *, is_limited: bool) -> str | None:
-    """Return what the first error of a chain that is about memory says, if one is.
+    """Return the message of the first error of a chain that is about memory, if any.
 
     Args:
       error: the last of the chain.
@@ -58,7 +58,7 @@ def _find_shortage(error: BaseException | None, *, is_limited: bool) -> str | No
 
 
 def _read_shortage(error: BaseException, words: tuple[str, ...]) -> str | None:
-    """Return what an error says of memory, in a line; None if it is not about that."""
+    """Return the line of an error that is about memory, or None."""
     # The system's errors have a number, and name a file that may be called anything.
     if isinstance(error, OSError) and error.errno is not None:
         return str(error) if error.errno == errno.ENOMEM else None

@@ -1,8 +1,8 @@
-"""A stage's process: `python -m trioserve.startup.stage_process DESCRIPTOR PARENT`.
+"""The process of a stage: `python -m trioserve.startup.stage_process DESCRIPTOR PARENT`.
 
-Started by pipeline/stages.py and driven by pipeline/pipeline.py: it loads some layers of a model and steps
-them. What it is told and what it tells, pipeline/messages.py says. Where torchrun starts
-it, it is `trioserve serve` with a rank other than 0, which goes on in run_joining_stage.
+pipeline/stages.py starts it, and pipeline/pipeline.py drives it by the messages of
+pipeline/messages.py. It loads some layers of a model and steps them. Under torchrun it is
+`trioserve serve` with a rank other than 0, which calls run_joining_stage.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ T = TypeVar("T")
 async def serve_stage(
     stream: MessageStream[Any], *, links_type: type[StageLinks] | None = None
 ) -> None:
-    """Load what the other side asks for, and run its plans.
+    """Load the layers that the engine names, and run its plans.
 
     Args:
       links_type: a subclass of StageLinks, if this stage exchanges other messages.
     """
     begin = await stream.receive()
-    assert isinstance(begin, LoadStage), "that comes first"
-    # One that torchrun has started has logged before, and knew no level then.
+    assert isinstance(begin, LoadStage), "LoadStage comes first"
+    # A stage that torchrun has started has logged before, without knowing the level.
     set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
         stage = await _work(partial(_load, begin, links_type), stream)
@@ -83,7 +83,7 @@ async def serve_stage(
         return
     stream.send_nowait(stage.describe())
     allocate = await stream.receive()
-    assert isinstance(allocate, Allocate), "that comes next"
+    assert isinstance(allocate, Allocate), "Allocate comes next"
     runner = await _work(partial(stage.connect, allocate), stream)
     await settle_interpreter()
     stream.send_nowait(Ready())
@@ -91,7 +91,7 @@ async def serve_stage(
 
 
 async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
-    """Do what takes long in a thread, and end if the other side ends meanwhile."""
+    """Do long work in a thread; end the process if the engine ends meanwhile."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.listen)
         result = await outcome.acapture(run_in_fresh_thread, work)
@@ -102,10 +102,10 @@ async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
 def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
     """Be the stage of this process's rank: join the engine and end with it.
 
-    Exit codes: 0 when the engine has hung up, for whatever reason; 2 when there is none.
+    Exit codes: 0 when the engine has hung up, for whatever reason; 2 if there is none.
     """
     set_up_logging(log_level, origin=f"stage {torchrun.rank}")
-    # Until there is an engine nothing has to be ended in order, so a stop is one.
+    # Before there is an engine nothing has to be put in order, so a signal may kill.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if torchrun.is_on_one_machine:
@@ -160,7 +160,7 @@ class _Stage:
         )
 
     def connect(self, allocate: Allocate) -> ModelRunner:
-        """Meet the other stages and run the first steps with them; blocking."""
+        """Connect to the other stages and run the first steps with them; blocks."""
         from ..model import ModelRunner
         from ..model.stages import StageEnds, StageLinks, open_links
 
@@ -175,7 +175,7 @@ class _Stage:
             )
         )
         config = self.begin.config
-        # Only the last stage has logits; the others need not have them installed.
+        # Only the last stage has logits; the others need no plug-ins.
         names = config.model.logits_processor
         processors = load_logits_processors(names) if self.is_last else ()
         runner = ModelRunner(
@@ -192,7 +192,7 @@ class _Stage:
 
 
 class _Steps:
-    """Runs the plans that come."""
+    """Runs the plans of the engine."""
 
     def __init__(
         self, stage: _Stage, runner: ModelRunner, stream: MessageStream[Any]
@@ -206,15 +206,15 @@ class _Steps:
         self._has_done = trio.Event()
 
     async def run(self) -> None:
-        """Raises what a step raises."""
+        """Run plans until cancelled; raises the error of a step."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._executor.run)
             nursery.start_soon(beat, self._tell_of_life)
             nursery.start_soon(self._answer)
             while True:
                 step = await self._stream.receive()
-                assert isinstance(step, Step), "nothing else comes now"
-                # Read when it is called: the event is another one each time.
+                assert isinstance(step, Step), "only steps come after Allocate"
+                # A lambda, because the event is replaced by a new one each time.
                 handle = self._executor.submit(step.plan, lambda: self._has_done.set())
                 self._in_flight.append(handle)
 
@@ -234,7 +234,7 @@ class _Steps:
 @telling_shortage()
 def _load(begin: LoadStage, links_type: type[StageLinks] | None) -> _Stage:
     config = begin.config
-    # First: what is wrong is told before torch is imported.
+    # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
     from ..model import count_blocks
     from ..model.stages import load_stage, outline_stage
@@ -273,10 +273,10 @@ def _load(begin: LoadStage, links_type: type[StageLinks] | None) -> _Stage:
 
 
 def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
-    """Give a stage its share of what the stages of a machine have together.
+    """Give a stage its share of the GPUs and threads of its machine.
 
     Raises:
-      InvalidConfig: there is not a GPU for each of them.
+      InvalidConfig: there are fewer GPUs than stages.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The test kit: fakes that behave, for our tests and those of programs that embed us.
+"""Fake devices and a fake executor, for our tests and for programs that embed us.
 
 FakeExecutor stands for a device whose steps take virtual seconds: under trio's
 autojump clock a story of a hundred seconds takes a millisecond.
@@ -82,9 +82,9 @@ class FakeDevice:
     Args:
       token: gives the id of output token i of a sequence from its seed.
       block_size: tokens in one KV block; None does not check the blocks.
-      reads_blocks: check as well that all that a row reads of its blocks is what its own
-        sequence, or one that begins alike, wrote there. It takes as long as a sequence
-        has tokens, in every step.
+      reads_blocks: also check that a row reads from its blocks what its own sequence, or
+        one with the same beginning, wrote there. The cost grows with the sequence, in
+        every step.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ def fake_vector(token_ids: Sequence[int], size: int) -> list[float]:
 
 
 class FakePoolingDevice:
-    """Answers pooling plans without a model: a text's vector is fake_vector of it.
+    """Answers pooling plans without a model: the vector of a text is its fake_vector.
 
-    A token's vector is fake_vector of the token alone. What is kept must have been kept
-    before it is asked for, as on a real device.
+    The vector of a token is the fake_vector of the token alone. A query must be kept
+    before a plan uses it, as on a real device.
 
     Attributes:
-      plans: all that came.
-      kept: what it keeps.
+      plans: all plans so far.
+      kept: the vectors of queries that it keeps.
     """
 
     def __init__(self, num_outputs: int = 8) -> None:
@@ -268,12 +268,12 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     """An Executor whose steps take `step_seconds + token_seconds * num_tokens`.
 
     Args:
-      seconds_of: says how long a plan takes, in place of that.
+      seconds_of: returns the duration of a plan, in place of that.
       step: such as FakeDevice's or FakePoolingDevice's.
       fail_at_step: the step with this number raises RuntimeError.
 
     Attributes:
-      idle_seconds: how long the device has waited for a step since its first one.
+      idle_seconds: the time that the device has waited for steps since its first one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Threads apart from the renderer workers: started afresh, and stopped early.
+"""Threads for long work, besides the renderer workers: new ones, stopped early.
 
     fresh_thread    runs a function in a thread of its own
     stopping        lets the function end early once nobody wants its result

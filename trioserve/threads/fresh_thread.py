@@ -14,18 +14,18 @@ from .stopping import stopped_by
 
 T = TypeVar("T")
 
-# How long leaving the block waits for work that is no longer wanted. Work that loads a
-# model checks at every call of torch's: on a CPU, a model of 135M parameters took 0.2 s
-# at most between two checks. An import cannot be stopped and may take several seconds. To
-# wait for it would make a cancellation slow, and no memory would be given back.
+# The time that unwanted work has to end when the block is left. Work that loads a model
+# checks at each call of torch: on a CPU, a model of 135M parameters took 0.2 s at most
+# between two checks. An import cannot be stopped and may take several seconds. Waiting for
+# it would make a cancellation slow, and would free no memory.
 _STOP_SECONDS = 1.0
 
 
 class FreshThread(Generic[T]):
     """Work in a thread of its own; see open_fresh_thread.
 
-    trio's threads are used again, and OpenMP's team of the one that loaded a model would
-    stay, which slows down the device's thread (executor/local.py).
+    trio uses its threads again. A thread that has loaded a model would keep its OpenMP
+    team, which slows down the device's thread (executor/local.py).
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -46,17 +46,17 @@ class FreshThread(Generic[T]):
         return self._outcome.unwrap()
 
     async def stop(self) -> None:
-        """Tell the work that it is not wanted, and wait for its end."""
+        """Ask the work to end, and wait for its end."""
         self._is_unwanted.set()
         await self._is_over.wait()
 
     def _run(self) -> None:
         with stopped_by(self._is_unwanted):
             result = outcome.capture(self._work)
-        # What is not wanted may be half a model.
+        # The result of unwanted work may be half a model.
         if not self._is_unwanted.is_set():
             self._outcome = result
-        # The host may have left meanwhile.
+        # The event loop may have ended meanwhile.
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._is_over.set)
 
@@ -65,14 +65,14 @@ class FreshThread(Generic[T]):
 async def open_fresh_thread(
     work: Callable[[], T], *, stop_seconds: float = _STOP_SECONDS
 ) -> AsyncIterator[FreshThread[T]]:
-    """Do work in a thread that ends with it.
+    """Do work in a new thread, which ends with the work.
 
-    Work that is not done when the block is left, as on a cancellation, is told so and
-    raises stopping.Stopped where it checks.
+    If the block is left before the work is done, as on a cancellation, the next check of
+    the work raises stopping.Stopped.
 
     Args:
-      stop_seconds: how long leaving the block then waits, at most. What goes on after
-        that ends at its next check, and the interpreter does not end before it.
+      stop_seconds: the longest time to wait for that. Later the work goes on until its
+        next check, and the interpreter does not end before it.
     """
     thread = FreshThread(work)
     try:
@@ -83,6 +83,6 @@ async def open_fresh_thread(
 
 
 async def run_in_fresh_thread(work: Callable[[], T]) -> T:
-    """Do work in such a thread and return what it returns."""
+    """Do work in a new thread and return its result."""
     async with open_fresh_thread(work) as thread:
         return await thread.wait()

@@ -17,8 +17,7 @@ from typing import Any
 class Stopped(BaseException):
     """Raised in work that nobody wants any more.
 
-    It is no Exception, because it says nothing about the files that the work reads:
-    whoever reports broken ones lets it pass.
+    It is no Exception, so that code that reports broken files as errors lets it pass.
     """
 
 
@@ -55,12 +54,12 @@ def check_stopped() -> None:
 
 @contextmanager
 def checking_torch_calls() -> Iterator[None]:
-    """Check at each call of torch's that this thread makes in the block.
+    """Check at each call of torch that this thread makes in the block.
 
     Libraries load a model for minutes without a callback, but for each tensor they call
     torch. A load of 30 layers makes 10,000 calls, and each costs 1.6 us more.
     """
-    # Here because it takes seconds, and not all work needs it.
+    # Imported here because it takes seconds, and some work does without it.
     from torch.overrides import TorchFunctionMode
 
     class Checks(TorchFunctionMode):
