@@ -607,6 +607,7 @@ async def test_a_client_that_leaves_frees_its_blocks(
             await connection.receive_some()
     while server.engine.statistics() != fresh:
         await trio.lowlevel.checkpoint()
+    assert sum(server.state.counts.cancelled.values()) == 1
 
 
 async def test_a_drain_refuses_newcomers_and_lets_streams_end(

@@ -1,4 +1,4 @@
-"""A drain waits for requests that are answered, and for no upload."""
+"""A drain waits for running answers. It refuses uploads that are not complete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import h2.events
 import httpx2 as httpx
 import pytest
 import trio
+import trio.testing
 
 from trioserve.config import HttpConfig
+from trioserve.http.lifecycle import Lifecycle
+from trioserve.http.progress import Progress
 from trioserve.testing.server import FakeServer, open_fake_server
 
 PATH = "/v1/completions"
@@ -81,3 +84,21 @@ async def test_a_drain_refuses_an_upload_over_http2(server: FakeServer) -> None:
             answers = [e for e in events if isinstance(e, h2.events.ResponseReceived)]
         await server.state.finish_drain()
     assert dict(answers[0].headers)[b":status"] == b"503"
+
+
+async def test_a_drain_wakes_all_that_wait_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    lifecycle = Lifecycle(drain_timeout=100.0)
+    results: list[tuple[bool, float]] = []
+
+    async def wait() -> None:
+        results.append((await lifecycle.wait_drained(), trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        with lifecycle.hold(Progress()):
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            lifecycle.begin_drain()
+            await trio.sleep(5.0)
+    assert results == [(True, 5.0), (True, 5.0)]

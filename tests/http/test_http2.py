@@ -25,8 +25,6 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
 import hypercorn.protocol
-import hypercorn.protocol.h2
-import hypercorn.trio.run
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -93,14 +91,7 @@ def parse(data: bytes) -> Iterator[Frame]:
 
 
 @pytest.fixture(autouse=True)
-def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in [
-        (hypercorn.trio.run, "TCPServer"),
-        (hypercorn.protocol, "H11Protocol"),
-        (hypercorn.protocol, "H2Protocol"),
-        (hypercorn.protocol.h2, "StreamBuffer"),
-    ]:
-        monkeypatch.setattr(module, name, getattr(module, name))
+def guarded(restored_hypercorn: None) -> None:
     install_guard(enable_h2c=True)
 
 

@@ -172,5 +172,6 @@ async def test_a_client_that_leaves_while_it_uploads_leaves_nothing(
         nursery.start_soon(post, client, Upload(HALF, trio.Event()))
         await wait_for_bytes(server, len(HALF))
         nursery.cancel_scope.cancel()
-    while server.state.bodies.num_bytes:
+    while server.state.lifecycle.num_active:
         await trio.sleep(0.001)
+    assert server.state.bodies.num_bytes == 0

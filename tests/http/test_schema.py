@@ -400,8 +400,11 @@ def test_a_wrong_token_to_detokenize_is_named(tokens: str, param: str) -> None:
         for neutral in (None, *values)
     ],
 )
-def test_a_neutral_value_is_accepted(endpoint: str, name: str, neutral: Any) -> None:
-    DECODERS[endpoint](encode(endpoint, **{name: neutral}))
+def test_a_neutral_value_changes_nothing(
+    endpoint: str, name: str, neutral: Any
+) -> None:
+    decode = DECODERS[endpoint]
+    assert decode(encode(endpoint, **{name: neutral})) == decode(encode(endpoint))
 
 
 @pytest.mark.parametrize(
@@ -1072,11 +1075,12 @@ def test_a_call_cannot_be_forced(endpoint: str, choice: object) -> None:
         {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
     ],
 )
-def test_calls_side_by_side_may_be_allowed(fields: dict[str, Any]) -> None:
-    chat(**fields)
+def test_parallel_tool_calls_may_be_allowed(fields: dict[str, Any]) -> None:
+    request = chat(**fields)
+    assert request.parallel_tool_calls == fields["parallel_tool_calls"]
 
 
-def test_calls_side_by_side_cannot_be_forbidden() -> None:
+def test_parallel_tool_calls_cannot_be_forbidden() -> None:
     with pytest.raises(NotSupported) as caught:
         chat(tools=[TOOL], parallel_tool_calls=False)
     assert caught.value.param == "parallel_tool_calls"

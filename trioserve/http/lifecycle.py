@@ -1,4 +1,4 @@
-"""Serving, draining, over: what a server does between SIGTERM and its end."""
+"""The states of a server between its start and its end: serving, draining."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Counts requests and knows whether more may come.
+    """Counts running requests and says whether new ones may begin.
 
-        serving    requests are answered
-        draining   those that run go on; new ones, those whose body is not complete, and
-                   /health are answered 503, so that a load balancer looks elsewhere
+        serving    Requests are answered.
+        draining   Running requests continue. New requests, requests whose body is not
+                   complete, and /health get 503, so that load balancers choose another
+                   server.
 
     Args:
-      drain_timeout: seconds that running requests have once draining begins.
+      drain_timeout: seconds that running requests may take after draining has begun.
     """
 
     def __init__(self, *, drain_timeout: float) -> None:
         self._drain_timeout = drain_timeout
         self._draining = trio.Event()
         self._active: set[Progress] = set()
+        # Set when the last active request ends; a new one when the next request begins.
         self._idle = trio.Event()
-        # Blocks that end when draining begins.
+        # The blocks that end when draining begins.
         self._until_drain: set[trio.CancelScope] = set()
 
     @property
@@ -77,6 +79,8 @@ class Lifecycle:
     @contextmanager
     def hold(self, progress: Progress) -> Iterator[None]:
         """Count a request as running inside the block."""
+        if not self._active:
+            self._idle = trio.Event()
         self._active.add(progress)
         try:
             yield
@@ -86,27 +90,30 @@ class Lifecycle:
                 self._idle.set()
 
     async def wait_drained(self) -> bool:
-        """Wait for begin_drain and then for the last request.
+        """Wait for begin_drain, and then for the last request or the drain's deadline.
 
-        Returns whether all ended in time; returns at once after the drain's deadline.
+        Returns:
+          whether all requests ended before the deadline.
         """
         await self._draining.wait()
         with trio.move_on_after(self._drain_timeout):
             await self._wait_idle()
         if self._active:
-            logger.warning("the drain is over; it ends %s", self._describe_active())
+            logger.warning(
+                "the drain has reached its deadline and ends %s",
+                self._describe_active(),
+            )
         return not self._active
 
     def count_phases(self) -> Counter[Phase]:
-        """Return how many requests are in each phase."""
+        """Return the number of requests in each phase."""
         return Counter(progress.phase for progress in self._active)
 
     def _describe_active(self) -> str:
         counts = self.count_phases()
-        told = [f"{counts[phase]} in {phase}" for phase in PHASES if counts[phase]]
-        return f"requests: {', '.join(told)}"
+        parts = [f"{counts[phase]} in {phase}" for phase in PHASES if counts[phase]]
+        return f"requests: {', '.join(parts)}"
 
     async def _wait_idle(self) -> None:
         while self._active:
-            self._idle = trio.Event()
             await self._idle.wait()
