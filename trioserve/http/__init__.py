@@ -1,11 +1,11 @@
 """Speaks HTTP and JSON: requests in, answers and server-sent events out.
 
-It knows quart, hypercorn and the text engine; it knows no tensor, no block and no
-step. connection/ alone knows hypercorn's private names, and quart is known here only.
+This room knows quart, hypercorn and the engines of frontend/. It knows no tensors, blocks
+or steps. No other room knows quart, and connection/ alone knows hypercorn's private names.
 
-The doors: ServerState holds what a server's handlers share, create_http_app makes the
-ASGI app; install_guard, make_config and raise_descriptor_limit prepare hypercorn and its
-process for it.
+The doors: ServerState holds the objects that all handlers share. create_http_app makes
+the ASGI app. install_guard, make_config and raise_descriptor_limit prepare hypercorn and
+its process.
 """
 
 from .app import ServingApp, create_http_app

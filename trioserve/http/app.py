@@ -1,4 +1,4 @@
-"""The ASGI app: routes, and one shape for whatever goes wrong."""
+"""The ASGI app: it serves the routes, and answers all errors in one shape."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .wire.responses import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 
-# Types of errors of ours that Werkzeug finds as well, by status.
+# The types of errors that both Werkzeug and this server raise, by status.
 _TYPES = {400: RequestError.code, 404: ModelNotFound.code}
 
 
 class ServingApp(QuartTrio):
-    """Quart with our request scope."""
+    """A Quart app whose requests are ScopedRequests."""
 
     asgi_http_class = ScopedConnection
     request_class = ScopedRequest
@@ -45,14 +45,14 @@ class ServingApp(QuartTrio):
 
 
 def create_http_app(state: ServerState) -> ServingApp:
-    """Make the app of one server; `state.engine` may come later."""
+    """Make the app of one server. `state.engine` may be set later."""
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
     _set_up_paths(app.url_map)
     app.config["MAX_CONTENT_LENGTH"] = parse_bytes(
         "max_body_size", state.config.max_body_size
     )
-    # Quart would cut a stream after a minute, without a word.
+    # By default, quart ends a stream silently after a minute.
     app.config["RESPONSE_TIMEOUT"] = None
     for route in ROUTES:
         # One view for all paths of a handler, because quart finds views by name.
@@ -67,7 +67,7 @@ def create_http_app(state: ServerState) -> ServingApp:
 
 
 class _NameConverter(BaseConverter):
-    """A model's name: with slashes, as hub ids have, and at their beginning, too."""
+    """A model's name. It may contain slashes, and begin with one."""
 
     regex = "(?s:.+)"
     part_isolating = False
@@ -75,14 +75,14 @@ class _NameConverter(BaseConverter):
 
 def _set_up_paths(url_map: Map) -> None:
     url_map.converters["name"] = _NameConverter
-    # A path with a slash at its end is served like the one without. Nobody is redirected:
-    # clients that follow send a POST's body no second time.
+    # A path with a slash at its end is served like the path without it, and not by a
+    # redirect: clients do not send the body of a POST a second time.
     url_map.strict_slashes = False
     url_map.merge_slashes = False
 
 
 def _bind(handler: Handler, state: ServerState) -> Callable[..., Awaitable[Response]]:
-    # The parts of a path are the request's, too.
+    # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
         return await handler(state, _current_request())
 
@@ -96,7 +96,7 @@ def _current_request() -> ScopedRequest:
 
 def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
     async def count(response: Response) -> Response:
-        # Only paths that exist become labels: a stranger must not make up new ones.
+        # Only existing paths become labels, so that clients cannot create new ones.
         rule = request.url_rule
         path = "unknown" if rule is None else rule.rule
         state.counts.answered[path, str(response.status_code)] += 1
@@ -108,7 +108,7 @@ def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Respons
 async def _respond_error(error: TrioserveError) -> Response:
     headers = {}
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
-        # RFC 9110, 15.5.16: it tells that the coding was at fault, not the type.
+        # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
         headers["Accept-Encoding"] = error.wanted
     if isinstance(error, (RequestError, Unavailable)):
         _forget_frames(error)
@@ -126,13 +126,14 @@ async def _respond_http_exception(error: HTTPException) -> Response:
         param=None,
         code=status,
     )
-    # Allow belongs to a 405; the others describe the HTML body that is not sent.
+    # Allow belongs to a 405. The other headers describe Werkzeug's HTML, which is not
+    # sent.
     headers = {k: v for k, v in error.get_headers() if k == "Allow"}
     return respond_json(ErrorBody(error=detail), status, headers)
 
 
 def _describe_http_exception(error: HTTPException) -> str:
-    """Say what is wrong to a program's author; werkzeug speaks to a browser's user."""
+    """Return a message for programmers. Werkzeug's own is for users of browsers."""
     if isinstance(error, NotFound):
         return "There is no such path; GET /openapi.json lists all paths."
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
@@ -151,11 +152,11 @@ async def _respond_unexpected(error: Exception) -> Response:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Free what the frames of an error's traceback hold: a whole prompt, for example.
+    """Free the objects in the frames of an error's traceback, such as a long prompt.
 
-    An error of a thread and trio's frames in its traceback refer to each other, so that
-    they would stay until the collector looks at old objects. So would those of its
-    context: the group in which it came, with the errors of other prompts.
+    An error from a thread and trio's frames in its traceback refer to each other, so they
+    would stay until the garbage collector looks at old objects. The same holds for the
+    error's context: the group that contained it, with the errors of other prompts.
     """
     others = (error.__context__, *getattr(error, "exceptions", ()))
     error.__traceback__ = error.__context__ = error.__cause__ = None

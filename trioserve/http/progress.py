@@ -1,31 +1,31 @@
-"""How far a request has come."""
+"""The progress of a request through its phases."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, Protocol, get_args
 
-# What a request waits for:
+# In each phase, a request waits for something else:
 #
-#   body     the rest of its body
-#   render   its texts or images: to be decoded, templated, tokenized, or their turn
-#   queue    its turn on the device
-#   prefill  its first token; of a model that pools, the device, or its turn there
-#   decode   its next token
-#   write    its answer's way to the client
+#   body     for the rest of its body
+#   render   for a renderer worker, or until its texts and images are rendered
+#   queue    for its turn on the device
+#   prefill  for its first token; with a model that pools, for the device
+#   decode   for its next token
+#   write    until the client has taken the answer
 Phase = Literal["body", "render", "queue", "prefill", "decode", "write"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 
 class HasPhase(Protocol):
-    """Something that knows its own phase."""
+    """An object that knows the phase of a request."""
 
     @property
     def phase(self) -> Phase: ...
 
 
 class Progress:
-    """The phase that one request is in."""
+    """The current phase of one request."""
 
     def __init__(self) -> None:
         self._has_stopped = False
@@ -41,12 +41,12 @@ class Progress:
             self._phase = phase
 
     def stop(self, phase: Phase) -> None:
-        """Stay in a phase, whatever comes."""
+        """Enter a phase and stay in it."""
         self.enter(phase)
         self._source = None
         self._has_stopped = True
 
     def follow(self, source: HasPhase) -> None:
-        """Let `source` tell the phase from now on."""
+        """Take the phase from `source` from now on."""
         if not self._has_stopped:
             self._source = source

@@ -1,4 +1,4 @@
-"""The numbers that the HTTP side of a server counts, request by request."""
+"""Counts and histograms of requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..observe import Histogram
 from ..types.sampling import SamplingParams
 from .progress import PHASES
 
-# The bounds are vLLM's, so that its dashboards fit. All are in seconds but the last two.
+# The bounds are vLLM's, so that dashboards for vLLM fit. The last two are numbers of tokens
+# and of sequences; the others are in seconds.
 _FIRST_TOKEN_BOUNDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -21,7 +22,7 @@ _LATENCY_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
     *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# vLLM's end at the model's length; these end at a length that few models exceed.
+# vLLM's bounds end at the model's length. These end at a length that few models exceed.
 _TOKEN_BOUNDS = tuple(
     float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
 )
@@ -29,19 +30,17 @@ _SEQUENCES_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class RequestCounts:
-    """Counts and histograms of requests.
-
-    http/metrics.py says what each of them means.
+    """Counters and histograms of one server; http/metrics.py explains each of them.
 
     Attributes:
-      answered: by path and status.
-      cancelled: by phase.
-      finished: sequences, by the reason of their end.
+      answered: answered requests, by path and status.
+      cancelled: requests whose client left, by phase.
+      finished: finished sequences, by finish reason.
     """
 
     def __init__(self) -> None:
         self.answered: Counter[tuple[str, ...]] = Counter()
-        # A phase or a reason that has not come up yet is shown as 0.
+        # Phases and reasons that have not occurred yet are shown as 0.
         self.cancelled: Counter[tuple[str, ...]] = Counter(
             {(each,): 0 for each in PHASES}
         )
@@ -62,7 +61,7 @@ class RequestCounts:
         self.params_max_tokens = Histogram(_TOKEN_BOUNDS)
 
     def count_params(self, sampling: SamplingParams) -> None:
-        """Count the values that a generating request asks for."""
+        """Count the parameters of a generating request."""
         self.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
             self.params_max_tokens.observe(sampling.max_tokens)

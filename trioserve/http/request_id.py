@@ -1,4 +1,4 @@
-"""Names of requests, by which clients, proxies and the log find each other's lines."""
+"""Ids of requests, by which clients, proxies and logs refer to the same request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import uuid
 from werkzeug.datastructures import Headers
 
 HEADER = "X-Request-Id"
-# As ASGI and h11 have it.
+# In the form of ASGI and h11.
 HEADER_BYTES = HEADER.lower().encode()
 
-# What may come back in a header and in the id of an answer. h11 lets control characters
-# and latin-1 through.
+# An id is sent back in a header and in the answer. h11 accepts control characters and
+# latin-1 in headers, so the id is checked here.
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -24,12 +24,12 @@ def make_request_id() -> str:
 class RequestId:
     """The id of one request.
 
-    It is the client's own where it has sent one, in the header X-Request-Id or, as vLLM's
-    clients do, in the body. If it has sent both, the answer's header has the one and the
-    answer's id ends in the other.
+    The client may send an id in the header X-Request-Id or, as vLLM's clients do, in the
+    body. If it sends both, the answer's header repeats the one from the header, and the
+    answer's id ends with the one from the body.
 
     Attributes:
-      text: what the answer's header and the log say.
+      text: the id in the answer's header and in the log.
     """
 
     def __init__(self, headers: Headers) -> None:
@@ -40,14 +40,14 @@ class RequestId:
     def __str__(self) -> str:
         return self.text
 
-    def take(self, asked: str | None) -> str:
-        """Return what the id of the answer ends in.
+    def take(self, body_id: str | None) -> str:
+        """Return the end of the answer's id.
 
         Args:
-          asked: the id in the body.
+          body_id: the id in the body, if the client sent one.
         """
-        if asked is None:
+        if body_id is None:
             return self.text
         if not self._is_sent:
-            self.text = asked
-        return asked
+            self.text = body_id
+        return body_id

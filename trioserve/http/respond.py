@@ -12,10 +12,10 @@ from ..errors import TrioserveError, Unavailable
 from ..render import RendererWorkers
 from .wire.responses import ErrorBody, encode
 
-# A microsecond or two each to write.
+# Each entry takes one or two microseconds to write.
 _FEW_ENTRIES: Final = 512
 
-# A server whose engine has ended needs about as long until somebody has restarted it.
+# A server whose engine has failed is restarted in about this time.
 _RESTART_SECONDS: Final = 10
 
 
@@ -30,10 +30,10 @@ def respond_error(
     status: int | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answer with an error, and say with 429 and 503 when to come again.
+    """Answer with an error. A 429 or 503 says when to try again.
 
     Args:
-      status: in place of the error's own.
+      status: replaces the error's own status.
     """
     status = status or error.status
     headers = dict(headers or {})
@@ -47,7 +47,7 @@ def respond_error(
 async def respond_built(
     workers: RendererWorkers, build: Callable[[], msgspec.Struct], num_entries: int
 ) -> Response:
-    """Build and encode an answer; num_entries as in run_writing."""
+    """Build and encode an answer; see run_writing for num_entries."""
     content = await run_writing(workers, lambda: encode(build()), num_entries)
     return Response(content, content_type="application/json")
 
@@ -55,10 +55,10 @@ async def respond_built(
 async def run_writing(
     workers: RendererWorkers, write: Callable[[], bytes], num_entries: int
 ) -> bytes:
-    """Write an answer, in a renderer worker where it would hold the loop up.
+    """Write an answer, in a renderer worker if it would block the event loop for long.
 
     Args:
-      num_entries: tokens and log probabilities that it shows, and what takes as long;
-        what else an answer has takes microseconds.
+      num_entries: the number of tokens and log probabilities in the answer. All other
+        parts of an answer take microseconds.
     """
     return write() if num_entries <= _FEW_ENTRIES else await workers.run(write)

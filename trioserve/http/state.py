@@ -1,4 +1,4 @@
-"""What all handlers of one server share."""
+"""The objects that all handlers of one server share."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ServerState:
     """The server's parts.
 
     Attributes:
-      engine: None until the model is loaded, where the server starts first.
-      loop_stall: to be added to the event loop by whoever owns it.
+      engine: None until the model is loaded, if the server starts before that.
+      loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
 
     config: HttpConfig
@@ -56,7 +56,7 @@ class ServerState:
         )
 
     def find_illness(self) -> TrioserveError:
-        """Return why no request is taken."""
+        """Return the reason why the server takes no requests."""
         try:
             self.require_engine().check_alive()
         except TrioserveError as error:
@@ -65,7 +65,7 @@ class ServerState:
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long nothing has been heard of a step that runs."""
+        """Seconds since the last sign of progress of the running step."""
         return 0.0 if self.engine is None else self.engine.stalled_seconds()
 
     @property
@@ -75,23 +75,23 @@ class ServerState:
         try:
             self.engine.check_alive()
         except EngineRestarting:
-            # Who restarts the server now, would begin it anew.
+            # A restart of the server would only begin the engine's restart again.
             return True
         except TrioserveError:
             return False
         return self.stalled_seconds < self.config.progress_timeout
 
     async def finish_drain(self) -> None:
-        """Wait until draining has begun and is over, one way or the other.
+        """Wait until draining has begun, and then until it has ended.
 
-        What still runs at the drain's deadline is told so: its stream ends with an
-        error that its client can read, where a cancellation would only cut it.
+        Streams that still run at the drain's deadline end with an error that the client
+        can read. A cancellation would only cut them.
         """
         if not await self.lifecycle.wait_drained() and self.engine is not None:
             self.engine.close_requests(ShuttingDown())
 
     def require_engine(self, model: str | None = None) -> TextEngine | PoolingEngine:
-        """Return the engine if it takes requests, for this model where one is named.
+        """Return the engine if it takes requests, and serves the model if one is named.
 
         Raises:
           ShuttingDown, ModelNotFound
@@ -104,7 +104,7 @@ class ServerState:
         return self.engine
 
     def require_text(self, model: str | None = None) -> TextEngine:
-        """Return the engine if it writes.
+        """Return the engine if its model generates text.
 
         Raises:
           ShuttingDown, ModelNotFound, TaskNotServed
@@ -117,7 +117,7 @@ class ServerState:
         return engine
 
     def require_pooling(self, model: str | None = None) -> PoolingEngine:
-        """Return the engine if it pools.
+        """Return the engine if its model pools.
 
         Raises:
           ShuttingDown, ModelNotFound, TaskNotServed

@@ -16,13 +16,14 @@ class _Sequence:
 
 
 class StreamTimes:
-    """Measures the tokens of one request's sequences as they are handed to the client.
+    """Measures when the tokens of one request's sequences go to the client.
 
-    All times are those of trio.current_time().
+    All times are values of trio.current_time().
 
     Args:
-      counts: gets the measurements.
-      arrived_at, submitted_at: when the request came to the server and to the engine.
+      counts: collects the measurements.
+      arrived_at: the time when the server got the request.
+      submitted_at: the time when the engine got it.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class StreamTimes:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """The tokens of all sequences so far."""
         return sum(each.num_tokens for each in self._sequences.values())
 
     def note_tokens(self, index: int, num_tokens: int, now: float) -> None:
-        """Count tokens of a sequence that come at once; at least one."""
+        """Count new tokens of a sequence that came together; at least one."""
         sequence = self._sequences.get(index)
         if sequence is None:
             self._counts.time_to_first_token.observe(now - self._arrived_at)
@@ -65,7 +66,7 @@ class StreamTimes:
         """Count the end of the whole answer.
 
         Args:
-          started_at: when the first step with one of its sequences began.
+          started_at: the time when the first step with one of its sequences began.
         """
         counts = self._counts
         counts.latency.observe(now - self._arrived_at)

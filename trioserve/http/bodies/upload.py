@@ -1,4 +1,4 @@
-"""The body of a request while it comes in: how much of it is held, and for how long."""
+"""Receives the body of a request, with limits on its memory and its time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ...errors import MemoryFull, UploadTooSlow
 from .heap import HeapTrimmer
 from .memory_budget import SMALL_BYTES, MemoryBudget
 
-# The part of an upload that has one timeout, as the connection's writes have. A small body
-# is one part. At the default of 10 s the slowest upload has the rate of a telephone modem,
-# and 64 MiB take 2.8 hours. At any lower rate, a body would hold its memory for longer.
+# Each part of an upload of this size has one timeout, as in the connection's writes. A small
+# body is one part. At the default of 10 s the slowest upload is as fast as a telephone
+# modem, and 64 MiB take 2.8 hours. A slower upload would occupy memory even longer.
 PART_BYTES: Final = 65_536
 
-# Shorter pieces are joined: an object of its own would take more memory than is counted.
+# Shorter pieces are joined, because separate objects would take more memory than counted.
 _SHORT_BYTES: Final = 4096
 
 
@@ -26,7 +26,7 @@ class UploadDeadline:
     """Cancels the wait for an upload that makes no progress.
 
     Args:
-      seconds: what each PART_BYTES may take.
+      seconds: the time that each PART_BYTES may take.
 
     Attributes:
       scope: cancelled when a part took too long.
@@ -38,7 +38,7 @@ class UploadDeadline:
         self._num_bytes = 0
 
     def note(self, num_bytes: int) -> None:
-        """Count what came."""
+        """Count bytes that have come."""
         self._num_bytes += num_bytes
         if self._num_bytes >= PART_BYTES:
             self._num_bytes = 0
@@ -46,16 +46,16 @@ class UploadDeadline:
 
 
 class ChunkedBody(TrioBody):
-    """A body that is kept as it came, at the cost of an account.
+    """A body that is kept in the pieces in which it came, within a memory budget.
 
-    Quart gathers it in a bytearray and copies that, which holds the event loop up for
-    half a millisecond each megabyte.
+    Quart collects a body in a bytearray and copies it, which blocks the event loop for half
+    a millisecond for each megabyte.
 
     Attributes:
-      account: what the bodies of all requests take together.
-      heap: told of what is held no more.
-      peer: the sender, as account.name_peer names it.
-      deadline: the end of a slow upload.
+      budget: counts the memory of all bodies.
+      heap: is told when memory becomes free.
+      peer: the name of the sender, from memory_budget.name_peer.
+      deadline: cancels a slow upload.
     """
 
     budget: MemoryBudget
@@ -88,10 +88,10 @@ class ChunkedBody(TrioBody):
     async def take_chunks(
         self, invite: Callable[[], Awaitable[None]]
     ) -> list[bytes | bytearray]:
-        """Wait for the end and hand over what came, in order.
+        """Wait for the end of the body; returns its pieces in order.
 
         Args:
-          invite: called if the body is wanted and has not come yet.
+          invite: called if the body has not come yet, to ask for it.
 
         Raises:
           RequestEntityTooLarge, MemoryFull, UploadTooSlow
@@ -108,9 +108,9 @@ class ChunkedBody(TrioBody):
         return chunks
 
     def release(self) -> None:
-        """Tell that nothing of it is held any more, and drop what still comes.
+        """Give the memory of the body back, and drop the pieces that still come.
 
-        quart-trio takes the body in beside the handler, and may have a piece in its hands
+        quart-trio receives the body in a task beside the handler, so another piece may come
         when the request ends.
         """
         self._is_released = True

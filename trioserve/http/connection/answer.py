@@ -1,4 +1,4 @@
-"""An answer on its way to the client."""
+"""The way of an answer to the client."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class Answer:
-    """Sends the answer of one request, with the request's id in its head.
+    """Sends the answer of one request, with the id of the request in its head.
 
-    Answers of handlers pass here, and answers of errors.
+    All answers pass here, also those with errors.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Answer:
             self._begin(event)
         await self._send(event)
         if self._peer.is_lost:
-            # The request goes on until it hears of it, but nobody gets what it writes.
+            # The request runs until it is cancelled, but its output reaches nobody.
             self._progress.stop("write")
 
     def _begin(self, event: HTTPResponseStartEvent) -> None:

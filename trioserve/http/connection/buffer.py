@@ -6,7 +6,7 @@ from hypercorn.protocol.h2 import BUFFER_LOW_WATER, StreamBuffer
 
 
 class GuardedBuffer(StreamBuffer):
-    """A buffer that lets its app write again only once it is nearly empty."""
+    """A buffer that pauses its app until the buffer is nearly empty."""
 
     @property
     def is_finished(self) -> bool:
@@ -19,8 +19,8 @@ class GuardedBuffer(StreamBuffer):
     async def pop(self, max_length: int) -> bytes:
         data = bytes(self.buffer[:max_length])
         del self.buffer[:max_length]
-        # hypercorn looks at the length of `data`: while a window is shut it takes nothing,
-        # and lets the app write more each time.
+        # hypercorn looks at the length of `data` instead. While a window is shut, that is 0
+        # each time, and the app could write more each time.
         if len(self.buffer) < BUFFER_LOW_WATER:
             await self._paused.set()
         if not self.buffer:

@@ -9,28 +9,28 @@ import h11
 from h11._readers import ChunkedReader
 from h11._receivebuffer import ReceiveBuffer
 
-# Half a millisecond of work. The app is given what was joined, and every other task has
-# its turn, before the next.
+# Half a millisecond of work. Then the app gets the joined chunks, and all other tasks can
+# run.
 MAX_CHUNKS_AT_ONCE: Final = 1024
 
-# RFC 9112, 7.1.1: the extensions of all chunks ought to be limited in total. The numbers
-# are those of Go's net/http: a chunk may have 16 bytes of framing and twice its content,
-# and a body may have 16 KiB beyond that.
+# RFC 9112, 7.1.1: the extensions of all chunks should be limited in total. The numbers are
+# those of Go's net/http: a chunk may have 16 bytes of framing and twice its content, and a
+# body may have 16 KiB beyond that.
 _FREE_FRAMING_BYTES: Final = 16
 _MAX_EXCESS_BYTES: Final = 16 * 1024
 
-# A part of the chunk headers that h11 takes. It leaves longer ones to h11, and they count
-# as excess. The extension may hold a lone CR, as h11's may.
+# This matches short chunk headers. Longer ones are left to h11 and count as excess. As in
+# h11, the extension may contain a lone CR.
 _HEADER: Final = re.compile(rb"([0-9A-Fa-f]{1,20})(?:;[^\n]{0,16}?|[ \t]{1,16})?\r\n")
 
 
 class JoiningReader(ChunkedReader):
     """Makes one event of many chunks.
 
-    An event costs 20 us until the app has it, and a peer may send a body in chunks of one
+    The way of an event to the app costs 20 us, and a peer may send a body in chunks of one
     byte. Only whole and well-formed chunks are joined. Everything else is left to h11:
-    parts of chunks, the last chunk, and errors. So no body is read in another way than
-    h11 reads it.
+    parts of chunks, the last chunk, and errors. So each body is read exactly as h11 would
+    read it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class JoiningReader(ChunkedReader):
         num_before = len(buf)
         event = super().__call__(buf)
         if isinstance(event, h11.EndOfMessage):
-            # It comes with the trailers, which are limited as a head is.
+            # The end comes with the trailers, which have the limit of a head.
             return event
         num_read = num_before - len(buf)
         num_content = 0 if event is None else len(event.data)
@@ -65,10 +65,10 @@ def _join_chunks(wire: bytes, footer: bytes) -> tuple[bytes, int]:
     """Join the whole chunks that `wire` begins with.
 
     Args:
-      footer: the end of the chunk before, which comes first.
+      footer: the missing end of the chunk before them.
 
     Returns:
-      their content, and the place in `wire` behind them.
+      the content of the chunks, and the place in `wire` behind them.
     """
     parts: list[bytes] = []
     place = len(footer) if wire.startswith(footer) else len(wire)

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 from hypercorn.protocol.events import Event as StreamEvent, StreamClosed
 import trio
 
-# The end of a request must not be cancelled with it, and must not last either.
+# The end of a request must not be cancelled with the request, and must not take long.
 CLOSE_SECONDS = 5.0
 
 
 async def finish(
     send: Callable[[StreamEvent], Awaitable[None]], event: StreamClosed
 ) -> None:
-    """Let a request's cancel not reach what its connection does once it is over.
+    """Send the last event of a request, shielded from the request's cancellation.
 
-    quart-trio cancels a request as soon as it hears http.disconnect. It hears that
-    within its own last send, before hypercorn has armed the keep-alive timeout,
-    turned to the next request, or closed.
+    quart-trio cancels a request as soon as it receives http.disconnect. It receives that
+    within its own last send: before hypercorn has set the keep-alive timeout, begun the
+    next request, or closed the connection.
     """
     with trio.move_on_after(CLOSE_SECONDS, shield=True):
         await send(event)

@@ -1,4 +1,4 @@
-"""The open connections, and a limit on them: each takes a file descriptor."""
+"""Limits the open connections, because each takes a file descriptor."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ import trio
 
 logger = logging.getLogger(__name__)
 
-# Descriptors that connections leave free: for the shared memory of tensors, for fetched
-# images (8 connections by default) and for the pipes of template processes. Where there
-# are few descriptors, half of them.
+# Descriptors that connections leave free, or half of all if there are few. They are for
+# the shared memory of tensors, for fetched images (8 connections by default) and for the
+# pipes of template processes.
 RESERVED: Final = 32
 
-# A limit that suffices for every server on this stack. Higher ones make programs slow
-# that close all possible descriptors when they start a process.
+# Enough for every server on this stack. With a higher limit, programs that close all
+# possible descriptors when they start a process become slow.
 _MOST_DESCRIPTORS: Final = 65_536
 
-# Twice as many as `trioserve serve` has open when it is ready.
+# Twice the number of descriptors that a ready `trioserve serve` has open.
 _USUALLY_OPEN: Final = 24
 
-# A flood of strangers fills no log.
+# The least time between two log lines, so that a flood of peers does not fill the log.
 _SILENT_SECONDS: Final = 60.0
 
 
 class Closable(Protocol):
+    """A connection that can be closed."""
+
     def drop(self) -> None:
         """Close at once."""
 
 
 class Connections:
-    """The open connections of a server, at most as many as it has descriptors for.
+    """The open connections of a server, up to a limit.
 
-    At the limit, a newcomer takes the place of the connection that has been idle for the
-    longest time. Idle is a connection without a request: it is kept alive, or its peer
-    has sent nothing yet, or half a head. Where all of them are busy, the newcomer is
-    refused.
+    At the limit, a new connection takes the place of the connection that has been idle for
+    the longest time. A connection without a request is idle: it is kept alive, or its peer
+    has sent no whole head yet. If all connections are busy, the new one is refused.
 
     Args:
-      limit: None for as many as the process has descriptors for when the first peer
-        connects. RESERVED descriptors stay free.
+      limit: None means the number of descriptors that are free when the first peer
+        connects, less RESERVED.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -56,7 +57,7 @@ class Connections:
         self._told_at = -_SILENT_SECONDS
 
     def admit(self, newcomer: Closable) -> bool:
-        """Make room for a connection, which begins idle; returns whether there is any."""
+        """Add a connection, which begins idle; returns whether there is room for it."""
         if self._given_limit is None and not self._open:
             self._limit = count_room()
         if len(self._open) >= self._limit and not self.free_descriptor():
@@ -77,7 +78,7 @@ class Connections:
             self._idle.setdefault(connection)
 
     def free_descriptor(self) -> bool:
-        """Close the longest idle connection; returns whether there was one."""
+        """Close the connection that has been idle longest; returns whether there was one."""
         longest = next(iter(self._idle), None)
         if longest is None:
             self._num_refused += 1
@@ -93,9 +94,9 @@ class Connections:
         if now - self._told_at < _SILENT_SECONDS:
             return
         logger.warning(
-            "descriptors are short, with %d connections: %d idle ones were closed, and "
-            "%d new ones refused or kept waiting since the last such line; "
-            "ulimit -n is %d",
+            "few descriptors are left, with %d connections open; since the last such "
+            "line, %d idle connections were closed and %d new ones were refused or had to "
+            "wait; ulimit -n is %d",
             len(self._open),
             self._num_closed,
             self._num_refused,
@@ -106,7 +107,7 @@ class Connections:
 
 
 def count_room() -> int:
-    """Return how many more connections this process has descriptors for, at least 1."""
+    """Return the number of connections that have free descriptors, at least 1."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     num_free = most - _count_open()
@@ -121,10 +122,9 @@ def _count_open() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as it may have, within reason.
+    """Raise this process's limit of descriptors to the hard limit, or to 65,536.
 
-    The usual limit of 1,024 is so low only for programs that use select(2). A process
-    may raise it by itself up to the hard limit, which is higher.
+    The usual limit of 1,024 is only so low because of programs that use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS
@@ -135,4 +135,4 @@ def raise_descriptor_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        logger.info("%d descriptors must do: %s", soft, error)
+        logger.info("the limit of descriptors stays at %d: %s", soft, error)

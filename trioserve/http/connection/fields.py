@@ -1,4 +1,4 @@
-"""HPACK with bounds on a header block's work and on a connection's tables."""
+"""HPACK with bounds on the work of a header block and on the size of tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpack import Decoder, Encoder, HeaderTuple, HPACKDecodingError
 from hpack.exceptions import OversizedHeaderListError
 
 # Node's limit (maxHeaderListPairs). hypercorn's limit of 64 KiB alone would allow 2,000
-# fields, because an empty one counts as 32 bytes. They take 6 ms.
+# fields, because an empty field counts as 32 bytes. Decoding them takes 6 ms.
 MAX_NUM_FIELDS = 128
 
 # The default of RFC 9113, 6.5.2. hpack searches the whole table for each field.
@@ -17,13 +17,15 @@ MAX_TABLE_SIZE = 4096
 
 
 class BoundedDecoder(Decoder):
+    """A decoder that refuses header blocks with too many fields."""
+
     def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        """Decode a block; see hpack.
+        """Decode a header block; see hpack.
 
         Raises:
           OversizedHeaderListError: there are too many fields.
         """
-        # RFC 7541, 4.2 allows two at most, and they do not count as fields.
+        # RFC 7541, 4.2 allows two updates at most. They do not count as fields.
         if _MANY_SIZE_UPDATES.match(data):
             raise HPACKDecodingError("too many updates of the table's size")
         fields = list(super().decode(data, raw))

@@ -1,7 +1,7 @@
-"""The frames of an HTTP/2 peer: counted, and cut into turns of the event loop.
+"""Counts the frames of an HTTP/2 peer, and cuts them into turns of the event loop.
 
-h2 parses everything that it is given in one call, answers each PING and SETTINGS, and
-does not limit frames that carry nothing. So this module reads the heads of frames first.
+h2 parses all bytes in one call, answers each PING and SETTINGS, and does not limit frames
+without content. So this module reads the heads of frames first.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ PREFACE_SIZE = 24
 HEAD_SIZE = 9
 DATA, HEADERS, SETTINGS, PUSH_PROMISE, CONTINUATION = 0, 1, 4, 5, 9
 
-# A peer may send so many costly frames at once, and then so many each second. nghttp2 has
-# these limits for stream resets.
+# The number of costly frames that a peer may send at once, and then in each second.
+# nghttp2 has these limits for stream resets.
 MAX_COSTLY_FRAMES = 1000
 COSTLY_FRAMES_PER_SECOND = 33.0
 
-# A DATA frame from this size on costs nothing: Tomcat's overheadDataThreshold.
+# DATA frames of this size or more are not costly: Tomcat's overheadDataThreshold.
 SHORT_FRAME = 1024
 
-# Each DATA frame that the peer takes pays for so many frames of its own. Clients answer it
+# For each DATA frame that the peer takes, it may send so many frames more. Clients answer
 # with two WINDOW_UPDATE and perhaps a PING, and a request may have two short DATA frames.
-# Envoy allows so many WINDOW_UPDATE for each.
+# Envoy allows as many WINDOW_UPDATE for each DATA frame.
 FRAMES_PER_DATA_SENT = 10
 
 # nghttp2's limits of one SETTINGS frame and of one header block.
@@ -42,7 +42,7 @@ BLOCK_BYTES_PER_FRAME = 2**10
 
 
 class FrameBudget:
-    """A token bucket of frames that cost work and carry little.
+    """A token bucket of frames that cost work and have little content.
 
     Args:
       now: trio.current_time().
@@ -56,7 +56,7 @@ class FrameBudget:
         """Count one frame.
 
         Raises:
-          DenialOfServiceError: there were too many.
+          DenialOfServiceError: there were too many frames.
         """
         self.earn((now - self._time) * COSTLY_FRAMES_PER_SECOND)
         self._time = now
@@ -69,10 +69,10 @@ class FrameBudget:
 
 
 class FrameCutter:
-    """Cuts the bytes of a peer into pieces of one turn of the event loop each.
+    """Cuts the bytes of a peer into pieces, one for each turn of the event loop.
 
     Args:
-      budget: each frame is taken from it, except for DATA frames of some size.
+      budget: pays for each frame except long DATA frames.
       max_frame_size: longest payload of a frame, in bytes.
       max_block_size: longest header block, in bytes.
     """

@@ -1,4 +1,4 @@
-"""Puts the guarded classes in the places of hypercorn's own."""
+"""Replaces hypercorn's classes by the guarded ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def install_guard(
     write_timeout_seconds: float = 30.0,
     max_connections: int | None = None,
 ) -> None:
-    """Have every connection that hypercorn accepts from now on guarded.
+    """Guard every connection that hypercorn accepts from now on.
 
-    Calling it again only replaces the three values, which are the process's.
+    A second call only replaces the three values, which are global in the process.
 
     Args:
       enable_h2c: speak HTTP/2 without TLS to clients that begin with its preface.
       write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped. An
-        HTTP/2 window must let half of that through in half the time.
+        HTTP/2 window must let half of that pass in half the time.
       max_connections: see descriptors.Connections.
 
     Raises:
@@ -52,15 +52,15 @@ def install_guard(
 
 
 def _free_descriptor(record: logging.LogRecord) -> bool:
-    """Free a descriptor when trio tells that accept failed, and drop trio's traceback.
+    """Free a descriptor when trio logs that accept failed, and drop that log line.
 
-    trio tells by this record alone. It tries again after a tenth of a second.
+    trio reports the failure in no other way. It tries again after a tenth of a second.
     """
     GuardedServer.connections.free_descriptor()
     return False
 
 
-# Where hypercorn looks its connection classes up, and what it shall find there.
+# The places where hypercorn looks up its connection classes, and their replacements.
 _PATCHES: dict[str, type] = {
     "hypercorn.trio.run:TCPServer": GuardedServer,
     "hypercorn.protocol:H11Protocol": GuardedH11,
@@ -69,11 +69,11 @@ _PATCHES: dict[str, type] = {
 }
 
 
-# The releases whose private names are used.
+# The releases whose private names this room uses.
 _RELEASES = {"h11": "0.16", "hypercorn": "0.18"}
 
 
-# Every private function that is overridden or called here, with its parameters.
+# Every private function that this room overrides or calls, with its parameters.
 _CONNECTION = (
     "self app config context task_group connection_state ssl client server send"
 )
@@ -142,23 +142,23 @@ def make_config(
 
     Args:
       bind: "HOST:PORT", "unix:PATH" or "fd://N" each.
-      keep_alive_timeout_seconds: for so long a connection may be idle, or take to send
-        a request's headers.
-      graceful_timeout_seconds: once the shutdown trigger has fired, requests may go on
-        for so long before they are cancelled.
+      keep_alive_timeout_seconds: the time that a connection may be idle, or take to send
+        the headers of a request.
+      graceful_timeout_seconds: the time that requests may still run after the shutdown
+        trigger; then they are cancelled.
     """
     config = hypercorn.config.Config()
     config.bind = bind
-    # hypercorn's 100 makes a burst of clients wait for a second's retransmission.
+    # With hypercorn's 100, a burst of clients waits a second for retransmissions.
     config.backlog = 2048
     config.include_server_header = False
     # Loading a model takes longer than hypercorn's minute.
     config.startup_timeout = 1800.0
     config.keep_alive_timeout = keep_alive_timeout_seconds
     config.graceful_timeout = graceful_timeout_seconds
-    # Signed URLs, cookies and traces are long; it is still nothing to keep.
+    # Signed URLs, cookies and traces are long, and this is little memory.
     config.h11_max_incomplete_size = 64 * 1024
-    # A logger of hypercorn's own making writes to stderr whatever the host program's
-    # logging says.
+    # hypercorn's default logger writes to stderr, whatever logging the host program has
+    # configured.
     config.errorlog = logging.getLogger("hypercorn.error")
     return config

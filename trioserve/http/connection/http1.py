@@ -1,4 +1,4 @@
-"""HTTP/1.1: h11 and hypercorn's use of it, mended."""
+"""Mends h11, and hypercorn's use of it, for HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .closing import finish
 from .peer import mark_answered
 from .refusals import refuse
 
-# A peer that pipelines may be so far ahead before it is read no further.
+# The server stops reading when a peer has pipelined so many bytes.
 MAX_PIPELINED_BYTES = 2**16
 
-# The ASGI extension by which an app asks for a body: an async function in the scope. It
+# The key of an ASGI extension: an async function that asks the client for the body. It
 # sends `100 Continue` to a client that waits for it.
 INVITE_BODY = "trioserve.invite_body"
 
@@ -28,12 +28,12 @@ INVITE_BODY = "trioserve.invite_body"
 class StrictConnection(h11.Connection):
     """h11, stricter about ambiguous requests and faster with small chunks.
 
-    It ignores empty lines before a request, and never pauses: hypercorn stops reading at
-    PAUSED, and would not hear the peer leave.
+    It ignores empty lines before a request. It never returns PAUSED, because hypercorn
+    stops reading then, and would not notice that the peer leaves.
 
     Attributes:
-      is_head: the last request asked for no body in its answer.
-      refusal: why the peer's last bytes are no request; None as long as they are.
+      is_head: the method of the last request was HEAD, so its answer has no body.
+      refusal: the error in the peer's last bytes; None if there is none.
     """
 
     def __init__(self, *, enable_h2c: bool, max_incomplete_event_size: int) -> None:
@@ -49,14 +49,14 @@ class StrictConnection(h11.Connection):
 
     @property
     def they_are_waiting_for_100_continue(self) -> bool:
-        # hypercorn would invite a body before the app has looked at the request.
+        # hypercorn would ask for the body before the app has looked at the request.
         return False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             return self._read_event()
         except h11.RemoteProtocolError as error:
-            # h11 quotes the peer behind a colon.
+            # h11 quotes the peer's bytes behind a colon.
             reason = str(error).partition(":")[0]
             if error.error_status_hint == 431:
                 reason = (
@@ -68,8 +68,8 @@ class StrictConnection(h11.Connection):
     def _read_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if self.their_state is h11.IDLE:
             self._skip_empty_lines()
-        # h11 calls bytes after a last request an error, and hypercorn would answer 400
-        # in place of that request's answer. Nobody needs to read them.
+        # Bytes behind the last request are an error for h11, and hypercorn would answer 400
+        # instead of that request's answer. So these bytes are not read.
         is_over = self.their_state is h11.MUST_CLOSE and bool(self.trailing_data[0])
         event = h11.PAUSED if is_over else super().next_event()
         if isinstance(event, h11.Request):
@@ -79,14 +79,14 @@ class StrictConnection(h11.Connection):
         return h11.NEED_DATA if self.is_paused else event
 
     def _skip_empty_lines(self) -> None:
-        """Obey RFC 9112, 2.2: some clients send a line end too many after a body."""
+        """Follow RFC 9112, 2.2: some clients send an extra line end after a body."""
         data = self.trailing_data[0]
         num_skipped = len(data) - len(data.lstrip(b"\r\n"))
         self._receive_buffer.maybe_extract_at_most(num_skipped)
 
 
 class GuardedH11(H11Protocol):
-    """HTTP/1.1 that hears its peer leave whatever the peer sent before."""
+    """HTTP/1.1 that always notices when its peer leaves."""
 
     enable_h2c: ClassVar[bool] = False
 
@@ -104,16 +104,16 @@ class GuardedH11(H11Protocol):
         elif (
             isinstance(event, Response) and self.connection.their_state is h11.SEND_BODY
         ):
-            # What is left of the body will not be read, so nothing can follow it.
+            # The rest of the body will not be read, so no other request can follow.
             headers = [*event.headers, (b"connection", b"close")]
             await super().stream_send(replace(event, headers=headers))
         else:
             await super().stream_send(event)
 
     async def _send_error_response(self, status_code: int) -> None:
-        """Tell the peer why, where hypercorn would send a status without a body."""
+        """Send the error with its reason; hypercorn would send a status without a body."""
         refusal = self.connection.refusal
-        assert refusal is not None, "the connection has told its error"
+        assert refusal is not None, "the connection has found an error"
         for event in refuse(refusal, self.config.response_headers("h11")):
             if not (self.connection.is_head and isinstance(event, h11.Data)):
                 await self._send_h11_event(event)
@@ -138,26 +138,27 @@ class GuardedH11(H11Protocol):
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the peer has sent more requests than are worth reading yet."""
+        """Whether the peer has pipelined too many bytes."""
         num_bytes = len(self.connection.trailing_data[0])
         return self.connection.is_paused and num_bytes > MAX_PIPELINED_BYTES
 
     @property
     def has_unread(self) -> bool:
-        """Whether there may be bytes on the wire that a close would leave unread."""
+        """Whether the peer may have sent bytes that nobody has read."""
         is_amid = self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
         return is_amid or self.connection.is_paused
 
     async def resume(self) -> None:
-        """Go on with what came before the last answer was complete."""
+        """Handle the bytes that came before the last answer was complete."""
         await self._handle_events()
 
 
 def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
-    """Refuse a request that a proxy may have read differently; ignore upgrades.
+    """Refuse a request that a proxy may have read differently, and ignore upgrades.
 
     Raises:
-      h11.RemoteProtocolError: hypercorn answers with its hint and closes.
+      h11.RemoteProtocolError: the request is refused. hypercorn answers with the
+        status in the error, and closes.
     """
     names = {name for name, _ in request.headers}
     if request.http_version not in (b"1.0", b"1.1"):
@@ -167,7 +168,7 @@ def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
         raise h11.RemoteProtocolError(
             "only HTTP/1.0 and HTTP/1.1 are served", error_status_hint=505
         )
-    # RFC 9112, 6.1: either is a request smuggled past a proxy.
+    # RFC 9112, 6.1: both may be requests that were smuggled past a proxy.
     if b"transfer-encoding" in names and (
         b"content-length" in names or request.http_version == b"1.0"
     ):
@@ -180,9 +181,9 @@ def _check_request(request: h11.Request, *, enable_h2c: bool) -> h11.Request:
 
 
 def _plain_request(request: h11.Request) -> h11.Request:
-    """Write a request's target as a path, and drop the upgrade it asks for."""
-    # RFC 9112, 3.2: an absolute form must be understood; the authority form belongs
-    # to CONNECT, which is not for an origin server.
+    """Return a request whose target is a path, and which has no upgrade."""
+    # RFC 9112, 3.2: servers must accept the absolute form. The authority form belongs to
+    # CONNECT, which is not for an origin server.
     target = _AUTHORITY.sub(b"", request.target, count=1)
     if target != request.target and not target.startswith(b"/"):
         target = b"/" + target

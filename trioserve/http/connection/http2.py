@@ -1,4 +1,4 @@
-"""HTTP/2: hypercorn's use of h2, mended."""
+"""Mends hypercorn's use of h2 for HTTP/2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .windows import CONNECTION, WindowWatch
 
 
 class GuardedH2(H2Protocol):
-    """HTTP/2 that keeps an error to its stream, and a peer to its limits."""
+    """HTTP/2 whose errors end one stream at most, and whose peers have limits."""
 
     window_timeout_seconds: ClassVar[float] = 15.0
     stream_buffers: dict[int, GuardedBuffer]  # type: ignore[assignment]
@@ -41,7 +41,7 @@ class GuardedH2(H2Protocol):
         self._num_sent = 0
         self._is_refused = False
         self._budget = FrameBudget(trio.current_time())
-        # An encoded block is never longer than the decoded list may be.
+        # An encoded header block is not longer than the decoded list.
         max_fields_size = self.config.h2_max_header_list_size
         self._frames = FrameCutter(
             self._budget,
@@ -55,13 +55,13 @@ class GuardedH2(H2Protocol):
     async def initiate(self, *args: Any, **kwargs: Any) -> None:
         await super().initiate(*args, **kwargs)
         self.task_group.spawn(self._watch.run)
-        # hypercorn takes the preface for a request, after which nothing tells that the
-        # connection is idle.
+        # hypercorn takes the preface for a request, and does not notice afterwards that
+        # the connection is idle.
         await self._tell_idle()
 
     @property
     def has_unread(self) -> bool:
-        """Whether there may be bytes on the wire that a close would leave unread."""
+        """Whether the peer may have sent bytes that nobody has read."""
         return self._is_refused
 
     async def handle(self, event: Event) -> None:
@@ -73,7 +73,7 @@ class GuardedH2(H2Protocol):
         await super().handle(event)
 
     async def _receive(self, data: bytes) -> None:
-        """Handle the frames in `data`, and let others run between them."""
+        """Handle the frames in `data`, and let other tasks run between them."""
         try:
             pieces = self._frames.cut(data, trio.current_time())
             for index, piece in enumerate(pieces):
@@ -84,7 +84,7 @@ class GuardedH2(H2Protocol):
             await self._refuse(error)
 
     async def _refuse(self, error: ProtocolError) -> None:
-        """Close the connection and say why."""
+        """Close the connection with the reason."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -102,7 +102,7 @@ class GuardedH2(H2Protocol):
 
     async def _handle_event(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.PriorityUpdated):
-            # RFC 9113, 5.3.2 deprecates the tree, and hypercorn's overflows.
+            # RFC 9113, 5.3.2 deprecates priorities, and hypercorn's tree overflows.
             return
         if isinstance(event, h2.events.RequestReceived):
             await self._begin(event)
@@ -123,12 +123,12 @@ class GuardedH2(H2Protocol):
         if not _is_servable(event):
             await self._reset(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
         elif self._is_crowded:
-            # RFC 9113, 8.7: this code says that it may be sent again.
+            # RFC 9113, 8.7: with this code, the client may send the request again.
             await self._reset(event.stream_id, ErrorCodes.REFUSED_STREAM)
         else:
             self._budget.earn(1)
             # After a thousand requests hypercorn sends GOAWAY, and then h2 cannot answer
-            # those that are running.
+            # the running requests.
             self.keep_alive_requests = 0
             await super()._handle_events([event])
 
@@ -136,8 +136,9 @@ class GuardedH2(H2Protocol):
     def _is_crowded(self) -> bool:
         """Whether too many cancelled requests are still running.
 
-        h2 limits open streams, but a request may outlive its stream: it needs some time
-        to end. The limit is doubled so that a peer may replace all its streams at once.
+        h2 limits open streams, but a request may live longer than its stream, because it
+        needs time to end. The limit is doubled, so a peer may replace all its streams at
+        once.
         """
         limit = 2 * self.config.h2_max_concurrent_streams
         return max(self._num_running, len(self.stream_buffers)) >= limit
@@ -150,7 +151,7 @@ class GuardedH2(H2Protocol):
             self._num_running -= 1
 
     def _is_late(self, event: h2.events.Event) -> TypeGuard[h2.events.DataReceived]:
-        """Whether these are bytes of a body that nobody reads any more."""
+        """Whether these are bytes of a body whose request has ended."""
         return (
             isinstance(event, h2.events.DataReceived)
             and event.stream_id not in self.streams
@@ -165,7 +166,7 @@ class GuardedH2(H2Protocol):
     async def _end_stream(self, event: StreamEvent) -> None:
         buffer = self.stream_buffers.get(event.stream_id)
         if buffer is not None and not buffer.is_finished:
-            # The app ended early, and the client would wait for the rest for ever.
+            # The app ended too early. Without a reset, the client would wait for ever.
             await self._reset(event.stream_id, ErrorCodes.INTERNAL_ERROR)
         else:
             mark_answered(self.streams.get(event.stream_id))
@@ -173,7 +174,7 @@ class GuardedH2(H2Protocol):
 
     async def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         """End one stream, from this side."""
-        # The peer may have closed it already.
+        # The peer may have closed the stream already.
         with suppress(ProtocolError):
             self.connection.reset_stream(stream_id, code)
         await self._drop_stream(stream_id)
@@ -182,16 +183,16 @@ class GuardedH2(H2Protocol):
     async def _drop_stream(self, stream_id: int) -> None:
         await self._drop_buffer(stream_id)
         await self._close_stream(stream_id)
-        # hypercorn tells it only of streams that have been answered.
+        # hypercorn reports this only for streams that have been answered.
         await self._tell_idle()
 
     async def _tell_idle(self) -> None:
-        """Let the connection be closed in a while if it has no stream."""
+        """Start the keep-alive timeout if the connection has no stream."""
         if not self.closed:
             await self.send(Updated(idle=self.idle))
 
     async def _drop_buffer(self, stream_id: int) -> None:
-        # hypercorn would keep it until the window opens.
+        # hypercorn would keep the buffer until the window opens.
         buffer = self.stream_buffers.pop(stream_id, None)
         if buffer is not None:
             self.priority.remove_stream(stream_id)
@@ -220,7 +221,7 @@ class GuardedH2(H2Protocol):
     async def _send_frame(self, stream_id: int, data: bytes, *, is_all: bool) -> None:
         self.connection.send_data(stream_id, data)
         self._watch.take(stream_id, len(data))
-        # A peer that opens its window byte by byte earns nothing.
+        # A peer that opens its window byte by byte gets no credit.
         if is_all or len(data) >= SHORT_FRAME:
             self._budget.earn(FRAMES_PER_DATA_SENT)
         await self._flush()
@@ -229,7 +230,7 @@ class GuardedH2(H2Protocol):
             await trio.lowlevel.checkpoint()
 
     def _block(self, stream_id: int) -> None:
-        """Turn to other streams until this one's window opens, or its app writes."""
+        """Serve other streams until the window of this one opens, or its app writes."""
         self.priority.block(stream_id)
         num_waiting = len(self.stream_buffers[stream_id])
         if num_waiting and self._is_shut:
@@ -240,7 +241,7 @@ class GuardedH2(H2Protocol):
 
     @property
     def _is_shut(self) -> bool:
-        """Whether the connection's own window is."""
+        """Whether the window of the connection is shut."""
         return self.connection.outbound_flow_control_window <= 0
 
     async def _give_up(self, stream_id: int) -> None:
@@ -256,8 +257,8 @@ class GuardedH2(H2Protocol):
 def _is_servable(event: h2.events.RequestReceived) -> bool:
     """Whether hypercorn can make a request of an HTTP/2 header block.
 
-    CONNECT, with or without a websocket in it, has no place here; h2 itself checks
-    the other methods' pseudo-headers, but not which bytes they are of.
+    CONNECT is refused, with or without a websocket. h2 checks the pseudo-headers of the
+    other methods, but not their bytes.
     """
     fields = dict(event.headers)
     method, path = fields.get(b":method", b""), fields.get(b":path", b"")

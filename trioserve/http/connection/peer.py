@@ -1,6 +1,6 @@
-"""What a request may know of its peer, and ASGI does not tell.
+"""Tells a request whether its peer got the answer, which ASGI does not.
 
-ASGI's http.disconnect comes after each request, whether its answer was written or its
+ASGI's http.disconnect comes after each request, both if the answer was written and if the
 peer has left. And a write to a peer that has left does not fail.
 """
 
@@ -14,11 +14,11 @@ PEER = "trioserve.peer"
 
 
 class Peer:
-    """What is known of the peer that has sent one request.
+    """The peer of one request.
 
     Attributes:
-      is_answered: it has been sent the whole answer.
-      is_lost: a write to it has failed, or took too long.
+      is_answered: the whole answer was sent to it.
+      is_lost: a write to it failed, or took too long.
     """
 
     def __init__(self) -> None:
@@ -27,13 +27,13 @@ class Peer:
 
 
 def mark_answered(stream: HTTPStream | WSStream | None) -> None:
-    """Note that the answer of a request has been written, if that was possible."""
+    """Note that the answer of a request is complete, unless its peer is lost."""
     if peer := _find_peer(stream):
         peer.is_answered = not peer.is_lost
 
 
 def mark_lost(stream: HTTPStream | WSStream | None) -> None:
-    """Note that what is written of the answer from now on goes nowhere."""
+    """Note that the rest of the answer cannot reach the peer."""
     if peer := _find_peer(stream):
         peer.is_lost = True
 

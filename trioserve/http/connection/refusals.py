@@ -1,4 +1,4 @@
-"""Answers that no app makes: to malformed requests, and to connections too many."""
+"""Answers that the app does not make: to malformed requests and excess connections."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..wire.responses import ErrorBody, encode
 def refuse(
     error: TrioserveError, headers: list[tuple[bytes, bytes]]
 ) -> tuple[h11.Response, h11.Data, h11.EndOfMessage]:
-    """Make an answer of an error, after which the connection closes.
+    """Make the answer to an error, after which the connection closes.
 
     Args:
-      headers: more than those that describe the body.
+      headers: added to the headers of the body.
     """
     body = encode(ErrorBody.of(error))
     fields = [
@@ -31,6 +31,6 @@ def refuse(
 
 
 def refuse_unread(error: TrioserveError) -> bytes:
-    """Make the whole answer to a request that was not read."""
+    """Return the bytes of the answer to a request that was not read."""
     connection = h11.Connection(h11.SERVER)
     return b"".join(connection.send(event) or b"" for event in refuse(error, []))

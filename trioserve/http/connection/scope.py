@@ -1,8 +1,8 @@
-"""One request's scope: what is opened in it is closed with it, whatever happens.
+"""The scope of one request: all resources of a request are closed at its end.
 
-quart-trio gives each request a nursery and cancels it when the client leaves. But a
-response's generator is not always started, and then its `finally` never runs: so what a
-handler opens lives in a stack that the connection itself closes.
+quart-trio gives each request a nursery and cancels it when the client leaves. But quart
+does not always start the generator of a response, and then its `finally` never runs. So
+the resources of a handler belong to a stack that the connection closes.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 
 class _HasState(Protocol):
-    """The app, which imports this module."""
+    """The app. Its class cannot be imported here, because it imports this module."""
 
     state: ServerState
 
 
 class ScopedRequest(TrioRequest):
-    """A request with a place for what it opens.
+    """A request with its resources, its id and its progress.
 
     Attributes:
-      resources: closed after the response has been sent or given up.
-      arrived_at: trio.current_time() of the request's head.
-      id: in the answer's header and id, and in the log.
-      progress: how far it has come.
-      peer: whether it has been answered.
-      answer: by which all of the answer goes.
+      resources: closed after the response was sent or given up.
+      arrived_at: trio.current_time() when the head of the request had come.
+      id: the id in the answer and in the log.
+      progress: the phase of the request.
+      peer: knows whether the answer was sent.
+      answer: sends the answer.
     """
 
     body_class = ChunkedBody  # type: ignore[assignment]
@@ -57,23 +57,23 @@ class ScopedRequest(TrioRequest):
     answer: Answer
 
     async def read_chunks(self) -> list[bytes | bytearray]:
-        """Read the body, as its parts in order.
+        """Read the body; returns its parts in order.
 
         Raises:
           RequestEntityTooLarge, UploadTooSlow
-          MemoryFull: the bodies of all requests are too long together.
+          MemoryFull: the bodies of all requests take too much memory.
         """
         return await self.body.take_chunks(self._invite_body)
 
     async def _invite_body(self) -> None:
-        """Answer `Expect: 100-continue`; HTTP/1 alone has that extension."""
+        """Answer `Expect: 100-continue`. Only HTTP/1 has this extension."""
         extensions = self.scope.get("extensions") or {}
         if invite := extensions.get(INVITE_BODY):
             await cast(Callable[[], Awaitable[None]], invite)()
 
 
 class ScopedConnection(TrioASGIHTTPConnection):
-    """Serves one request; the name is quart's."""
+    """Serves one request. Quart calls that a connection."""
 
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
@@ -100,7 +100,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
-        """Take the body in, and cancel the request when its client has left."""
+        """Receive the body, and cancel the request when its client has left."""
         await super().handle_messages(nursery, request, receive)
         scoped = cast(ScopedRequest, request)
         if scoped.peer.is_answered:
@@ -116,7 +116,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.arrived_at = trio.current_time()
         lifecycle = cast(_HasState, self.app).state.lifecycle
         async with AsyncExitStack() as scoped.resources:
-            # Last in, first out: a request is running until nothing of it is left.
+            # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(lifecycle.hold(scoped.progress))
             scoped.resources.callback(scoped.body.release)
             await super().handle_request(nursery, request, scoped.answer.send)

@@ -1,4 +1,4 @@
-"""One connection's socket: reads, writes and its end."""
+"""The socket of one connection: its reads, its writes and its end."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .refusals import refuse_unread
 logger = logging.getLogger(__name__)
 
 
-# The part of a long write for which a peer has one write timeout, and the first read;
-# hypercorn reads as much.
+# The size of the first read, as in hypercorn, and of the parts of a long write: each part
+# has one write timeout.
 CHUNK_SIZE = 2**16
 
 
-# Uploads are read in larger pieces: a read lets the renderer's threads have the GIL, and
-# gets it back only when one of them is forced to give it up, half a millisecond later.
+# Uploads are read in larger pieces, because each read releases the GIL. If the renderer's
+# threads are busy, the event loop gets it back half a millisecond later.
 MAX_RECEIVE_SIZE = 2**18
 
 
-# For how long what is left of an upload is read and dropped after the last answer. A
-# close with bytes unread sends a reset, which may overtake that answer.
+# The time for which the rest of an upload is read and dropped after the last answer. A
+# close with unread bytes sends a reset, which may overtake that answer.
 LINGER_SECONDS = 2.0
 
 
-# A peer that breaks off, or breaks the protocol, is nobody's defect.
+# A peer that leaves or violates the protocol. This is not a defect of the server.
 _PEER_ERRORS = (
     OSError,
     h11.ProtocolError,
@@ -51,7 +51,7 @@ _PEER_ERRORS = (
 
 
 class GuardedServer(TCPServer):
-    """One connection: hypercorn's, with an end to everything."""
+    """One connection, where everything ends in time."""
 
     write_timeout_seconds: ClassVar[float] = 30.0
     connections: ClassVar[Connections] = Connections()
@@ -68,9 +68,9 @@ class GuardedServer(TCPServer):
         self._receive_size = CHUNK_SIZE
 
     async def run(self) -> None:
-        """Serve one connection; no error of it reaches its neighbours.
+        """Serve one connection, and keep its errors from other connections.
 
-        Cancelled, KeyboardInterrupt and SystemExit pass, whatever group they are in.
+        Cancelled, KeyboardInterrupt and SystemExit pass, in any exception group.
         """
         self._reader = trio.lowlevel.current_task()
         if not self._connections.admit(self):
@@ -80,7 +80,7 @@ class GuardedServer(TCPServer):
             _detect_dead_peers(self._socket)
             await super().run()
         except* _PEER_ERRORS as errors:
-            logger.debug("a peer broke its connection", exc_info=errors)
+            logger.debug("a peer broke off or violated the protocol", exc_info=errors)
         except* Exception as errors:
             logger.error("a connection failed and was closed", exc_info=errors)
         finally:
@@ -105,10 +105,10 @@ class GuardedServer(TCPServer):
             self._connections.mark_busy(self)
 
     def _refuse(self) -> None:
-        """Close a new connection; an unencrypted one is told why."""
+        """Close a new connection; an unencrypted one gets the reason."""
         if self._is_plain:
             with suppress(OSError):
-                # A close with bytes unread would send a reset.
+                # A close with unread bytes would send a reset.
                 os.read(self._socket.fileno(), CHUNK_SIZE)
             with suppress(OSError):
                 os.write(self._socket.fileno(), refuse_unread(DescriptorsFull()))
@@ -132,10 +132,10 @@ class GuardedServer(TCPServer):
             self.drop()
 
     def _write_nowait(self, data: bytes) -> int:
-        """Write what the kernel takes at once, unless others wait to write.
+        """Write as much as the kernel takes at once, unless others wait to write.
 
-        A token's chunk nearly always fits, and then costs one system call instead of
-        a lock, a scope and two checkpoints: 40 us become 20 us.
+        The chunk of a token nearly always fits. Then it costs one system call instead of a
+        lock, a scope and two checkpoints: 20 us instead of 40 us.
         """
         if not self._is_plain or self.send_lock.locked():
             return 0
@@ -145,9 +145,9 @@ class GuardedServer(TCPServer):
             return 0
 
     async def _write_queued(self, data: memoryview) -> None:
-        # A request that is cancelled in the middle of a write would leave half of it
-        # on the wire. The reader is no part of any request, and where it is cancelled
-        # the whole connection is.
+        # A request that is cancelled in the middle of a write would leave half of it on
+        # the wire. The reader belongs to no request: if it is cancelled, the whole
+        # connection is.
         is_request = trio.lowlevel.current_task() is not self._reader
         with trio.CancelScope(shield=is_request):
             async with self.send_lock:
@@ -156,12 +156,12 @@ class GuardedServer(TCPServer):
                         await self.stream.send_all(data[start : start + CHUNK_SIZE])
 
     async def _read_data(self) -> None:
-        """Hand over what the peer sends until it, or the protocol, is done."""
+        """Pass the peer's bytes to the protocol until one of them ends."""
         try:
             while await self._read_once():
                 pass
             await self.protocol.handle(Closed())
-            # Or this task would last for as long as the connection may be idle.
+            # Otherwise this task would live as long as the connection may be idle.
             await self.idle_task.stop()
             protocol = self.protocol.protocol
             if isinstance(protocol, GuardedH11 | GuardedH2) and protocol.has_unread:
@@ -169,12 +169,12 @@ class GuardedServer(TCPServer):
                     while await self._receive():
                         pass
         finally:
-            # Writes are shielded from their request's cancel, and so from the
-            # connection's as well: a closed socket ends them.
+            # Writes are shielded from the cancellation of their request, and so from the
+            # cancellation of the connection, too. A closed socket ends them.
             self._close_socket()
 
     async def _read_once(self) -> bool:
-        """Handle what comes next; False when nothing more will."""
+        """Handle the next bytes; returns whether more may come."""
         data = None
         protocol = self.protocol.protocol
         with trio.CancelScope() as self._reading:
@@ -194,7 +194,7 @@ class GuardedServer(TCPServer):
             data = bytes(await self.stream.receive_some(self._receive_size))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
-        # A read that was filled has more behind it.
+        # After a full read, more bytes are probably waiting.
         is_full = len(data) == self._receive_size
         self._receive_size = (
             min(2 * self._receive_size, MAX_RECEIVE_SIZE) if is_full else CHUNK_SIZE
@@ -208,9 +208,9 @@ class GuardedServer(TCPServer):
         return is_idle and isinstance(protocol, GuardedH11) and protocol.has_pipelined
 
     async def _end(self) -> None:
-        """Send the end of the stream; the reader closes the rest."""
+        """Send the end of the stream; the reader closes the socket."""
         self._has_ended = True
-        # A connection that only lingers may make room for another.
+        # A connection that only waits for its end may be closed for a new one.
         self._mark(is_idle=True)
         try:
             if self._is_plain:
@@ -226,7 +226,7 @@ class GuardedServer(TCPServer):
         self._reading.cancel()
 
     def drop(self) -> None:
-        """Close at once; the reader tells the requests."""
+        """Close at once; the reader cancels the requests."""
         self._has_ended = True
         self._close_socket()
         self._reading.cancel()
@@ -239,9 +239,9 @@ class GuardedServer(TCPServer):
 def _detect_dead_peers(sock: trio.socket.SocketType) -> None:
     """Have the kernel end connections whose peer is gone or never reads.
 
-    The write timeout sees a peer that stalls while there is more to write; these see
-    one that is gone while the engine is still computing, or that leaves what the
-    kernel holds already.
+    The write timeout notices a peer that stalls while there is more to write. These
+    options notice a peer that is gone while the engine is still computing, or that does
+    not take the bytes in the kernel's buffers.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
@@ -250,8 +250,8 @@ def _detect_dead_peers(sock: trio.socket.SocketType) -> None:
 
 
 if sys.platform == "linux":
-    # Milliseconds in the first, else seconds: half a minute without an answer is a
-    # peer that is gone, as with the write timeout.
+    # The first is in milliseconds, the others are in seconds. As with the write timeout,
+    # a peer is gone after half a minute without an answer.
     _TCP_OPTIONS = {
         socket.TCP_USER_TIMEOUT: 30_000,
         socket.TCP_KEEPIDLE: 30,

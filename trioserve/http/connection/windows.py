@@ -1,4 +1,4 @@
-"""Deadlines on HTTP/2's flow control: a peer must not keep its windows shut."""
+"""Deadlines of HTTP/2's flow control: a peer must not keep its windows shut."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import trio
 # The stream id of the connection's own window (RFC 9113, 6.9).
 CONNECTION = 0
 
-# A peer makes progress when it takes this many bytes, or all that wait. Single bytes are no
-# progress. Clients commonly reopen the default window of 64 KiB by halves.
+# A peer makes progress when it takes so many bytes, or all that wait. Single bytes do not
+# count. Clients commonly reopen the default window of 64 KiB by halves.
 PROGRESS_SIZE = 2**15
 
 
 @dataclass(slots=True, kw_only=True)
 class Stall:
+    """A window that is shut: the bytes that the peer must take, and until when."""
+
     num_due: int
     deadline: float
 
@@ -39,10 +41,10 @@ class StalledWindows:
         return next((stall.deadline for stall in self._stalls.values()), math.inf)
 
     def begin(self, stream_id: int, num_waiting: int, now: float) -> None:
-        """Note that a window is shut, unless that is known.
+        """Note that a window is shut, unless that was noted before.
 
         Args:
-          num_waiting: bytes that wait for it.
+          num_waiting: the bytes that wait for the window.
         """
         self._stalls.setdefault(
             stream_id,
@@ -69,11 +71,11 @@ class StalledWindows:
 
 
 class WindowWatch:
-    """Gives up on windows that stay shut.
+    """Reports windows that stay shut too long.
 
     Args:
       seconds: see StalledWindows.
-      give_up: called with the stream's id, or CONNECTION.
+      give_up: called with the id of the stream, or CONNECTION.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The body of a request: read, decoded, and brought to the engine that answers it."""
+"""Read and decode the body of a request, and find the engine that answers it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .schema import decode_body, find_decoder
 
 logger = logging.getLogger(__name__)
 
-# Decoded on the loop: at most half a millisecond, which is what a thread would cost
-# behind others that wait for a worker.
+# Bodies up to this size are decoded on the event loop. That takes at most half a
+# millisecond, and so does a thread that waits for a worker behind others.
 _SMALL_BYTES: Final = 65_536
 
-# Of token ids a decoder reads so much in a second, and of text four times as much.
+# The speed of the decoder with token ids. With text, it is four times as fast.
 _DECODED_BYTES_PER_SECOND: Final = 8e8
 
 
@@ -37,14 +37,14 @@ async def read_request(
     request: ScopedRequest,
     request_type: type[RequestT],
 ) -> tuple[RequestT, TextEngine]:
-    """Read, decode and check a request; and find the engine that answers it.
+    """Read, decode and check a body, and find the engine that generates the answer.
 
     Args:
       request_type: the struct of the endpoint's body.
 
     Raises:
       RequestError: a field is wrong, or the model is not served here.
-      ShuttingDown: nobody is.
+      ShuttingDown: the server is draining, or has no model yet.
       UnsupportedMediaType, HTTPException: as read_json_body.
     """
     return await _read(state, request, request_type, state.require_text)
@@ -55,7 +55,7 @@ async def read_pooling_request(
     request: ScopedRequest,
     request_type: type[RequestT],
 ) -> tuple[RequestT, PoolingEngine]:
-    """Do the same where texts are pooled."""
+    """Do the same for a model that pools."""
     return await _read(state, request, request_type, state.require_pooling)
 
 
@@ -64,7 +64,7 @@ async def read_any_request(
     request: ScopedRequest,
     request_type: type[RequestT],
 ) -> tuple[RequestT, TextEngine | PoolingEngine]:
-    """Do the same for what every model answers."""
+    """Do the same for an endpoint that every model serves."""
     return await _read(state, request, request_type, state.require_engine)
 
 
@@ -74,7 +74,7 @@ async def _read(
     request_type: type[RequestT],
     require: Callable[[str | None], EngineT],
 ) -> tuple[RequestT, EngineT]:
-    # A body that is half there may hold a drain up for as long as its sender likes.
+    # A drain ends this wait, because the sender of a body could delay the drain.
     with state.lifecycle.until_drain():
         chunks = await read_json_body(request)
     request.progress.enter("render")
@@ -98,7 +98,7 @@ def decode_chunks(
     max_model_len: int,
     request_id: str = "",
 ) -> RequestT:
-    """Put a body together, which uses it up, and decode it. Blocking."""
+    """Join the parts of a body and decode it. This blocks, and empties `chunks`."""
     content = b"".join(chunks)
     chunks.clear()
     body = decode_body(request_type, content, max_model_len)
@@ -107,18 +107,17 @@ def decode_chunks(
 
 
 async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
-    """Read a body that says it is JSON, as its parts in order.
+    """Read a body that is declared as JSON; returns its parts in order.
 
     Raises:
-      UnsupportedMediaType: it says that it is something else, or nothing, or that it is
-        compressed.
+      UnsupportedMediaType: the body is not declared as JSON, or is compressed.
       UploadTooSlow, MemoryFull, RequestEntityTooLarge: as read_chunks.
     """
     kind, _ = parse_options_header(request.headers.get("Content-Type"))
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType("Content-Type", "application/json")
-    # A compressed body may be a thousand times as long as it says, and OpenAI's clients
-    # compress none.
+    # A compressed body may be a thousand times longer than its declared length, and
+    # OpenAI's clients never compress.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedMediaType("Content-Encoding", "identity")
     return await request.read_chunks()
@@ -127,7 +126,7 @@ async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:
 def log_unknown_fields(
     content: bytes, request_type: type[ModelRequest], request_id: str
 ) -> None:
-    """Tell of fields that nobody reads, in one debug line, as vLLM does."""
+    """Log the fields that the server does not know in one debug line, as vLLM does."""
     if logger.isEnabledFor(logging.DEBUG):
         if unknown := find_decoder(request_type).list_unknown_fields(content):
             logger.debug(

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in a sentence that never quotes the body."""
+"""Errors of the JSON decoder, in sentences that never quote the body."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .requests import CHOICES
 
 
 def explain(error: Exception, field: str = "") -> InvalidParameter:
-    """Say what is wrong with a body, without quoting it.
+    """Turn an error of the decoder into the error that the client gets.
 
     Args:
-      field: where the decoded bytes stand in the body, if they are not all of it.
+      field: the name of the field that was decoded; empty for the whole body.
     """
     if isinstance(error, RecursionError):
         return InvalidParameter(field or None, "The body is nested too deeply.")
@@ -26,7 +26,7 @@ def explain(error: Exception, field: str = "") -> InvalidParameter:
     if isinstance(error, msgspec.ValidationError):
         return _explain_value(text, field)
     if "truncated" in text:
-        # The decoder takes half a surrogate pair for the end of the input.
+        # The decoder reports half a surrogate pair as the end of the input.
         text = "it ends early, or a string holds half a surrogate pair"
     reason = text.removeprefix("JSON is malformed: ")
     return InvalidParameter(field or None, f"The body is not valid JSON: {reason}.")
@@ -37,12 +37,12 @@ _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 
 
 def _explain_value(text: str, field: str) -> InvalidParameter:
-    """Turn msgspec's "Expected `int`, got `str` - at `$.n`" into our words."""
-    # The path comes last: a quoted value before it may look like one.
+    """Turn "Expected `int`, got `str` - at `$.n`" into the words of the API."""
+    # The last path is the real one. A quoted value before it may look like a path.
     reason, separator, path = text.rpartition(" - at `$")
     if not separator:
         reason, path = text, ""
-    # Keys of mappings are not in the path; [...] stands for any of them.
+    # The path has no keys of mappings; [...] stands for any of them.
     path = field + path.rstrip("`").replace("[...]", "")
     param = path.removeprefix(".")
     if missing := _MISSING.fullmatch(reason):
@@ -50,7 +50,7 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
         return InvalidParameter(param, "is required")
     if not param:
         return InvalidParameter(None, "The body must be a JSON object.")
-    # msgspec would quote what was sent, and not say what is taken.
+    # msgspec quotes the wrong value and does not list the right ones.
     if reason.startswith("Invalid enum value"):
         choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
         reason = f"must be one of {', '.join(choices)}"

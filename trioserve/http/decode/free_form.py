@@ -12,9 +12,9 @@ from ...render.text.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
 from .requests import ToolChoice
 
-# Bounds on what one request makes us build: a byte of free-form JSON can become thirty
-# bytes of objects. Templates need a few flags, and so do plug-ins; the tools of the
-# largest agents that were seen take 100 kB.
+# Bounds on the memory of one request: a byte of free-form JSON can become thirty bytes of
+# objects. Templates and plug-ins need a few flags. The tools of the largest agents that
+# were seen take 100 kB.
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
 MAX_TOOLS_BYTES: Final = 262_144
 MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
@@ -23,10 +23,10 @@ MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
 def decode_template_kwargs(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> dict[str, object] | None:
-    """Decode what templates are told; `later` of a BodyDecoder.
+    """Decode the variables of a chat template.
 
     Raises:
-      InvalidParameter: it is no object, or a large or deep one.
+      InvalidParameter: the value is not an object, or is too large or too deep.
     """
     kwargs: dict[str, object] | None = _decode_free_form(
         name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
@@ -49,7 +49,7 @@ def decode_tool_choice(
     """Decode whether the model sees the tools.
 
     Raises:
-      NotSupported: the model shall call one: no output can be forced yet.
+      NotSupported: the client wants to force a call, which is not possible yet.
     """
     unsupported.refuse(name, raw, get_args(ToolChoice))
     choice: ToolChoice | None = decode_field(name, raw, ToolChoice | None)
@@ -59,12 +59,13 @@ def decode_tool_choice(
 def decode_processors(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> dict[str, dict[str, object] | None] | None:
-    """Decode which plug-ins take part, and their arguments.
+    """Decode the names of the logits processors and their arguments.
 
     Raises:
-      InvalidParameter: it is no object of objects, or a large or deep one.
+      InvalidParameter: the value is not an object of objects, or is too large or too
+        deep.
     """
-    # vLLM's field was once a list, and client libraries send an empty one.
+    # The field was a list in old versions of vLLM, and clients send an empty one.
     if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
         return None
     named: dict[str, dict[str, object] | None] | None = _decode_free_form(
@@ -77,13 +78,13 @@ def decode_processors(
 
 
 def _decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
-    """Decode a field whose objects may hold anything.
+    """Decode a field that may contain any JSON.
 
     Raises:
-      InvalidParameter: it is of another kind, or large, or nested too deeply.
+      InvalidParameter: the value has another type, or is too large or too deep.
     """
     if len(memoryview(raw)) > max_bytes:
-        raise InvalidParameter(name, f"at most {max_bytes} bytes are taken")
+        raise InvalidParameter(name, f"at most {max_bytes} bytes are allowed")
     value = decode_field(name, raw, kind)
     check_nesting(name, value)
     return value

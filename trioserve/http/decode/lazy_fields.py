@@ -1,8 +1,8 @@
-"""Fields that may be megabytes long, decoded without holding everyone up.
+"""Decodes fields that may be megabytes long, without blocking other threads for long.
 
-A call of the decoder holds the GIL, in whichever thread it runs: what can be refused by
-its length is never decoded, what can be left as bytes is, and the rest is decoded in
-pieces, between which others have their turn.
+A call of the JSON decoder holds the GIL, whichever thread it runs in. So fields that are
+too long are refused before they are decoded, strings of bytes are not decoded at all, and
+the rest is decoded in pieces, so that other threads can run between them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ...errors import ContextLengthExceeded, InvalidParameter
 from .errors import explain
 from .requests import MAX_PROMPTS, CompletionPrompt, PromptItem, TokenId
 
-# Decoded at once: half a millisecond, be it text or token ids.
+# The size of a piece. It takes half a millisecond, for text and for token ids.
 PIECE_BYTES: Final = 65_536
 
 _NO_ITEM: Final = msgspec.Raw()
 
 
 def decode_field(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
-    """Decode one field, with an error that names it.
+    """Decode one field.
 
     Raises:
-      InvalidParameter
+      InvalidParameter: the field has another type; names the field.
     """
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -36,19 +36,19 @@ def decode_field(name: str, raw: msgspec.Raw | bytes, kind: Any) -> Any:
 
 
 def begins_with(raw: msgspec.Raw, character: bytes) -> bool:
-    """Tell what kind of value it is; the decoder leaves no space before it."""
+    """Return whether a value begins with a character, which shows its type."""
     return bytes(memoryview(raw)[:1]) == character
 
 
 def read_string(name: str, raw: msgspec.Raw) -> memoryview:
-    """Return the bytes between a string's quotes, without a copy.
+    """Return the bytes between the quotes of a string, without a copy.
 
     Raises:
-      InvalidParameter: it is something else.
+      InvalidParameter: the value is not a string.
     """
     if not begins_with(raw, b'"'):
         raise InvalidParameter(name, "must be a string")
-    # An escape is rare in what is read this way, but some write / as \/.
+    # Escapes are rare in such strings, but some encoders write / as \/.
     if any(b"\\" in piece for piece in _copy_pieces(memoryview(raw))):
         text: str = decode_field(name, raw, str)
         return memoryview(text.encode())
@@ -61,11 +61,11 @@ def decode_prompt(
     """Decode texts, token ids, or lists of them.
 
     Args:
-      max_tokens: as many ids are too many for any model.
+      max_tokens: so many ids are too many.
 
     Raises:
-      InvalidParameter: it is none of these.
-      ContextLengthExceeded: there are too many ids.
+      InvalidParameter: the value is none of these.
+      ContextLengthExceeded: there are `max_tokens` ids or more.
     """
     if len(memoryview(raw)) <= PIECE_BYTES or not begins_with(raw, b"["):
         return _check_types(name, decode_field(name, raw, CompletionPrompt | None))
@@ -86,10 +86,10 @@ def decode_prompt(
 def decode_embeds_list(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> tuple[memoryview, ...] | None:
-    """Find one string, or several in a list.
+    """Return the bytes of one string, or of each string in a list.
 
     Raises:
-      InvalidParameter: it is something else, or an empty list.
+      InvalidParameter: the value is something else, or an empty list.
     """
     if begins_with(raw, b'"'):
         return (read_string(name, raw),)
@@ -102,17 +102,17 @@ def decode_embeds_list(
 
 
 def split_list(name: str, raw: msgspec.Raw, max_items: int) -> list[msgspec.Raw]:
-    """Take a list apart, and nothing of one that is too long.
+    """Split a list into its items. A list that is too long is refused before that.
 
-    The decoder makes an object of each item before it looks how many there are: of
-    "", sixteen million times, gigabytes in as many seconds. A struct has as many fields
-    as it has, and the decoder stops behind the last.
+    The decoder checks the length of a list only after it has made all items, which can
+    take seconds and gigabytes. But it stops behind the last field of a struct. So the list
+    is decoded as a struct with `max_items` fields.
 
     Raises:
-      InvalidParameter: it is something else, or has more items.
+      InvalidParameter: the value is not a list, or has more items.
     """
     items = decode_field(name, raw, _make_items_type(max_items))
-    # No value has no bytes.
+    # Every JSON value has bytes, so an empty field was not sent.
     return [item for item in msgspec.structs.astuple(items) if len(memoryview(item))]
 
 
@@ -133,8 +133,8 @@ def decode_ids(
     """Decode a list of token ids, piece by piece.
 
     Raises:
-      InvalidParameter: it is something else.
-      ContextLengthExceeded: there are `max_tokens` or more.
+      InvalidParameter: the value is not a list of token ids.
+      ContextLengthExceeded: there are `max_tokens` ids or more.
     """
     if not begins_with(raw, b"["):
         decode_field(name, raw, tuple[TokenId, ...])
@@ -151,19 +151,19 @@ def decode_ids(
 
 
 def _copy_pieces(view: memoryview) -> Iterator[bytes]:
-    """Copy a little at a time: a copy of megabytes would be what is to be avoided."""
+    """Copy in small pieces, because a copy of megabytes would block other threads."""
     for begin in range(0, len(view), PIECE_BYTES):
         yield bytes(view[begin : begin + PIECE_BYTES])
 
 
 def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
-    """Cut at commas; what lies between them is no list, or it is no token id."""
+    """Cut at commas. A piece that is no list of token ids is found by the decoder."""
     begin = 0
     while len(view) - begin > piece_bytes:
         piece = bytes(view[begin : begin + piece_bytes])
         end = piece.rfind(b",")
         if end < 0:
-            # No token id is so long, and the decoder will say so.
+            # No token id is so long. The decoder reports that.
             break
         yield piece[:end]
         begin += end + 1
@@ -171,7 +171,7 @@ def _cut(view: memoryview, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _check_types(name: str, prompt: Any) -> CompletionPrompt | None:
-    """Refuse mixtures, which no type of the decoder excludes."""
+    """Refuse mixed lists, which the types of the decoder cannot exclude."""
     if isinstance(prompt, tuple):
         types = set(map(type, prompt))
         if len(types) > 1:
@@ -179,5 +179,5 @@ def _check_types(name: str, prompt: Any) -> CompletionPrompt | None:
                 name, "must not mix strings, token ids and lists of token ids"
             )
         if types != {int} and len(prompt) > MAX_PROMPTS:
-            raise InvalidParameter(name, f"at most {MAX_PROMPTS} prompts are taken")
+            raise InvalidParameter(name, f"at most {MAX_PROMPTS} prompts are allowed")
     return cast(CompletionPrompt | None, prompt)

@@ -16,14 +16,14 @@ from .requests import ChatRequest, TokenizeRequest
 
 
 class MessageMappings(Sequence[dict[str, object]]):
-    """Messages the way the renderer reads them: as plain mappings.
+    """Messages as the renderer reads them: a sequence of plain mappings.
 
-    Each is made when it is read, which the renderer does in a worker's thread: there
-    may be thousands of them, and megabytes in which an escape is looked for.
+    Each mapping is made when it is read. The renderer reads it in the thread of a worker,
+    because there may be thousands of messages and megabytes of payloads.
 
     Raises:
-      InvalidParameter: on reading; the URL of an image, or a tensor, is not a string.
-      NotSupported: on reading; an image shall be seen in little detail.
+      InvalidParameter: on reading: the URL of an image, or a tensor, is not a string.
+      NotSupported: on reading: the client wants an image in low detail.
     """
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
@@ -31,7 +31,7 @@ class MessageMappings(Sequence[dict[str, object]]):
 
     @cached_property
     def num_characters(self) -> int:
-        """How long their text is, about; images and tensors are no text."""
+        """The approximate length of their text, without images and tensors."""
         return sum(map(_count_characters, self._messages))
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class MessageMappings(Sequence[dict[str, object]]):
 
 
 def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
-    """Say what the chat template is told besides the messages."""
+    """Return the inputs of the chat template besides the messages."""
     return ChatOptions(
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
@@ -110,10 +110,12 @@ def _to_part(part: ContentPart, path: str) -> dict[str, object]:
 
 
 def _read_image_url(raw: msgspec.Raw, path: str) -> memoryview:
-    # OpenAI's form is an object; some clients send the URL itself.
+    # OpenAI's form is an object, but some clients send the URL itself.
     if begins_with(raw, b'"'):
         return read_string(path, raw)
     image: ImageUrl = decode_field(path, raw, ImageUrl)
     if not image.wants_detail:
-        raise NotSupported(f"{path}.detail", "images are seen in full; send auto")
+        raise NotSupported(
+            f"{path}.detail", "images are always used in full detail; send auto"
+        )
     return read_string(f"{path}.url", image.url)

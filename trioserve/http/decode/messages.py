@@ -21,9 +21,9 @@ PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A piece of a message's content: a text, an image or a tensor of embeddings.
+    """A part of a message's content: a text, an image or a tensor of embeddings.
 
-    What may be megabytes long stays bytes of the body, which costs nothing.
+    Fields that may be megabytes long stay bytes of the body, which costs nothing.
     """
 
     type: str
@@ -33,11 +33,11 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where an image comes from.
+    """The source of an image.
 
     Args:
-      detail: images are seen in full, as the model's processor prepares them, so that
-        `low` is refused.
+      detail: `low` is refused, because the model always sees the full image, as its
+        processor prepares it.
     """
 
     url: msgspec.Raw
@@ -49,14 +49,14 @@ class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an assistant called; `arguments` is JSON."""
+    """The function of a call; `arguments` is JSON."""
 
     name: Name
     arguments: str | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A call that an assistant made earlier in the conversation."""
+    """A call that the assistant made earlier in the conversation."""
 
     function: FunctionCall
     id: str | None = None
@@ -64,14 +64,14 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Unread(msgspec.Struct, frozen=True, gc=False):
-    """An object that is refused wherever it stands: its fields are never built."""
+    """An object that is always refused, so its fields are never decoded."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn of a conversation.
 
     Args:
-      name: for templates that tell speakers apart; others leave it out.
+      name: the speaker, for templates that show it.
     """
 
     role: Role
@@ -90,15 +90,15 @@ Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESS
 
 
 def check_messages(messages: tuple[Message, ...], param: str = "messages") -> None:
-    """Refuse messages without content and with what nobody reads.
+    """Refuse messages without content, and content that the server does not support.
 
     Args:
-      param: where in the request they stand.
+      param: the field that contains the messages.
 
     Raises:
       InvalidParameter: a message, or a part of one, is empty.
-      NotSupported: a message holds audio, video or files, a refusal, or calls in an
-        older form.
+      NotSupported: a message contains audio, video, files, a refusal, or calls in the
+        old form.
     """
     for index, message in enumerate(messages):
         path = f"{param}[{index}]"
@@ -108,7 +108,7 @@ def check_messages(messages: tuple[Message, ...], param: str = "messages") -> No
             raise NotSupported(f"{path}.audio")
         if message.refusal:
             raise NotSupported(f"{path}.refusal", "send it as content")
-        # An assistant's turn may be empty, and is null where it only called tools.
+        # The assistant's content may be null: it may have called tools only.
         if message.content is None and message.role != "assistant":
             raise InvalidParameter(f"{path}.content", "is required")
         if isinstance(message.content, tuple):
@@ -119,8 +119,8 @@ def _check_parts(path: str, parts: tuple[ContentPart, ...]) -> None:
     for index, part in enumerate(parts):
         if part.type not in PART_TYPES:
             raise NotSupported(
-                f"{path}[{index}].type", f"parts are {', '.join(PART_TYPES)}"
+                f"{path}[{index}].type", f"must be one of {', '.join(PART_TYPES)}"
             )
-        # Each type has its content in the field of the same name.
+        # Each type of part has its content in the field of the same name.
         if getattr(part, part.type) in (None, msgspec.Raw()):
             raise InvalidParameter(f"{path}[{index}].{part.type}", "is required")

@@ -1,7 +1,7 @@
-"""Payloads of megabytes, taken out of a body before it is decoded and put back after.
+"""Takes payloads of megabytes out of a body before it is decoded, and puts them back.
 
-The decoder looks at each byte, 0.25 ms for a megabyte, in one call that holds the GIL. A
-string of base64 has nothing in it to look at but its end, which `find` sees twelve times
+The decoder reads each byte in one call that holds the GIL, 0.25 ms for a megabyte. Base64
+does not need that: only the end of the string has to be found, and `find` is twelve times
 as fast.
 """
 
@@ -17,31 +17,32 @@ import msgspec
 from .lazy_fields import begins_with
 from .messages import ContentPart, ImageUrl, Message
 
-# Shorter ones are not worth it.
+# Shorter payloads are left to the decoder.
 _LONG_BYTES: Final = 65_536
 
-# Strings that are looked at. A body of images and tensors has few; of one with more,
-# the decoder reads the rest.
+# Limits of the search. A body of images and tensors has few strings, and its payloads have
+# few escaped quotes. Beyond these limits the decoder reads the rest.
 _MAX_STRINGS: Final = 10_000
 _MAX_QUOTES: Final = 100
 
-# Fields whose strings are read as bytes: images' URLs and tensors.
+# The fields whose strings are read as bytes: URLs of images, and tensors.
 _KEYS: Final = frozenset({b'"prompt_embeds"', b'"image_url"', b'"url"'})
 _COLON: Final = re.compile(rb"[ \t\r\n]*:")
 
-# Random, so that nobody can send one.
+# Labels are random, so that no client can send one.
 _LABEL: Final = re.compile(rb'"([0-9a-f]{32}-[0-9]+)"')
 _LONGEST_LABEL: Final = 64
 
-# What was taken out, quotes included, by what stands in its place between quotes.
+# The payloads with their quotes, by the labels that replace them.
 Strings = Mapping[bytes, memoryview]
 
 
 def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Strings]:
-    """Replace long payloads by short strings that occur nowhere else.
+    """Replace long payloads by labels, which occur nowhere else.
 
     Returns:
-      the body that is left, and what was taken out. If that was no JSON, this is none.
+      the short body, and the payloads. If the body was not JSON, the result is not JSON
+      either.
     """
     strings: dict[bytes, memoryview] = {}
     pieces: list[bytes | memoryview] = []
@@ -49,7 +50,7 @@ def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Stri
     position = done = 0
     key = b""
     for _ in range(_MAX_STRINGS):
-        # Outside of strings a quote begins one.
+        # The search is outside of strings here, so the next quote begins a string.
         begin = body.find(b'"', position)
         end = _find_end(body, begin + 1)
         if begin < 0 or end < 0:
@@ -60,12 +61,12 @@ def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Stri
         elif (
             end - begin > long_bytes
             and key in _KEYS
-            # What is escaped is the decoder's to read.
+            # Strings with escapes are left to the decoder.
             and body.find(b"\\", begin, end) < 0
         ):
             label = f"{name}-{len(strings)}".encode()
             strings[label] = view[begin:position]
-            # Its own quotes are left.
+            # The quotes stay in the body, around the label.
             pieces += [view[done : begin + 1], label]
             done = end
     pieces.append(view[done:])
@@ -73,7 +74,7 @@ def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Stri
 
 
 def put_back(fields: dict[str, Any], strings: Strings) -> None:
-    """Give the fields of a decoded request what was taken out of its body."""
+    """Replace the labels in the fields of a decoded request by their payloads."""
     if embeds := fields.get("prompt_embeds"):
         whole = {label: payload[1:-1] for label, payload in strings.items()}
         fields["prompt_embeds"] = tuple(
@@ -84,7 +85,7 @@ def put_back(fields: dict[str, Any], strings: Strings) -> None:
 
 
 def _find_end(body: bytes, position: int) -> int:
-    """Find the quote that ends a string; -1 if there is none, or none soon."""
+    """Find the quote that ends a string; -1 if there is none, or too many escapes."""
     for _ in range(_MAX_QUOTES):
         end = body.find(b'"', position)
         num_backslashes = 0
@@ -107,8 +108,8 @@ def _complete_part(part: ContentPart, strings: Strings) -> ContentPart:
     for field in ("image_url", "prompt_embeds"):
         raw = getattr(part, field)
         found = _LABEL.search(raw)
-        # Of an image's object only the URL is left. One that is wrong stays whole: it is
-        # refused where it is read.
+        # The object of an image is replaced by its URL. A wrong object stays, and is
+        # refused when it is read.
         if found and not _is_wrong_image(raw):
             if (payload := strings.get(found[1])) is not None:
                 part = msgspec.structs.replace(part, **{field: msgspec.Raw(payload)})

@@ -1,8 +1,7 @@
-"""Texts, token ids and chats, decoded without holding everyone up; see lazy_fields.py.
+"""Decodes texts, token ids and chats that are pooled, in pieces; see lazy_fields.py.
 
-Each function is a decoder of one field: given its name, its bytes and how many token
-ids are too many, which here is for the renderer to say. What they leave is always a
-tuple with an item for each input, however it was sent.
+Each function decodes one field, given its name, its bytes and a number of token ids that
+is too large. It always returns a tuple with one item for each input.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def decode_inputs(
     """Decode a text, token ids or a chat, or a list of either.
 
     Raises:
-      InvalidParameter: it is none of these, there are too many or none at all.
-      NotSupported: a chat holds more than text.
+      InvalidParameter: the value is none of these, or has no items or too many.
+      NotSupported: a chat contains more than text.
     """
     if begins_with(raw, b'"'):
         return (decode_field(name, raw, str),)
@@ -45,9 +44,9 @@ def decode_inputs(
             return (_decode_chat(name, raw),)
         case digit if digit.isdigit() or digit == b"-":
             return (decode_ids(name, raw, max_tokens),)
-    # Null, or something wrong, which the decoder has words for.
+    # Null, or a wrong value. The decoder has the message for that.
     decoded = decode_field(name, raw, TextInputs | None)
-    assert decoded is None, "what begins otherwise is no input"
+    assert decoded is None, "all other beginnings are refused"
     return None
 
 
@@ -63,7 +62,7 @@ def decode_chats(
 def decode_score_texts(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> tuple[str, ...] | None:
-    """Decode a text or several, each plain or wrapped; raises as decode_inputs does."""
+    """Decode one text or several, plain or wrapped; raises as decode_inputs does."""
     if _is_null(raw):
         return None
     if not begins_with(raw, b"["):
@@ -78,7 +77,7 @@ def decode_query(name: str, raw: msgspec.Raw, max_tokens: int) -> tuple[str, ...
 
 
 def decode_documents(name: str, raw: msgspec.Raw, max_tokens: int) -> tuple[str, ...]:
-    """Decode what decode_score_texts does, and no null."""
+    """Decode as decode_score_texts does, but refuse null."""
     texts = decode_score_texts(name, raw, max_tokens)
     if texts is None:
         raise InvalidParameter(name, "is required")
@@ -102,7 +101,7 @@ def decode_wrapped(
 
 
 def _peek(raw: msgspec.Raw, pattern: re.Pattern[bytes] = _LIST_BEGIN) -> bytes:
-    """Tell how a list's first item begins; empty bytes if it is no list."""
+    """Return the first byte of a list's first item; empty if it is not a list."""
     view = memoryview(raw)
     begin = pattern.match(view)
     return bytes(view[begin.end() : begin.end() + 1]) if begin else b""
@@ -115,7 +114,7 @@ def _is_null(raw: msgspec.Raw) -> bool:
 def _decode_list(
     name: str, raw: msgspec.Raw, kind: Any, max_items: int
 ) -> tuple[Any, ...]:
-    """Decode a list: short ones at once, others item by item."""
+    """Decode a list: a short one at once, a long one item by item."""
     if len(memoryview(raw)) <= PIECE_BYTES:
         bounds = Meta(min_length=1, max_length=max_items)
         items: tuple[Any, ...] = decode_field(
@@ -129,7 +128,7 @@ def _decode_list(
 
 
 def _decode_lists(name: str, raw: msgspec.Raw, max_tokens: int) -> tuple[Item, ...]:
-    """Decode lists of token ids, or chats: what the first is, all have to be."""
+    """Decode lists of token ids, or chats. All items must be of the first one's kind."""
     if _peek(raw, _LISTS_BEGIN) == b"{":
         return _decode_chats(name, raw)
     if len(memoryview(raw)) <= PIECE_BYTES:
@@ -194,6 +193,6 @@ def _unwrap(name: str, item: str | TextPart) -> str:
 def _check_parts(name: str, parts: tuple[ContentPart, ...]) -> None:
     for index, part in enumerate(parts):
         if part.type != "text":
-            raise NotSupported(f"{name}[{index}].type", "text is what can be pooled")
+            raise NotSupported(f"{name}[{index}].type", "only text can be pooled")
         if part.text is None:
             raise InvalidParameter(f"{name}[{index}].text", "is required")

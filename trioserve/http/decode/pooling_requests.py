@@ -1,7 +1,7 @@
-"""What clients may send to models that pool: one frozen struct for each endpoint.
+"""Requests to models that pool: one frozen struct for each endpoint.
 
-As in requests.py, types, lengths and rules between fields are checked here; what
-depends on the model is checked where a request meets it. Null means the same as nothing.
+As in requests.py, these structs check types, lengths, and rules between fields. Rules that
+depend on the model are checked by the handlers. Null means the same as no field.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Truncate = Literal["NONE", "START", "END"]
 CohereType = Literal["float", "binary", "ubinary", "base64"]
 COHERE_TYPES: Final[tuple[CohereType, ...]] = get_args(CohereType)
 
-# What each field with a fixed set of values takes; see requests.py.
+# The values of each field with a fixed set of values; see requests.py.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "encoding_format": get_args(EncodingFormat),
     "embed_dtype": get_args(EmbedDtype),
@@ -52,8 +52,8 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 AtLeastNothing = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)]
 
-# A union may hold one array type only, so that the document shows mixtures, too;
-# inputs.decode_inputs refuses them.
+# msgspec allows one array type in a union. So the type allows mixed lists, too, and
+# pooling_inputs.decode_inputs refuses them.
 TextInputs = (
     str
     | Annotated[
@@ -71,18 +71,18 @@ ChatInputs = Annotated[tuple[Message | Messages, ...], Meta(min_length=1)]
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is scored or embedded, where it does not come as a string.
+    """A text that is scored or embedded, in an object.
 
     Args:
-      text: all of it.
-      content: or its parts, which are put together.
+      text: the whole text.
+      content: its parts, which are joined. Either this or `text` is sent.
     """
 
     text: str | None = None
     content: tuple[ContentPart, ...] | None = None
 
 
-# One text or several, each plain or wrapped.
+# One text or several. Each is a string or an object.
 ScoreTexts = (
     str
     | TextPart
@@ -98,21 +98,21 @@ _CHAT_FIELDS: Final = (
     "chat_template_kwargs",
 )
 
-# What is embedded: a text, its token ids, or a chat.
+# One input: a text, its token ids, or a chat.
 Item = str | tuple[int, ...] | tuple[Message, ...]
 
 
 class PoolingFields(ModelRequest, frozen=True, kw_only=True):
-    """What all requests have in common, Cohere's aside.
+    """The fields of all requests except Cohere's.
 
     Args:
-      truncate_prompt_tokens: texts are cut to so many tokens; -1 stands for the model's
+      truncate_prompt_tokens: texts are cut to so many tokens. -1 means the model's
         length.
-      truncation_side: from which they are cut; right keeps their beginnings.
-      long_text: what is done with texts that are longer than the model.
-      use_activation: bring vectors to length 1, scores of labels to probabilities.
-      cache_salt: asks that nothing be shared with requests of another salt. Nothing is
-        shared between requests that pool.
+      truncation_side: the side that is cut off; right keeps the beginnings.
+      long_text: the treatment of texts that are longer than the model's length.
+      use_activation: scale vectors to length 1, and scores of labels to probabilities.
+      cache_salt: requests with different salts share no cache. Requests that pool share
+        none anyway.
     """
 
     truncate_prompt_tokens: Int64 | None = None
@@ -132,15 +132,15 @@ class PoolingFields(ModelRequest, frozen=True, kw_only=True):
             raise InvalidParameter("truncate_prompt_tokens", "must be -1 or at least 1")
         if self.long_text not in (None, "truncate"):
             raise InvalidParameter(
-                "long_text", "with truncate_prompt_tokens only truncate is taken"
+                "long_text", "must be truncate if truncate_prompt_tokens is sent"
             )
 
 
 class TextFields(PoolingFields, frozen=True, kw_only=True):
-    """What requests have in common that bring texts, token ids or chats.
+    """The fields of requests with texts, token ids or chats.
 
     Args:
-      prompt_name: of the model's prompts the one that is put before each text.
+      prompt_name: the name of the model's prompt that is put before each text.
     """
 
     input: TextInputs | None = None
@@ -160,7 +160,7 @@ class TextFields(PoolingFields, frozen=True, kw_only=True):
         if not self.has_texts:
             self._refuse("prompt_name", needs="texts")
             if not self.has_chats:
-                # Ids are taken as they are.
+                # Nothing is added to token ids.
                 self._refuse("add_special_tokens", needs="texts or messages")
         if not self.has_chats:
             for name in _CHAT_FIELDS:
@@ -168,13 +168,13 @@ class TextFields(PoolingFields, frozen=True, kw_only=True):
 
     @property
     def param(self) -> str:
-        """The field that brought them."""
+        """The name of the field with the inputs."""
         return "messages" if self.input is None else "input"
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Each text, list of token ids, or chat; all of one kind."""
-        # Invariant: pooling_inputs.py left a tuple of these in either field.
+        """The texts, lists of token ids, or chats. All are of one kind."""
+        # Invariant: pooling_inputs.py made a tuple of items for both fields.
         return cast(tuple[Item, ...], self.messages or self.input)
 
     @property
@@ -191,12 +191,12 @@ class TextFields(PoolingFields, frozen=True, kw_only=True):
 
 
 class VectorFields(TextFields, frozen=True, kw_only=True):
-    """How vectors are given back.
+    """The fields of requests for vectors.
 
     Args:
       encoding_format: numbers or base64 in JSON; or the bytes of all vectors one after
-        the other, with or without a header that says where each begins.
-      dimensions: of a Matryoshka vector the first so many numbers.
+        the other, with or without a header that locates each of them.
+      dimensions: the number of leading numbers to keep of a Matryoshka vector.
     """
 
     encoding_format: EncodingFormat | None = None
@@ -223,7 +223,7 @@ class PoolingRequest(VectorFields, frozen=True, kw_only=True):
     """The body of POST /pooling.
 
     Args:
-      task: what is asked of the model, by default what it was made for.
+      task: the kind of result; by default the one that the model was made for.
     """
 
     task: PoolingTask | None = None
@@ -234,11 +234,11 @@ class ClassificationRequest(TextFields, frozen=True, kw_only=True):
 
 
 class ScoringFields(PoolingFields, frozen=True, kw_only=True):
-    """How queries and documents are compared.
+    """The fields of requests that compare queries with documents.
 
     Args:
-      max_tokens_per_query, max_tokens_per_doc: a text is cut to so many tokens of its
-        own; 0 does not cut it.
+      max_tokens_per_query, max_tokens_per_doc: texts are cut to so many tokens; 0 does
+        not cut them.
     """
 
     max_tokens_per_query: AtLeastNothing | None = None
@@ -247,7 +247,7 @@ class ScoringFields(PoolingFields, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.long_text == "chunk":
-            raise InvalidParameter("long_text", "chunks are not scored")
+            raise InvalidParameter("long_text", "chunk is not possible with scores")
 
 
 QUERY_FIELDS: Final = ("queries", "data_1", "text_1")
@@ -283,7 +283,7 @@ class ScoreRequest(ScoringFields, frozen=True, kw_only=True):
         return next(name for name in names if getattr(self, name) is not None)
 
     def texts_of(self, param: str) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py left the plain texts.
+        # Invariant: pooling_inputs.py made plain texts of the field.
         return cast(tuple[str, ...], getattr(self, param))
 
 
@@ -291,8 +291,8 @@ class RerankRequest(ScoringFields, frozen=True, kw_only=True):
     """The body of POST /rerank.
 
     Args:
-      top_n: so many documents are given back; 0 gives all.
-      return_documents: with their texts; by default they are.
+      top_n: the number of documents in the answer; 0 means all.
+      return_documents: whether the answer has the texts; by default it has them.
     """
 
     query: str | TextPart
@@ -306,7 +306,7 @@ class RerankRequest(ScoringFields, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py left the plain texts.
+        # Invariant: pooling_inputs.py made plain texts of the field.
         return cast(tuple[str, ...], self.documents)
 
     @property
@@ -318,10 +318,10 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /v2/embed and of POST /v1/embed.
 
     Args:
-      input_type: what the texts are for: search_query, search_document, classification,
-        clustering, or the name of one of the model's prompts.
-      truncate: the side on which texts are cut that are too long; NONE refuses them.
-      max_tokens: tokens of a text that are read at most.
+      input_type: the purpose of the texts: search_query, search_document,
+        classification, clustering, or the name of one of the model's prompts.
+      truncate: the side that is cut off texts that are too long; NONE refuses them.
+      max_tokens: texts are cut to so many tokens.
     """
 
     input_type: Name | None = None
@@ -342,21 +342,21 @@ class CohereEmbedRequest(ModelRequest, frozen=True, kw_only=True):
             if name not in COHERE_TYPES:
                 raise NotSupported(
                     f"embedding_types[{index}]",
-                    f"vectors are given as {', '.join(COHERE_TYPES)}",
+                    f"the supported types are {', '.join(COHERE_TYPES)}",
                 )
 
     @property
     def param(self) -> str:
-        """The field that brought the texts."""
+        """The name of the field with the texts."""
         return "inputs" if self.texts is None else "texts"
 
     @property
     def plain_texts(self) -> tuple[str, ...]:
-        # Invariant: pooling_inputs.py left the plain texts in either field.
+        # Invariant: pooling_inputs.py made plain texts of both fields.
         return cast(tuple[str, ...], self.texts or self.inputs)
 
     @property
     def types(self) -> tuple[CohereType, ...]:
-        """How vectors are given back, each once; by default as numbers."""
+        """The requested forms of the vectors, without repetition; by default numbers."""
         named = cast(tuple[CohereType, ...], self.embedding_types or ("float",))
         return tuple(dict.fromkeys(named))

@@ -1,9 +1,9 @@
-"""What clients may send: one frozen struct for each POST endpoint.
+"""Requests to models that generate: one frozen struct for each POST endpoint.
 
-Types, lengths and rules between fields are checked here, wherever a request comes
-from. Ranges of sampling numbers are not: they have one table, steps.SAMPLING_BOUNDS,
-and `schema.to_sampling` is where a request meets it. Fields are nullable where
-OpenAI's are; null means the same as nothing, and the properties say what that is.
+These structs check types, lengths, and rules between fields. The ranges of sampling
+numbers have one table, types.sampling.SAMPLING_BOUNDS; `sampling.to_sampling` applies it.
+Fields are nullable where OpenAI's are. Null means the same as no field, and the properties
+return the default then.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from ...frontend.text_params import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 from ...types.sampling import MAX_BAD_WORDS
 from .messages import Messages, Name, Role, ToolType, check_messages
 
-# Bounds of what one request makes the server allocate or walk through; none has a
-# source but "more than clients were seen to send", except that vLLM has the same
-# kinds of limits (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
+# Bounds on the memory and time that one request can take. They have no source: each is
+# more than clients were seen to send. vLLM has limits of the same kind
+# (VLLM_MAX_STOP_STRINGS, VLLM_MAX_COMPLETION_PROMPTS).
 MAX_PROMPTS: Final = 1024
 MAX_CACHE_SALT_CHARACTERS: Final = 1024
 MAX_CHAT_TEMPLATE_CHARACTERS: Final = 65_536
 
-# JSON allows numbers of any length; what is wider than 64 bits is refused before any
-# arithmetic or message meets it.
+# JSON allows numbers of any length. Numbers of more than 64 bits are refused before the
+# server computes with them.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
 ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
-# Part of response ids, which clients log and put into headers: visible ASCII alone.
-# The last group keeps Python's `$` from matching before a line end.
+# Request ids become part of response ids, which clients log and put into headers. So only
+# visible ASCII is allowed. The last group keeps Python's `$` from matching before a line
+# end.
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 
 Side = Literal["left", "right"]
 ToolChoice = Literal["none", "auto"]
 
-# What each field with a fixed set of values takes, for the decoder's error does not say.
+# The values of each field with a fixed set of values. The decoder's error has no list.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "role": get_args(Role),
     "tool_choice": get_args(ToolChoice),
@@ -47,8 +48,8 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "type": get_args(ToolType),
 }
 
-# A union may hold one array type only, so that strings, ids and lists of ids mix as
-# far as the decoder is concerned; CompletionRequest refuses mixtures.
+# msgspec allows one array type in a union. So the type allows lists that mix strings, ids
+# and lists of ids, and lazy_fields.decode_prompt refuses them.
 PromptItem = (
     Annotated[str, Meta(min_length=1)]
     | TokenId
@@ -61,11 +62,11 @@ CompletionPrompt = (
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream reports besides the text.
+    """The reports of a stream besides the text.
 
     Args:
-      include_usage: a last chunk, without choices, counts the tokens.
-      continuous_usage_stats: every chunk counts the tokens so far.
+      include_usage: a last chunk, without choices, has the token counts.
+      continuous_usage_stats: every chunk has the token counts so far.
     """
 
     include_usage: bool | None = None
@@ -148,24 +149,24 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its own, such as the first; by default it does."""
+        """Whether the tokenizer adds special tokens; by default it does."""
         return self.add_special_tokens is not False
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Strings that end a text; none by default."""
+        """The strings that end a text; none by default."""
         if isinstance(self.stop, str):
             return (self.stop,)
         return self.stop or ()
 
     @property
     def skips_special_tokens(self) -> bool:
-        """Whether special tokens are left out of the text; by default they are."""
+        """Whether the text omits special tokens; by default it does."""
         return self.skip_special_tokens is not False
 
     @property
     def reports_usage(self) -> bool:
-        """Whether a stream's last chunk counts the tokens."""
+        """Whether the last chunk of a stream has the token counts."""
         options = self.stream_options
         return options is not None and bool(
             options.include_usage or options.continuous_usage_stats
@@ -173,7 +174,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def reports_usage_continuously(self) -> bool:
-        """Whether every chunk of a stream counts the tokens so far."""
+        """Whether every chunk of a stream has the token counts so far."""
         options = self.stream_options
         return options is not None and bool(options.continuous_usage_stats)
 
@@ -182,10 +183,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions.
 
     Args:
-      tool_choice: `none` hides the tools from the model, because nothing else would keep
-        it from calling them; by default it sees them.
-      parallel_tool_calls: False is refused with tools: nothing limits how many calls a
-        model writes.
+      tool_choice: `none` hides the tools from the model, because that is the only way to
+        keep it from calling them. By default it sees them.
+      parallel_tool_calls: False is refused if there are tools, because nothing limits the
+        number of calls that a model writes.
     """
 
     messages: Messages
@@ -210,7 +211,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
         if self.parallel_tool_calls is False and self.shown_tools:
             raise NotSupported(
-                "parallel_tool_calls", "nothing limits how many calls the model writes"
+                "parallel_tool_calls", "the number of calls cannot be limited"
             )
 
     @property
@@ -225,12 +226,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def includes_reasoning(self) -> bool:
-        """Whether the answer shows the reasoning, if it is told apart at all."""
+        """Whether the answer shows the reasoning, if the server splits it off."""
         return self.include_reasoning is not False
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its own; by default the template writes them."""
+        """Whether the tokenizer adds special tokens; by default the template does."""
         return bool(self.add_special_tokens)
 
 
@@ -252,10 +253,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
                 "prompt", "either prompt or prompt_embeds is required"
             )
         if self.best_of not in (None, 1 if self.n is None else self.n):
-            raise NotSupported("best_of", "only the value of n is taken")
+            raise NotSupported("best_of", "must be equal to n")
 
     def _check_embeds(self) -> None:
-        """Refuse what asks for the tokens of a prompt that has none."""
+        """Refuse fields that need the token ids of the prompt: embeddings have none."""
         if self.echo:
             raise InvalidParameter("echo", "is not taken with prompt_embeds")
         if self.prompt_logprobs is not None:
@@ -263,39 +264,39 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """Each prompt, as text or as token ids; those of vectors come before them."""
+        """The prompts of text or token ids. Prompts of embeddings come before them."""
         prompt = self.prompt
         if prompt is None:
             return ()
         if isinstance(prompt, str):
             return (prompt,)
-        # Invariant: large.decode_prompt left items of one type only.
+        # Invariant: lazy_fields.decode_prompt allows items of one type only.
         if isinstance(prompt[0], int):
             return (cast(tuple[int, ...], prompt),)
         return cast(tuple[str | tuple[int, ...], ...], prompt)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Prompts that are texts: all of `prompts`, or none."""
+        """The prompts if they are texts; else none."""
         return tuple(prompt for prompt in self.prompts if isinstance(prompt, str))
 
     @property
     def id_lists(self) -> tuple[tuple[int, ...], ...]:
-        """Prompts that are token ids: all of `prompts`, or none."""
+        """The prompts if they are token ids; else none."""
         return tuple(prompt for prompt in self.prompts if isinstance(prompt, tuple))
 
     @property
     def num_prompts(self) -> int:
-        """How many there are, those of vectors included."""
+        """The number of prompts, including those of embeddings."""
         return len(self.prompt_embeds or ()) + len(self.prompts)
 
     @property
     def num_characters(self) -> int:
-        """How long the prompts are that are no vectors, in characters or ids."""
+        """The length of all `prompts` in characters or token ids."""
         return sum(map(len, self.prompts))
 
 
-# Of what /tokenize takes, all that has a meaning for conversations alone.
+# The fields of /tokenize that only have a meaning for conversations.
 _CHAT_FIELDS: Final = (
     "add_generation_prompt",
     "continue_final_message",
@@ -340,7 +341,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its own: by default to prompts, not to chats."""
+        """Whether the tokenizer adds special tokens; by default to prompts alone."""
         if self.add_special_tokens is None:
             return self.prompt is not None
         return self.add_special_tokens
@@ -353,10 +354,10 @@ class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 
 
 def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None:
-    """Refuse to open a new turn and to go on with the last one.
+    """Refuse a request that both opens a new turn and continues the last one.
 
     Raises:
-      InvalidParameter
+      InvalidParameter: both are requested.
     """
     if adds_prompt and continues:
         raise InvalidParameter(

@@ -9,11 +9,11 @@ from ...errors import InvalidParameter
 from ...types.sampling import SamplingParams
 from .requests import ChatRequest, CompletionRequest
 
-# OpenAI's default of the legacy endpoint.
+# OpenAI's default for plain completions.
 COMPLETION_MAX_TOKENS: Final = 16
 
-# What a model's generation_config may set, as vLLM reads it. Its files hold floats
-# where integers are meant.
+# The fields that vLLM, too, reads from a model's generation_config. The files contain
+# floats where integers are meant.
 _SERVER_DEFAULTS: Final[Mapping[str, Callable[[float], float]]] = {
     "temperature": float,
     "top_p": float,
@@ -22,7 +22,7 @@ _SERVER_DEFAULTS: Final[Mapping[str, Callable[[float], float]]] = {
     "repetition_penalty": float,
 }
 
-# Fields that mean in a request what they mean in SamplingParams.
+# The fields with the same name and meaning in requests and in SamplingParams.
 _SAME_IN_SAMPLING: Final = (
     "n",
     "temperature",
@@ -44,15 +44,14 @@ _SAME_IN_SAMPLING: Final = (
 def to_sampling(
     request: ChatRequest | CompletionRequest, defaults: Mapping[str, float]
 ) -> SamplingParams:
-    """Work out how to sample for a request.
+    """Make the SamplingParams of a request.
 
     Args:
-      defaults: fields of SamplingParams from the model's generation_config, which
-        stand where the client sent nothing.
+      defaults: fields of SamplingParams from the model's generation_config. They apply
+        where the client sent no value.
 
     Raises:
-      InvalidParameter: a number is out of its range; `param` is the field that the
-        client sent.
+      InvalidParameter: a number is out of its range; `param` is the client's name for it.
     """
     values: dict[str, Any] = {
         name: convert(defaults[name])
@@ -78,7 +77,7 @@ def to_sampling(
 
 
 def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> dict[str, str]:
-    """Add what chat alone names otherwise, and tell by which name it was sent."""
+    """Add the fields with other names in chats; returns their names in chats."""
     if request.logprobs:
         values["logprobs"] = request.top_logprobs or 0
     if request.max_completion_tokens is None:
@@ -92,7 +91,7 @@ def _take_completion_fields(
 ) -> dict[str, str]:
     values.setdefault("max_tokens", COMPLETION_MAX_TOKENS)
     values["logprobs"] = request.logprobs
-    # Echoed tokens are reported with their logprobs, as the others are.
+    # Echoed tokens are reported with their log probabilities, too.
     if request.echo:
         values.setdefault("prompt_logprobs", request.logprobs)
     return {"prompt_logprobs": "logprobs"} if request.prompt_logprobs is None else {}
@@ -107,7 +106,7 @@ def _rename(error: InvalidParameter, sent_as: Mapping[str, str]) -> InvalidParam
 
 def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     for key in bias:
-        # int() would also take signs, spaces, underscores and other alphabets' digits.
+        # int() would also accept signs, spaces, underscores and other alphabets' digits.
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise InvalidParameter("logit_bias", "every key must be a token id")
     return tuple((int(key), value) for key, value in bias.items())

@@ -1,9 +1,8 @@
-"""Fields that clients know and this server does not implement, one row each.
+"""Fields that clients send and this server does not implement, one row each.
 
-A field is refused when it asks for something. Sent with a neutral value, which asks
-for what happens anyway, it is accepted: client libraries send many of those. JSON's
-null is always neutral. What is not listed here and not a field of the request is
-unknown, and ignored as vLLM ignores it.
+Such a field is refused unless its value is neutral: a neutral value asks for the behaviour
+that the server has anyway, and client libraries send many of them. JSON's null is always
+neutral. All other unknown fields are ignored, as vLLM ignores them.
 
 Sources: OpenAI's and Cohere's API references; protocol.py of vLLM 0.33's endpoints.
 """
@@ -67,7 +66,7 @@ CHAT: Final[Mapping[str, Neutral]] = {
 COMPLETION: Final[Mapping[str, Neutral]] = {
     **BOTH,
     "suffix": ("",),
-    # Nobody tells where a plain text would begin to reason.
+    # In a plain text, the beginning of the reasoning is unknown.
     "thinking_token_budget": (),
 }
 
@@ -81,17 +80,17 @@ POOLING: Final[Mapping[str, Neutral]] = {
     "late_chunking_params": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
-    # Of vLLM's plugins.
+    # For plug-ins of vLLM.
     "data": (),
 }
 
 SCORING: Final[Mapping[str, Neutral]] = {
     **POOLING,
-    # Only templates of pairs have a place for them.
+    # For templates of pairs.
     "instruction": ("",),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    # Cohere's.
+    # For Cohere's models.
     "rank_fields": ([],),
     "max_chunks_per_doc": (),
     "relevant_spans": (),
@@ -99,7 +98,7 @@ SCORING: Final[Mapping[str, Neutral]] = {
 
 COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
 
-# What to do instead, where there is something.
+# The advice in the error, where there is an alternative.
 INSTEAD: Final[Mapping[str, str]] = {
     "normalize": "send use_activation",
     "reasoning_effort": (
@@ -109,7 +108,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "tool_choice": "the model cannot be made to call a tool; send auto or none",
 }
 
-# Names that label a request for its sender and ask nothing of the server.
+# Fields with labels for the client's own use. The server does nothing with them.
 LABELS: Final = frozenset(
     {
         "metadata",
@@ -120,12 +119,12 @@ LABELS: Final = frozenset(
     }
 )
 
-# Every neutral value is far shorter: what is longer need not be decoded to be refused.
+# All neutral values are far shorter, so longer values are refused without decoding.
 _LONGEST_NEUTRAL_BYTES = 64
 
 
 def refuse(name: str, value: msgspec.Raw, neutral: Neutral) -> None:
-    """Raise unless the value of a field that is not implemented asks for nothing.
+    """Raise unless the value of a field that is not implemented is neutral.
 
     Raises:
       NotSupported: `param` is the field.
@@ -139,7 +138,7 @@ def _is_neutral(value: bytes, neutral: Neutral) -> bool:
         return False
     try:
         decoded = msgspec.json.decode(value)
-    # A value that was only skipped so far may hold what is not UTF-8.
+    # The value was skipped so far, so it may not be UTF-8.
     except ValueError:
         return False
     return decoded is None or decoded in neutral

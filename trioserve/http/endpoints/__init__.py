@@ -3,6 +3,6 @@
 chat, completions, tokenize        models that generate text
 embeddings, classify, score, cohere    models that pool
 admin                              health, metrics, models, version
-generation, pooling                the steps that several handlers share
+generation, pooling                steps that several handlers share
 sse                                the body of a streamed answer
 """

@@ -22,16 +22,17 @@ _STARTED_AT = int(time.time())
 
 
 async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
-    """200 while requests are taken, 503 otherwise."""
+    """Answer 200 while the server takes requests, and 503 otherwise."""
     if state.is_healthy:
         return Response(b"", 200)
     return respond_error(state.find_illness(), 503)
 
 
 async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:
-    """200 while the engine gets on with its work, 503 otherwise.
+    """Answer 200 while the engine makes progress, and 503 otherwise.
 
-    A restart mends what makes this red; what makes /health red, a drain, it would cut.
+    A restart helps if this answers 503. If /health answers 503 because of a drain, a
+    restart would cut the streams that the drain waits for.
     """
     if state.makes_progress:
         return Response(b"", 200)
@@ -39,25 +40,25 @@ async def answer_progress(state: ServerState, request: ScopedRequest) -> Respons
 
 
 async def answer_version(state: ServerState, request: ScopedRequest) -> Response:
-    """The server's own version."""
+    """Report the version of the server."""
     return respond_json(Version(version=__version__))
 
 
 async def answer_metrics(state: ServerState, request: ScopedRequest) -> Response:
-    """Everything that is counted, for Prometheus."""
+    """Report all metrics for Prometheus."""
     return Response(render_metrics(state), content_type=CONTENT_TYPE_LATEST)
 
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
-    """The one model that is served."""
+    """List the one model that is served."""
     info = state.require_engine().info
     return respond_json(list_models(info, created=_STARTED_AT))
 
 
 async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
-    """The model that is served, if it has the name that the path ends with."""
-    assert request.view_args is not None, "the route names the model"
-    # Werkzeug takes a slash at the end for a part of the name.
+    """Describe the served model, if the path ends with its name."""
+    assert request.view_args is not None, "the route has a part for the name"
+    # Werkzeug takes a slash at the end of the path as part of the name.
     name = request.view_args["model"]
     info = state.require_engine(name.removesuffix("/") or name).info
     return respond_json(describe_model(info, created=_STARTED_AT))

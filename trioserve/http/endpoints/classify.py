@@ -20,7 +20,7 @@ from .pooling import PoolingCall, make_params, pool_texts, require_task
 
 
 async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:
-    """Classify texts."""
+    """Label texts."""
     body, engine = await read_pooling_request(state, request, ClassificationRequest)
     task = require_task(engine, ("classify",), "classify texts")
     params = make_params(engine, task, use_activation=body.use_activation)

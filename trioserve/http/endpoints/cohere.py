@@ -1,4 +1,4 @@
-"""POST /v2/embed and POST /v1/embed, as Cohere's clients call them."""
+"""POST /v2/embed and POST /v1/embed, the endpoints of Cohere's clients."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ..wire.pooling_responses import (
 from ..wire.responses import encode
 from .pooling import Header, PoolingCall, make_params, require_task
 
-# What Cohere's models are trained for. Others need not tell these apart, and are read
-# the same way for all of them then.
+# Input types that Cohere's models are trained for. Other models may have no prompt for
+# them; then the texts are embedded without a prompt.
 _TRAINED_TYPES: Final = ("classification", "clustering")
 
 _BASE64: Final = VectorFormat(encoding="base64", endianness="little")
@@ -44,7 +44,7 @@ _WRITERS: Final[dict[CohereType, Callable[[TensorBytes], bytes]]] = {
 
 
 async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
-    """Embed texts, in each of the forms that are asked for."""
+    """Embed texts, in each requested form."""
     body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
@@ -54,7 +54,10 @@ async def answer_embed(state: ServerState, request: ScopedRequest) -> Response:
 
 
 async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Response:
-    """Do the same for older clients; vectors have no names where no form is asked for."""
+    """Embed texts for older clients.
+
+    If they request no form, the answer is a plain list of vectors.
+    """
     body, engine = await read_pooling_request(state, request, CohereEmbedRequest)
     call = PoolingCall(state=state, request=request, engine=engine)
     header = call.make_header("embd")
@@ -70,7 +73,7 @@ async def answer_embed_v1(state: ServerState, request: ScopedRequest) -> Respons
 async def _pool(
     call: PoolingCall, body: CohereEmbedRequest
 ) -> Pooled[tuple[bytes, ...]]:
-    """Have the texts read, and each vector written in all forms."""
+    """Pool the texts, and write each vector in all requested forms."""
     engine = call.engine
     task = require_task(engine, ("embed",), "embed texts")
     params = make_params(
@@ -89,11 +92,11 @@ async def _pool(
 
 
 def _check_bits(body: CohereEmbedRequest, size: int) -> None:
-    """Refuse to pack what leaves a byte half full, before anything is computed."""
+    """Refuse to pack vectors whose last byte would be half full."""
     if size % 8 and {"binary", "ubinary"} & set(body.types):
         raise InvalidParameter(
             "embedding_types",
-            f"bits are packed by eight, and these vectors have {size} numbers",
+            f"bits are packed in groups of eight, but the vectors have {size} numbers",
         )
 
 
@@ -112,7 +115,7 @@ def _make_options(body: CohereEmbedRequest, engine: PoolingEngine) -> TextOption
 def _read_input_type(
     input_type: str | None, engine: PoolingEngine
 ) -> tuple[Literal["query", "document"] | None, str | None]:
-    """Say what texts are for: the kind that models tell apart, or a prompt's name."""
+    """Return the kind of the texts, or the name of a prompt for them."""
     prompt_names = engine.renderer.prompt_names
     match input_type:
         case None:
@@ -142,7 +145,7 @@ async def _respond_by_type(
     meta: CohereMeta,
     vectors: Sequence[tuple[bytes, ...]],
 ) -> Response:
-    # Each form's vectors, for those of each text.
+    # From the forms of each vector to the vectors of each form.
     by_type = dict(zip(body.types, zip(*vectors)))
     content = CohereEmbeddings(
         id=header.id,
@@ -152,7 +155,7 @@ async def _respond_by_type(
         texts=_echo(body),
         meta=meta,
     )
-    # In the order of the answer's fields.
+    # splice needs the order of the answer's fields.
     lists: dict[str, Sequence[bytes]] = {
         name: by_type[name] for name in COHERE_TYPES if name in by_type
     }
@@ -160,7 +163,7 @@ async def _respond_by_type(
 
 
 def _echo(body: CohereEmbedRequest) -> tuple[()] | UnsetType:
-    """The place of the texts in an answer, where they came as such."""
+    """Return an empty place for the texts, if the request sent plain texts."""
     return () if body.texts else UNSET
 
 
@@ -170,7 +173,7 @@ async def _respond(
     content: msgspec.Struct,
     lists: Mapping[str, Sequence[bytes]],
 ) -> Response:
-    # The texts are written once more: the body is held until the answer is sent.
+    # The answer repeats the texts, so the body is kept until the answer is sent.
     texts = body.plain_texts if body.texts else ()
     num_bytes = sum(map(len, texts))
     num_bytes += sum(len(entry) for entries in lists.values() for entry in entries)

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and POST /pooling: vectors as numbers, as base64 or as bytes."""
+"""POST /v1/embeddings and POST /pooling: vectors as numbers, base64 or bytes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from ..wire.pooling_responses import (
 from ..wire.responses import encode
 from .pooling import Header, PoolingCall, make_params, pool_texts, require_task
 
-# Half of the longest line that Python's http.client takes; aiohttp's limit, and that of
-# many proxies, is 8 KiB unless they are told otherwise.
+# Half of the longest line that Python's http.client reads. The default limit of aiohttp
+# and of many proxies is 8 KiB.
 MAX_METADATA_BYTES: Final = 32_768
 
 BYTES_TYPE: Final = "application/octet-stream"
@@ -48,7 +48,7 @@ BYTES_TYPE: Final = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How an endpoint shows vectors in JSON."""
+    """The JSON form of an endpoint's vectors."""
 
     prefix: str
     make_entry: Callable[[int, msgspec.Raw], msgspec.Struct]
@@ -69,14 +69,14 @@ _POOLED: Final = _Form(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vector:
-    """The bytes of what an input gave, of which `shape` tells the numbers."""
+    """The bytes of one input's vectors, and their shape in numbers."""
 
     content: bytes
     shape: tuple[int, ...]
 
 
 async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Response:
-    """Embed texts, each as a vector or as a vector for each of its tokens."""
+    """Embed texts: one vector for each text, or for each of its tokens."""
     body, engine = await read_pooling_request(state, request, EmbeddingRequest)
     task = require_task(engine, ("embed", "token_embed"), "embed texts")
     params = make_params(
@@ -87,7 +87,7 @@ async def answer_embeddings(state: ServerState, request: ScopedRequest) -> Respo
 
 
 async def answer_pooling(state: ServerState, request: ScopedRequest) -> Response:
-    """Give what the model makes of texts: vectors or labels, of texts or of tokens."""
+    """Give vectors or labels of texts, or of each of their tokens."""
     body, engine = await read_pooling_request(state, request, PoolingRequest)
     task = body.task or engine.pooling.task
     params = make_params(
@@ -143,7 +143,7 @@ async def _answer_bytes(
     format = _make_format(body)
     has_metadata = body.encoding_format == "bytes"
     if has_metadata:
-        # Where the number of texts says enough, before anything is computed.
+        # Too many texts are refused before anything is computed.
         _check_metadata(len(body.items) * _measure_entry(format))
     pooled = await pool_texts(call, body, params, partial(_write_vector, format))
     headers = {}
@@ -179,7 +179,7 @@ def _write_metadata(
         ),
         usage=BriefUsage.of(num_tokens),
     )
-    # A header is ASCII, and a model's name may not be.
+    # Headers are ASCII, and json.dumps escapes a model's name that is not.
     return json.dumps(msgspec.to_builtins(metadata), separators=(",", ":"))
 
 
@@ -195,7 +195,7 @@ def _locate(format: VectorFormat, index: int, vector: _Vector, end: int) -> Byte
 
 
 def _measure_entry(format: VectorFormat) -> int:
-    """Return how many bytes of the header a vector takes at least."""
+    """Return the least number of bytes that a vector takes in the header."""
     return len(encode(_locate(format, 0, _Vector(content=b"", shape=(1,)), 0)))
 
 
@@ -203,6 +203,6 @@ def _check_metadata(num_bytes: int) -> None:
     if num_bytes > MAX_METADATA_BYTES:
         raise InvalidParameter(
             "encoding_format",
-            f"the header `metadata` would have {num_bytes} bytes or more, and clients "
-            f"take {MAX_METADATA_BYTES} at most: send fewer texts, or bytes_only",
+            f"the header `metadata` would have {num_bytes} bytes or more, but clients "
+            f"read {MAX_METADATA_BYTES} at most: send fewer texts, or bytes_only",
         )

@@ -1,4 +1,4 @@
-"""What all pooling endpoints do alike."""
+"""Steps that all pooling endpoints share."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from .generation import tell_time
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=PooledAnswer[Any])
 
-# Bytes that are put together in the time in which run_writing's entry is written.
+# Joining this many bytes takes as long as writing one entry of run_writing.
 _BYTES_PER_ENTRY = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What all answers begin with."""
+    """The fields at the beginning of all answers."""
 
     id: str
     created: int
     model: str
 
     def begin(self, answer_type: type[AnswerT], num_tokens: int) -> AnswerT:
-        """Make an answer whose entries are still to come."""
+        """Make an answer without its entries."""
         return answer_type(
             id=self.id,
             created=self.created,
@@ -58,7 +58,7 @@ class PoolingCall:
     engine: PoolingEngine
 
     def make_header(self, prefix: str, request_id: str | None = None) -> Header:
-        """Begin an answer; its id ends in the client's own where it sent one."""
+        """Make the fields of an answer. Its id ends with the client's id, if it sent one."""
         return Header(
             id=f"{prefix}-{self.request.id.take(request_id)}",
             created=tell_time(),
@@ -66,7 +66,7 @@ class PoolingCall:
         )
 
     def note_submitted(self) -> None:
-        """The device can begin with some of the request's texts."""
+        """Note that the first texts of the request are with the engine."""
         self.request.progress.enter("prefill")
 
     async def respond(
@@ -80,7 +80,8 @@ class PoolingCall:
         """Write the answer and count the request as answered.
 
         Args:
-          num_bytes: about as many are put together; many are, in a renderer worker.
+          num_bytes: the approximate length; long answers are written in a renderer
+            worker.
         """
         self.request.progress.enter("write")
         content = await run_writing(
@@ -93,7 +94,7 @@ class PoolingCall:
 def require_task(
     engine: PoolingEngine, tasks: Sequence[PoolingTask], wanted: str
 ) -> PoolingTask:
-    """Return the model's task if it is one of these.
+    """Return the model's task if it is one of `tasks`.
 
     Raises:
       TaskNotServed
@@ -112,10 +113,10 @@ def make_params(
     use_activation: bool | None = None,
     param: str = "dimensions",
 ) -> PoolingParams:
-    """Say what is made of the model's last layer.
+    """Return how vectors are made from the model's last layer.
 
     Raises:
-      InvalidParameter: the model's vectors cannot be cut to this size; `param`.
+      InvalidParameter: the model's vectors cannot be cut to this size; names `param`.
     """
     params = PoolingParams(
         task=task, dimensions=dimensions, use_activation=use_activation
@@ -127,10 +128,10 @@ def make_params(
 def _resolve_long_text(
     body: PoolingFields, engine: PoolingEngine, *, can_average: bool
 ) -> LongText:
-    """Say what is done with texts that are too long.
+    """Return the treatment of texts that are too long for the model.
 
     Raises:
-      InvalidParameter: the request names chunks, and what it asks for is no vector.
+      InvalidParameter: the request wants chunks, but its results cannot be averaged.
     """
     if body.truncate_prompt_tokens is not None:
         return "truncate"
@@ -146,10 +147,10 @@ def _resolve_long_text(
 def make_text_options(
     body: PoolingFields, engine: PoolingEngine, *, can_average: bool = False
 ) -> TextOptions:
-    """Say how texts become token ids.
+    """Return how texts become token ids.
 
     Raises:
-      InvalidParameter: texts are to be cut on a side, and are not cut; or as
+      InvalidParameter: the request names a side, but texts are not truncated; or as
         _resolve_long_text.
     """
     limit = body.truncate_prompt_tokens
@@ -160,7 +161,7 @@ def make_text_options(
             "is only taken with truncate_prompt_tokens or long_text=truncate",
         )
     return TextOptions(
-        # -1 is the length of the model, which is where `long_text` cuts.
+        # -1 means the length of the model. `long_text` truncates to that, too.
         truncate_to=None if limit == -1 else limit,
         truncation_side=body.truncation_side or "right",
         long_text=long_text,
@@ -173,11 +174,11 @@ async def pool_texts(
     params: PoolingParams,
     finish: Callable[[int, TensorBytes], T],
 ) -> Pooled[T]:
-    """Have the model read what a request brings; its body is needed no more then.
+    """Pool the inputs of a request, and release its body.
 
     Args:
-      finish: makes of a text's number and tensor what the answer has of them, in a
-        renderer worker.
+      finish: makes an entry of the answer from a text's number and tensor, in a renderer
+        worker.
 
     Raises: what make_text_options and PoolingEngine.pool raise.
     """
@@ -201,7 +202,7 @@ async def pool_texts(
 
 
 def to_text_inputs(body: TextFields) -> Sequence[TextInput]:
-    """Put what a request brings in the renderer's form."""
+    """Return the inputs of a request in the renderer's form."""
     if not body.has_chats:
         return cast(tuple[str | tuple[int, ...], ...], body.items)
     chats = cast(tuple[tuple[Message, ...], ...], body.items)

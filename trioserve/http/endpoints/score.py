@@ -1,4 +1,4 @@
-"""POST /score and POST /rerank: how well documents answer queries."""
+"""POST /score and POST /rerank: how well documents answer a query."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..wire.pooling_responses import (
 from ..wire.responses import encode
 from .pooling import PoolingCall, make_text_options
 
-# Of a score or of a result without its document.
+# The JSON of a score, or of a ranked result without its document.
 _BYTES_PER_SCORE = 128
 
 
@@ -53,7 +53,7 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
 
 
 async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
-    """Put documents in the order in which they answer a query."""
+    """Sort documents by how well they answer a query."""
     body, engine = await read_pooling_request(state, request, RerankRequest)
     options = _make_options(body, engine, "query", "documents")
     call = PoolingCall(state=state, request=request, engine=engine)
@@ -73,7 +73,7 @@ async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
         meta=CohereMeta.of(scores.num_tokens, version),
     )
     num_bytes = len(scores.values) * _BYTES_PER_SCORE
-    # The texts are written once more: the body is held until the answer is sent.
+    # The answer repeats the texts, so the body is kept until the answer is sent.
     if body.shows_documents:
         num_bytes += sum(map(len, body.texts))
     return await call.respond(
@@ -86,7 +86,7 @@ def _make_options(
 ) -> ScoreOptions:
     if body.use_activation is False and engine.pooling.task != "classify":
         raise InvalidParameter(
-            "use_activation", "vectors are brought to length 1 where they are compared"
+            "use_activation", "vectors are always scaled to length 1 before comparison"
         )
     text = replace(
         make_text_options(body, engine),
@@ -111,7 +111,7 @@ def _write_scores(content: ScoreList, values: Sequence[float]) -> bytes:
 def _write_ranking(
     content: RankedList, body: RerankRequest, values: Sequence[float]
 ) -> bytes:
-    # The sort is stable: equals keep the order in which they were sent.
+    # The sort is stable: documents with equal scores keep their order.
     order = sorted(range(len(values)), key=values.__getitem__, reverse=True)
     entries = [
         encode(_rank(body, index, values[index]))

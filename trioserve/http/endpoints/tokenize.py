@@ -20,7 +20,7 @@ from ..wire.responses import Detokenized, Tokenized
 
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
-    """Tell the token ids of a text or of a conversation."""
+    """Convert a text or a conversation to token ids."""
     body, engine = await read_any_request(state, request, TokenizeRequest)
     messages = MessageMappings(body.messages or ())
     num_characters = len(body.prompt or "") + messages.num_characters
@@ -31,7 +31,7 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 
 
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
-    """Tell the text of token ids."""
+    """Convert token ids to text."""
     body, engine = await read_any_request(state, request, DetokenizeRequest)
     with engine.renderer.room.enter(len(body.tokens)):
         text = await engine.renderer.detokenize(body.tokens)

@@ -2,7 +2,7 @@
 
 responses            the structs of answers and errors
 chunks               the events of a stream
-logprobs             log probabilities in both of OpenAI's forms
-usage                counts the tokens of an answer while it is read
+logprobs             log probabilities in the forms of chats and of completions
+usage                counts and times the tokens of an answer
 pooling_responses    the structs of vectors, labels and scores
 """

@@ -1,8 +1,8 @@
-"""Server-sent events of one streamed answer, as bytes.
+"""The server-sent events of one streamed answer, as bytes.
 
-All chunks of a choice are the same but for the text. So a chunk is encoded once, cut
-where its text stands, and every token costs the encoding of its text alone; chunks
-that say more are encoded whole. bench/chunk_encoding.py measures both.
+Most chunks of a choice differ in their text alone. So one chunk is encoded in advance and
+split at its text, and each token only needs the encoding of its own text. Chunks with
+other fields are encoded completely. bench/chunk_encoding.py measures both.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .responses import (
 
 DONE: Final = b"data: [DONE]\n\n"
 
-# Stands for the text where a chunk is cut. What follows it is the same for all
-# requests, so that its last occurrence is the right one.
+# The text of the chunk that is split. The rest of the chunk is the same for all requests,
+# so the last occurrence is the right one.
 _MARK: Final = "the text"
 
 
 class StreamHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What all chunks of a stream have in common.
+    """The fields that all chunks of a stream share.
 
     Args:
       created: seconds since 1970.
-      system_fingerprint: changes whenever the same request could get another answer.
-      include_usage: a last chunk has the usage; in the others it is null.
+      system_fingerprint: changes if the same request could get another answer.
+      include_usage: the last chunk has the usage; it is null in all others.
     """
 
     id: str
@@ -51,7 +51,7 @@ class StreamHeader(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
 
     def usage_field(self, usage: Usage | None) -> Usage | UnsetType | None:
-        """What a chunk says of the usage: counts, null, or nothing."""
+        """Return the usage of a chunk: counts, null, or no field."""
         if usage is None and not self.include_usage:
             return UNSET
         return usage
@@ -87,11 +87,11 @@ class _Chunks(ABC, Generic[LogprobsT]):
         """Write the next event.
 
         Args:
-          logprobs, token_ids: of the tokens that the text comes from.
-          prompt_token_ids: of the prompt, in one event of the choice.
-          finish_reason: makes it the choice's last event.
+          logprobs, token_ids: of the tokens of the text.
+          prompt_token_ids: the token ids of the prompt, in one event of the choice.
+          finish_reason: set in the last event of the choice.
           stop_reason: the stop string or token that ended the choice.
-          usage: the tokens so far, where every chunk is to tell them.
+          usage: the token counts so far, if every chunk reports them.
         """
         if (
             logprobs is None
@@ -123,7 +123,7 @@ class _Chunks(ABC, Generic[LogprobsT]):
         stop_reason: int | str | UnsetType = UNSET,
         usage: Usage | None = None,
     ) -> bytes:
-        """Encode a whole event."""
+        """Encode an event completely."""
 
 
 class ChatChunks(_Chunks[ChatLogprobs]):
@@ -135,7 +135,7 @@ class ChatChunks(_Chunks[ChatLogprobs]):
         prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
         usage: Usage | None = None,
     ) -> bytes:
-        """Write the choice's first event, which tells the role and no text yet."""
+        """Write the first event of the choice, which has the role and no text."""
         return self._write(
             "", role="assistant", prompt_token_ids=prompt_token_ids, usage=usage
         )
@@ -179,7 +179,7 @@ class ChatChunks(_Chunks[ChatLogprobs]):
 
 
 class ReasoningChunks(ChatChunks):
-    """Writes those events of a choice that are not its answer yet."""
+    """Writes the events of a choice's reasoning."""
 
     def _make_delta(
         self, text: str, role: Literal["assistant"] | UnsetType
@@ -223,7 +223,7 @@ class CompletionChunks(_Chunks[CompletionLogprobs]):
 
 
 def chat_usage_event(header: StreamHeader, usage: Usage) -> bytes:
-    """The event without choices that ends a chat which reports its usage."""
+    """Return the last event of a chat with the usage, which has no choices."""
     chunk = ChatChunk(
         id=header.id,
         created=header.created,
@@ -236,7 +236,7 @@ def chat_usage_event(header: StreamHeader, usage: Usage) -> bytes:
 
 
 def completion_usage_event(header: StreamHeader, usage: Usage) -> bytes:
-    """The event without choices that ends a completion, as for a chat."""
+    """Return the last event of a completion with the usage."""
     chunk = CompletionChunk(
         id=header.id,
         created=header.created,
@@ -249,7 +249,7 @@ def completion_usage_event(header: StreamHeader, usage: Usage) -> bytes:
 
 
 def error_event(error: TrioserveError) -> bytes:
-    """The event that tells of an error once the status 200 has been sent."""
+    """Return the event of an error that occurs after the status 200 was sent."""
     return _event(ErrorBody.of(error))
 
 
@@ -258,5 +258,5 @@ def _unless_none(token_ids: Sequence[int] | None) -> tuple[int, ...] | UnsetType
 
 
 def _event(data: msgspec.Struct) -> bytes:
-    # JSON escapes line ends, so that the event is one line.
+    # JSON escapes line ends, so the event is one line.
     return b"data: " + encode(data) + b"\n\n"

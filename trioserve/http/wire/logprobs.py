@@ -1,4 +1,4 @@
-"""Log probabilities in the three forms that clients read."""
+"""Log probabilities in the three forms that clients read: chat, legacy, prompt."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from .responses import (
     TopLogprob,
 )
 
-# JSON has no infinity; OpenAI's and vLLM's floor for tokens that cannot be sampled.
+# JSON has no infinity. OpenAI and vLLM, too, report this for impossible tokens.
 LOWEST_LOGPROB: Final = -9999.0
 
-# A choice without any takes as long to write as so many of them.
+# Writing a choice without log probabilities takes as long as so many of them.
 _ENTRIES_PER_CHOICE: Final = 8
 
 TokenBytes = Callable[[int], bytes]
 
 
 class TokenTexts:
-    """How a token is shown in logprobs.
+    """The texts of tokens in log probabilities.
 
     Args:
-      token_bytes: what a token says; it may begin or end inside a character.
-      as_token_ids: show `token_id:123` instead, as return_tokens_as_token_ids asks.
+      token_bytes: returns the bytes of a token, which may begin or end inside a
+        character.
+      as_token_ids: show `token_id:123` instead, for return_tokens_as_token_ids.
     """
 
     def __init__(self, token_bytes: TokenBytes, *, as_token_ids: bool = False) -> None:
@@ -38,7 +39,7 @@ class TokenTexts:
         self._as_token_ids = as_token_ids
 
     def show(self, token_id: int) -> str:
-        """The token in a field of its own, where an id may stand for it."""
+        """Return the text of a token in a field where its id may replace it."""
         if self._as_token_ids:
             return f"token_id:{token_id}"
         return self.text(token_id)
@@ -51,7 +52,7 @@ class TokenTexts:
 
 
 def count_entries(deltas: Iterable[TextDelta]) -> int:
-    """Count what an answer has to show: choices, with their log probabilities."""
+    """Return the number of entries of an answer, for run_writing."""
     return sum(
         _ENTRIES_PER_CHOICE + sum(1 + len(entry.top) for entry in entries)
         for entries in (
@@ -126,7 +127,7 @@ def build_prompt_logprobs(
 
 def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
     top = {texts.show(token_id): _floor(logprob) for token_id, logprob in entry.top}
-    # OpenAI: the sampled token is always there, so that there may be one more.
+    # OpenAI always includes the sampled token, so there may be one more.
     top.setdefault(texts.show(entry.token_id), _floor(entry.logprob))
     return top
 
@@ -138,7 +139,7 @@ def _map_candidates(
         (entry.token_id, entry.logprob, entry.rank),
         *((token_id, logprob, i) for i, (token_id, logprob) in enumerate(entry.top, 1)),
     ]
-    # The prompt's own token comes first, and once.
+    # The prompt's own token comes first, and only once.
     return {
         str(token_id): PromptLogprob(
             logprob=_floor(logprob), rank=rank, decoded_token=texts.text(token_id)
@@ -148,5 +149,5 @@ def _map_candidates(
 
 
 def _floor(logprob: float) -> float:
-    # In this order a NaN becomes the floor too: JSON has no NaN either.
+    # With this order of arguments, NaN becomes the floor, too: JSON has no NaN.
     return max(LOWEST_LOGPROB, logprob)

@@ -1,7 +1,7 @@
-"""What clients get of models that pool: vLLM's shapes, and Cohere's.
+"""The answers of models that pool, in the shapes of vLLM and of Cohere.
 
-Numbers are `msgspec.Raw`: JSON that a renderer worker has written. The lists of an
-answer, which may have megabytes, are put in by `splice`.
+Numbers are `msgspec.Raw`: JSON that a renderer worker has written. `splice` inserts the
+lists of an answer, which may be megabytes long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBERS: Final = {"type": "array", "items": {"type": "number"}}
 _MATRIX: Final = {"type": "array", "items": _NUMBERS}
 _TEXT: Final = {"type": "string"}
 
-# A text's vector, a vector for each of its tokens, or the bytes of either as base64.
+# The vector of a text, the vectors of its tokens, or the bytes of either as base64.
 Vector = Annotated[
     msgspec.Raw, Meta(extra_json_schema={"anyOf": [_NUMBERS, _MATRIX, _TEXT]})
 ]
@@ -28,7 +28,7 @@ Numbers = Annotated[msgspec.Raw, Meta(extra_json_schema=_NUMBERS)]
 
 
 class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens were read; none is written."""
+    """The number of tokens that the model has read; it writes none."""
 
     prompt_tokens: int
     total_tokens: int
@@ -41,7 +41,7 @@ class PoolingUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PooledAnswer(msgspec.Struct, Generic[EntryT], frozen=True, kw_only=True):
-    """An answer in vLLM's shape; its entries are put in when they are there."""
+    """An answer in vLLM's shape; `splice` inserts its entries."""
 
     id: str
     object: Literal["list"] = "list"
@@ -52,7 +52,7 @@ class PooledAnswer(msgspec.Struct, Generic[EntryT], frozen=True, kw_only=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one input."""
+    """The result of one input."""
 
     index: int
     object: Literal["embedding"] = "embedding"
@@ -64,7 +64,7 @@ class EmbeddingList(PooledAnswer[Embedding], frozen=True, kw_only=True):
 
 
 class PooledData(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one input."""
+    """The result of one input."""
 
     index: int
     object: Literal["pooling"] = "pooling"
@@ -76,7 +76,7 @@ class PooledList(PooledAnswer[PooledData], frozen=True, kw_only=True):
 
 
 class BriefUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens were read, where nothing could have been written."""
+    """The number of tokens, in the short form of some endpoints."""
 
     prompt_tokens: int
     total_tokens: int
@@ -87,7 +87,7 @@ class BriefUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesData(msgspec.Struct, frozen=True, kw_only=True):
-    """Where in the bytes a vector is."""
+    """The place of a vector in the bytes of the answer."""
 
     index: int
     embed_dtype: str
@@ -108,11 +108,11 @@ class BytesMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassifiedText(msgspec.Struct, frozen=True, kw_only=True):
-    """What one text is.
+    """The label of one text.
 
     Args:
-      label: the likeliest.
-      probs: of each label, in the order of the model's.
+      label: the most likely label.
+      probs: the probability of each label, in the order of the model's labels.
     """
 
     index: int
@@ -145,7 +145,7 @@ class RankedDocument(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A document's place among the others; `index` is where it was sent."""
+    """A ranked document; `index` is its place in the request."""
 
     index: int
     document: RankedDocument | UnsetType = UNSET
@@ -153,19 +153,19 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CohereVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of Cohere's APIs answers."""
+    """The version of Cohere's API."""
 
     version: str = "2"
 
 
 class CohereUnits(msgspec.Struct, frozen=True, kw_only=True):
-    """What Cohere would bill."""
+    """The units that Cohere would bill."""
 
     input_tokens: int
 
 
 class CohereMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What Cohere's clients read besides the results."""
+    """The metadata that Cohere's clients read."""
 
     api_version: CohereVersion
     billed_units: CohereUnits
@@ -191,7 +191,7 @@ class RankedList(msgspec.Struct, frozen=True, kw_only=True):
 class CohereVectors(
     msgspec.Struct, frozen=True, kw_only=True, rename={"float_": "float"}
 ):
-    """Vectors in each form that was asked for.
+    """Vectors in each requested form.
 
     Args:
       binary, ubinary: bits, eight to a number.
@@ -225,19 +225,19 @@ class CohereFloats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def splice(content: msgspec.Struct, lists: Mapping[str, Sequence[bytes]]) -> bytes:
-    """Encode an answer and put entries into its empty lists.
+    """Encode an answer and insert entries into its empty lists.
 
-    They are copied once, by a call that lets others have the GIL.
+    The entries are copied once, in a call that releases the GIL.
 
     Args:
-      lists: the entries by the field's name, in the order of the answer's fields.
+      lists: the entries by the name of the field, in the order of the answer's fields.
     """
     pieces: list[bytes] = []
     rest = encode(content)
     for field, entries in lists.items():
-        # A quote within a string has a backslash before it: this is the field.
+        # This cannot be inside a string, where a quote has a backslash before it.
         before, found, rest = rest.partition(b'"%b":[]' % field.encode())
-        assert found, "each list that is filled is there and empty"
+        assert found, "each of the lists is in the answer and empty"
         pieces += (before, found[:-1], *_separate(entries), b"]")
     return b"".join((*pieces, rest))
 

@@ -1,7 +1,7 @@
-"""What clients get: structs in the shapes that OpenAI's and vLLM's clients read.
+"""The structs of answers, in the shapes that clients of OpenAI and vLLM read.
 
-Fields without a default are always sent, null included, because OpenAI sends them;
-those with UNSET are sent where something is to be said.
+Fields without a default are always sent, even if they are null, because OpenAI sends them.
+Fields whose default is UNSET are only sent if they have a value.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ...types.model_info import ModelInfo
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a prompt's tokens came from."""
+    """The sources of a prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer's tokens were spent on."""
+    """The kinds of an answer's tokens."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens a request took."""
+    """The number of tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -45,7 +45,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         num_cached_tokens: int,
         num_reasoning_tokens: int | None = None,
     ) -> Usage:
-        """Count; the reasoning only where that is told apart."""
+        """Make the usage; without reasoning tokens if the server does not split them off."""
         return cls(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_output_tokens,
@@ -68,7 +68,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The token that was sampled at a position, and its alternatives."""
+    """The sampled token of a position, and its alternatives."""
 
     token: str
     logprob: float
@@ -93,23 +93,23 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A candidate for a position of the prompt."""
+    """A candidate for one position of the prompt."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-# One for each token of the prompt; None for the first, which nothing predicted.
+# One for each token of the prompt. The first is None, because nothing predicted it.
 PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant says.
+    """The message of the assistant.
 
     Args:
-      reasoning: what it thought before; null if it did not, and not sent where that is
-        not told apart or not wanted.
+      reasoning: the text before the answer; null if there is none. It is not sent if the
+        server does not split it off, or the client does not want it.
     """
 
     content: str
@@ -144,7 +144,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk adds to a message: to its content or to its reasoning."""
+    """The text that a chunk adds to the content or to the reasoning."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -152,7 +152,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk adds to a choice."""
+    """The part of a choice in one chunk."""
 
     index: int
     delta: ChatDelta
@@ -201,7 +201,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chunk adds to a continuation."""
+    """The part of a continuation in one chunk."""
 
     index: int
     text: str
@@ -265,11 +265,11 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong.
+    """The description of an error.
 
     Args:
       type: the family of the error.
-      param: the field of the request that is at fault, if one is.
+      param: the field of the request that is wrong, if there is one.
       code: the HTTP status.
     """
 
@@ -280,7 +280,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is no success."""
+    """The body of every answer with an error."""
 
     error: ErrorDetail
 
