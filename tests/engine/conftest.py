@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trioserve.config import SchedulingPolicy
-from trioserve.engine import LocalCore, TokenEngine
+from trioserve.engine import GenerationCore, LocalCore, TokenEngine
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor
 from trioserve.testing.processes import HostedCore
@@ -29,31 +29,31 @@ def is_remote(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "in_a_process")
 
 
+def make_info(max_model_len: int = 64) -> ModelInfo:
+    return ModelInfo(
+        name="fake",
+        architecture="Fake",
+        vocab_size=2000,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset(),
+        hidden_size=8,
+    )
+
+
 @pytest.fixture
-def make_engine(depth: int, is_remote: bool) -> Callable[..., TokenEngine]:
-    """Return a function that builds an engine; nothing runs until somebody runs it."""
+def make_core(depth: int, is_remote: bool) -> Callable[..., GenerationCore]:
+    """Return a function that builds a core over a fake device."""
 
     def make(
         *,
         num_blocks: int = 256,
         max_num_seqs: int = 8,
-        max_num_waiting: int = 1000,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
         max_step_seconds: float = math.inf,
-        scheduling_policy: SchedulingPolicy = "fcfs",
         device: FakeDevice | None = None,
-        reopen: Any = None,
-        **executor: object,
-    ) -> TokenEngine:
-        info = ModelInfo(
-            name="fake",
-            architecture="Fake",
-            vocab_size=2000,
-            max_model_len=max_model_len,
-            eos_token_ids=frozenset(),
-            hidden_size=8,
-        )
+        **executor: Any,
+    ) -> GenerationCore:
         core = LocalCore(
             Scheduler(
                 num_blocks=num_blocks,
@@ -64,15 +64,33 @@ def make_engine(depth: int, is_remote: bool) -> Callable[..., TokenEngine]:
                 max_step_seconds=max_step_seconds,
             ),
             FakeExecutor(
-                (device or FakeDevice(block_size=4)).step,
-                depth=depth,
-                **executor,  # type: ignore[arg-type]
+                (device or FakeDevice(block_size=4)).step, depth=depth, **executor
             ),
-            info=info,
+            info=make_info(max_model_len),
         )
+        return HostedCore(core) if is_remote else core
+
+    return make
+
+
+@pytest.fixture
+def make_engine(
+    make_core: Callable[..., GenerationCore],
+) -> Callable[..., TokenEngine]:
+    """Return a function that builds an engine, which the test has to run."""
+
+    def make(
+        *,
+        max_num_seqs: int = 8,
+        max_num_waiting: int = 1000,
+        max_model_len: int = 64,
+        scheduling_policy: SchedulingPolicy = "fcfs",
+        reopen: Any = None,
+        **core: Any,
+    ) -> TokenEngine:
         return TokenEngine(
-            HostedCore(core) if is_remote else core,
-            info=info,
+            make_core(max_num_seqs=max_num_seqs, max_model_len=max_model_len, **core),
+            info=make_info(max_model_len),
             max_num_sequences=max_num_seqs + max_num_waiting,
             max_num_running=max_num_seqs,
             scheduling_policy=scheduling_policy,

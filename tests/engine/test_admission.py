@@ -1,4 +1,4 @@
-"""What the model cannot read and what is not loaded never enters the engine."""
+"""Requests that the model cannot compute are refused before they enter the engine."""
 
 from __future__ import annotations
 
@@ -89,8 +89,10 @@ def test_a_priority_is_taken(
         make_prompt(make_item(0, 8)),
     ],
 )
-def test_vectors_of_the_model_are_taken(prompt: Prompt) -> None:
+def test_vectors_are_accepted_in_the_width_of_the_model(prompt: Prompt) -> None:
     check_request([prompt], ONE, INFO)
+    with pytest.raises(InvalidParameter, match="7 numbers"):
+        check_request([prompt], ONE, replace(INFO, hidden_size=7))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +142,9 @@ def test_vectors_count_as_tokens() -> None:
 
 
 def test_there_is_nothing_to_report_on_vectors() -> None:
-    asked = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with pytest.raises(InvalidParameter) as caught:
-        check_request([make_prompt(make_item())], asked, INFO)
+        check_request([make_prompt(make_item())], sampling, INFO)
     assert caught.value.param == "prompt_logprobs"
 
 
@@ -178,12 +180,12 @@ def test_a_plug_in_that_is_not_loaded_is_refused_by_its_name() -> None:
 
 
 def test_where_nothing_is_loaded_that_is_told() -> None:
-    asked = replace(ONE, logits_processors=(("left", {}),))
+    sampling = replace(ONE, logits_processors=(("left", {}),))
     with pytest.raises(
         InvalidParameter,
         match="^logits_processors: 'left' is not loaded; loaded: none$",
     ):
-        check_request([make_prompt()], asked, INFO)
+        check_request([make_prompt()], sampling, INFO)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +218,9 @@ def test_what_a_plug_in_is_told_can_be_sent_to_any_process(
     arguments: dict[str, object], is_taken: bool
 ) -> None:
     info = replace(INFO, logits_processors=("left",))
-    asked = replace(ONE, logits_processors=(("left", arguments),))
+    sampling = replace(ONE, logits_processors=(("left", arguments),))
     with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
-        check_request([Prompt(token_ids=(1,))], asked, info)
+        check_request([Prompt(token_ids=(1,))], sampling, info)
     assert is_taken or caught.value.param == "logits_processors.left"
 
 
@@ -274,9 +276,9 @@ def test_tags_consist_of_the_models_tokens(token_id: int, is_taken: bool) -> Non
     budget = ReasoningBudget(
         num_tokens=1, start_token_ids=(1,), end_token_ids=(token_id,)
     )
-    asked = replace(ONE, reasoning_budget=budget)
+    sampling = replace(ONE, reasoning_budget=budget)
     with nullcontext() if is_taken else pytest.raises(InvalidParameter) as caught:
-        check_request([make_prompt()], asked, INFO)
+        check_request([make_prompt()], sampling, INFO)
     assert is_taken or caught.value.param == "thinking_token_budget"
 
 
@@ -306,8 +308,10 @@ def test_an_input_that_cannot_be_pooled_is_refused_by_its_name(
     assert message in str(caught.value)
 
 
-def test_an_input_as_long_as_the_model_is_taken() -> None:
+def test_an_input_may_be_as_long_as_the_model() -> None:
     check_input(PoolingInput(token_ids=array("i", [511] * 32)), INFO)
+    with pytest.raises(ContextLengthExceeded):
+        check_input(PoolingInput(token_ids=array("i", [511] * 33)), INFO)
 
 
 async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
@@ -335,10 +339,12 @@ async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
     assert seeds == [2**63 - 2, 2**63 - 1, -(2**63)]
 
 
-@pytest.mark.parametrize("size", [1, 8])
-def test_sizes_up_to_the_models_own_are_taken(size: int) -> None:
+@pytest.mark.parametrize(("size", "other"), [(1, 0), (8, 9)])
+def test_a_size_is_at_most_the_models_own(size: int, other: int) -> None:
     pooling = make_pooling_info("embed", num_outputs=8, matryoshka=())
     check_params(PoolingParams(task="embed", dimensions=size), INFO, pooling)
+    with pytest.raises(InvalidParameter):
+        check_params(PoolingParams(task="embed", dimensions=other), INFO, pooling)
 
 
 def test_a_model_that_cannot_cut_its_vectors_says_so_by_its_name() -> None:

@@ -33,8 +33,9 @@ from trioserve.types.sampling import ReasoningBudget, SamplingParams
         {"thinking_token_budget": 2**31 - 1},
     ],
 )
-def test_values_at_the_bounds_are_taken(text: dict[str, Any]) -> None:
-    TextParams(**text)
+def test_values_at_the_bounds_are_accepted(text: dict[str, Any]) -> None:
+    params = TextParams(**text)
+    assert {name: getattr(params, name) for name in text} == text
 
 
 @pytest.mark.parametrize(
