@@ -1,4 +1,4 @@
-"""Which addresses are public."""
+"""Addresses of the public internet are recognised."""
 
 from __future__ import annotations
 

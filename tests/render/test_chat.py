@@ -1,4 +1,4 @@
-"""Messages to text: what is taken, what is refused, and by which name."""
+"""Messages become text, or are refused with the name of their field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pillow behind a guard: the pixels that transformers shows, or a 400."""
+"""Decoding an image gives the pixels that transformers shows, or a 400."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_broken_metadata_leaves_an_image_as_it_is(block: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_is_shown(kind: str) -> None:
+def test_an_animation_shows_its_first_frame(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=9)
     red, green, blue = decode(data).getpixel((4, 4))
@@ -217,7 +217,7 @@ def test_a_body_in_too_many_pieces_is_refused() -> None:
     refuse(data[:-12] + png_chunk(b"prVt", b"") * 100_000 + data[-12:])
 
 
-def test_a_progressive_file_may_not_go_over_its_pixels_for_ever() -> None:
+def test_a_progressive_file_with_too_many_scans_is_refused() -> None:
     """A scan that changes nothing takes a few bytes, whatever the image's size."""
     data = encode(Image.new("L", (2048, 2048)), "JPEG", progressive=True)
     last_scan = data[data.rindex(b"\xff\xda") : -2]
@@ -237,7 +237,7 @@ def test_run_length_encoded_bitmaps_are_refused() -> None:
     refuse(data + header + palette + pixels)
 
 
-def test_an_error_tells_nothing_of_the_process() -> None:
+def test_an_error_reveals_nothing_of_the_process() -> None:
     """Pillow's texts may hold addresses of objects."""
     assert refuse(FILES["webp"][:-40]) == (
         "messages[0]: is not an image that can be decoded"

@@ -200,7 +200,7 @@ def test_after_its_end_a_text_takes_no_more(byte_level: Subject) -> None:
     assert detokenizer.finish() == late
 
 
-def test_what_was_held_back_is_released_at_the_end(byte_level: Subject) -> None:
+def test_held_text_is_released_at_the_end(byte_level: Subject) -> None:
     detokenizer = byte_level.renderer.open_detokenizer(PROMPT, stop=("\n\nUser:",))
     assert push_text(byte_level, detokenizer, "Bye.\n\nUs").text == "Bye."
     assert detokenizer.finish() == TextDelta(text="\n\nUs")
@@ -227,7 +227,7 @@ def test_broken_bytes_after_whole_ones_retract_nothing(
     assert text == " é\N{REPLACEMENT CHARACTER} b"
 
 
-def test_special_tokens_are_named_only_if_asked_for(byte_level: Subject) -> None:
+def test_special_tokens_are_named_only_on_request(byte_level: Subject) -> None:
     ids = byte_level.encode("a<|im_end|>b")
     prompt = Prompt(token_ids=(0,))
     quiet = byte_level.renderer.open_detokenizer(prompt)

@@ -314,7 +314,7 @@ def test_a_row_repeated_a_billion_times_is_too_long() -> None:
         base64.b64encode(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}"),
     ],
 )
-def test_what_is_no_file_in_base64_is_refused(payload: bytes) -> None:
+def test_a_payload_that_is_no_file_in_base64_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidParameter, match="^prompt_embeds: "):
         decode_embeds(
             payload,
@@ -338,11 +338,11 @@ def test_what_is_no_file_in_base64_is_refused(payload: bytes) -> None:
     ],
     ids=lambda wrong: type(wrong).__name__,
 )
-def test_what_is_no_tensor_is_refused(wrong: object) -> None:
+def test_a_file_without_a_tensor_is_refused(wrong: object) -> None:
     assert "must hold one plain tensor" in refuse(save(wrong))
 
 
-def test_a_tensor_with_what_is_more_than_data_is_refused() -> None:
+def test_a_tensor_with_more_than_data_is_refused() -> None:
     tagged = draw(5, HIDDEN)
     tagged.note = "from python"
     assert "must hold one plain tensor" in refuse(save(tagged))
@@ -479,7 +479,7 @@ def pack_sparse(places: list[list[int]], size: tuple[int, ...]) -> bytes:
     return pack(program, indices.numpy().tobytes(), bytes(4 * num_values))
 
 
-def test_the_lies_above_and_below_differ_little_from_the_truth() -> None:
+def test_the_damaged_files_here_differ_little_from_correct_ones() -> None:
     assert decode(pack(rebuild(TAKEN, (5, HIDDEN), (HIDDEN, 1)), STORED))
     assert decode(pack_sparse([[0, 4], [7, 0]], (5, HIDDEN)))
 
@@ -693,7 +693,7 @@ def test_safetensors_without_a_header_or_an_end_are_refused(file: bytes) -> None
         max_size=3,
     )
 )
-def test_safetensors_itself_takes_what_is_taken(
+def test_safetensors_itself_accepts_the_accepted_files(
     changes: list[tuple[int, int]],
 ) -> None:
     file = bytearray(safetensors.torch.save({"x": draw(5, HIDDEN)}))

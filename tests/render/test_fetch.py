@@ -1,4 +1,4 @@
-"""Images over real sockets, from a server that may answer anything."""
+"""Images are fetched over real sockets, from servers that may answer anything."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_a_request_tells_nothing_of_its_server(
         "http:a.png",
     ],
 )
-async def test_only_hosts_that_are_written_out_are_asked(url: str) -> None:
+async def test_only_allowed_hosts_are_asked(url: str) -> None:
     text = await refuse(url)
     assert "is at a host from which" in text or "user name" in text
 
@@ -185,11 +185,11 @@ async def test_only_hosts_that_are_written_out_are_asked(url: str) -> None:
         "http://127.0.0.1/" + "a" * 8192,
     ],
 )
-async def test_what_can_be_read_in_two_ways_is_no_url(url: str) -> None:
+async def test_a_text_that_parsers_read_differently_is_no_url(url: str) -> None:
     assert "is not a URL" in await refuse(url)
 
 
-async def test_a_password_is_refused_and_not_told() -> None:
+async def test_a_password_is_refused_and_not_repeated() -> None:
     text = await refuse("http://user:secret@127.0.0.1/")
     assert "password" in text and "secret" not in text
 
@@ -222,7 +222,7 @@ async def test_an_international_host_is_the_same_in_either_spelling() -> None:
         *("*.example", "*", "a b", "[1", "[::g]", "1.2.3.999", "a%2eb"),
     ],
 )
-def test_a_domain_that_is_no_host_ends_the_start(domain: str) -> None:
+def test_a_domain_that_is_no_host_is_refused_at_start(domain: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         make_fetcher(allowed_media_domains=(domain,))
     assert refused.value.field == "allowed_media_domains"
@@ -339,12 +339,12 @@ async def test_a_body_without_an_end_is_left_at_the_limit(server: WebServer) -> 
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
-async def test_what_is_no_answer_is_no_image(server: WebServer, raw: bytes) -> None:
+async def test_a_broken_answer_is_no_image(server: WebServer, raw: bytes) -> None:
     server.answers["/"] = raw
     assert await refuse(server.url()) == "messages[0]: cannot be fetched"
 
 
-async def test_a_server_that_does_not_answer_is_left_in_time(
+async def test_a_server_that_does_not_answer_is_given_up_in_time(
     server: WebServer,
 ) -> None:
     assert "took longer than 0.25 s" in await refuse(server.url(), media_timeout=0.25)
@@ -352,7 +352,7 @@ async def test_a_server_that_does_not_answer_is_left_in_time(
         await server.client_left.wait()
 
 
-async def test_a_port_that_nobody_listens_on_is_told_without_its_address(
+async def test_the_error_for_a_closed_port_does_not_name_the_address(
     server: WebServer,
 ) -> None:
     text = await refuse("http://127.0.0.1:1/")
@@ -371,7 +371,7 @@ async def test_https_asks_for_the_name_and_not_for_the_address(
     assert hello.startswith(TLS) and b"localhost" in hello
 
 
-async def test_a_tls_handshake_that_does_not_end_is_left_in_time(
+async def test_a_tls_handshake_that_does_not_end_is_given_up_in_time(
     server: WebServer,
 ) -> None:
     url = server.url().replace("http:", "https:")

@@ -1,4 +1,4 @@
-"""Images by data, file and web URLs: what is taken, what is refused, and in which words."""
+"""Images by data, file and web URLs: accepted ones, refused ones, and the errors."""
 
 from __future__ import annotations
 

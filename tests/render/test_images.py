@@ -1,4 +1,4 @@
-"""Images as models read them: what transformers makes, and each one made once."""
+"""Images are prepared as transformers prepares them, each one once."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ async def test_the_least_recently_used_images_make_room(
     assert statistics.num_bytes == 2 * size
 
 
-async def test_who_is_refused_hears_when_the_images_in_use_will_be_let_go(
+async def test_a_refusal_says_when_the_images_in_use_will_be_freed(
     folders: dict[ProcessorKind, Path], mock_clock: MockClock
 ) -> None:
     """Two are held, one of which was let go in twenty seconds."""
@@ -433,7 +433,7 @@ async def wait_for_decoding(loader: CountingLoader) -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_who_waits_for_a_request_that_leaves_prepares_the_image_itself(
+async def test_a_request_prepares_the_image_itself_if_the_other_one_leaves(
     processor: ImageProcessor,
 ) -> None:
     loader = CountingLoader()
@@ -460,7 +460,7 @@ async def test_who_waits_for_a_request_that_leaves_prepares_the_image_itself(
     assert renderer.statistics().entries == 1
 
 
-async def test_every_request_hears_what_is_wrong_with_its_image(
+async def test_every_request_gets_the_error_of_its_image(
     processor: ImageProcessor,
 ) -> None:
     """Also one that waited for another with the same image, in its own words."""

@@ -1,4 +1,4 @@
-"""Loading: what cannot serve is told before serving."""
+"""Loading refuses tokenizers and templates that cannot serve."""
 
 from __future__ import annotations
 

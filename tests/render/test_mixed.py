@@ -1,4 +1,4 @@
-"""Chats with images and vectors: what stands where."""
+"""Chats with images and embeddings: the positions of their vectors."""
 
 from __future__ import annotations
 

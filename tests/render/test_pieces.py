@@ -1,4 +1,4 @@
-"""What is too long, or cut, is tokenized no further than that takes."""
+"""A text that is too long, or is cut, is tokenized no further than necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasoning is told apart the same way however its text was cut."""
+"""Reasoning is separated in the same way, however its text was cut."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_how_a_text_is_cut_changes_nothing(
 
 
 @given(tagged=tagged_texts(), place=st.sampled_from(PLACES))
-def test_what_is_held_back_is_no_more_than_a_tag_and_space(
+def test_at_most_a_tag_and_whitespace_is_held_back(
     tagged: tuple[ReasoningStyle, str], place: Place
 ) -> None:
     style, text = tagged
@@ -119,7 +119,7 @@ def test_what_is_held_back_is_no_more_than_a_tag_and_space(
     place=st.sampled_from(PLACES),
     cuts=st.lists(st.integers(0, 60), max_size=6).map(sorted),
 )
-def test_the_section_is_told_by_its_offsets(
+def test_the_section_has_the_right_offsets(
     tagged: tuple[ReasoningStyle, str], place: Place, cuts: list[int]
 ) -> None:
     style, text = tagged
@@ -143,7 +143,7 @@ def test_the_section_is_told_by_its_offsets(
     assert splitter.end == (None if end < 0 else end + len(style.end))
 
 
-def test_the_options_names_are_the_tables() -> None:
+def test_the_option_has_the_names_of_the_table() -> None:
     names = get_args(get_type_hints(RenderConfig)["reasoning_parser"])
     assert names == ("none", *REASONING_STYLES)
 
@@ -211,7 +211,7 @@ def make_tags(name: str) -> ReasoningTags:
         ("<think>" + " " * 10_000, "before", "opened"),
     ],
 )
-def test_the_end_of_the_prompt_tells_where_the_answer_begins(
+def test_the_end_of_the_prompt_decides_where_the_answer_begins(
     prompt: str | None, qwen3: Place, deepseek_r1: Place
 ) -> None:
     assert make_tags("qwen3").find_place(prompt) == qwen3
@@ -320,7 +320,7 @@ def test_other_special_tokens_are_still_left_out(special_folder: Path) -> None:
         ("Yes.", "", ""),
     ],
 )
-def test_tokens_of_reasoning_are_counted_however_they_came(
+def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(
     reader: Reader,
     before: str,
     section: str,
@@ -369,7 +369,7 @@ def test_after_its_end_an_answer_takes_no_more(
 
 
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 30)).map(sorted))
-def test_an_answer_without_reasoning_is_what_it_would_be_without_a_parser(
+def test_an_answer_without_reasoning_is_the_same_without_a_parser(
     byte_level: Subject, splitting: Renderer, text: str, cuts: list[int]
 ) -> None:
     prompt = Prompt(token_ids=(300,))

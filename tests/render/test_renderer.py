@@ -70,7 +70,7 @@ async def test_text_becomes_a_prompt_that_remembers_it(byte_level: Subject) -> N
     assert (prompt.text, prompt.cache_salt) == ("Hello 你好", "salt")
 
 
-async def test_special_tokens_are_added_if_asked_for(sentencepiece: Subject) -> None:
+async def test_special_tokens_are_added_on_request(sentencepiece: Subject) -> None:
     with_bos = await sentencepiece.renderer.render_text("x")
     without = await sentencepiece.renderer.render_text(
         "x", TokenizeOptions(add_special_tokens=False)
@@ -184,7 +184,7 @@ async def test_a_conversation_that_is_too_long_is_refused(
     assert caught.value.param == "messages"
 
 
-async def test_what_is_far_too_long_is_refused_before_it_is_read(
+async def test_a_text_that_is_far_too_long_is_refused_before_it_is_read(
     byte_level: Subject,
 ) -> None:
     # The lone surrogate would be found if the text were looked at.
@@ -203,7 +203,9 @@ async def test_what_is_far_too_long_is_refused_before_it_is_read(
 
 
 @pytest.mark.parametrize("text", ["", "a\ud83d", "\udc00"])
-async def test_text_that_is_none_is_refused(byte_level: Subject, text: str) -> None:
+async def test_a_string_that_is_no_text_is_refused(
+    byte_level: Subject, text: str
+) -> None:
     with pytest.raises(InvalidParameter) as caught:
         await byte_level.renderer.render_text(text, param="input")
     assert caught.value.param == "input"

@@ -1,4 +1,4 @@
-"""Templates: what they read, what they are told, and whose they are."""
+"""Chat templates: their inputs, their forms, and who may bring them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Side by side, and ended together."""
+"""Calls that run at once, and end together after a failure."""
 
 from __future__ import annotations
 

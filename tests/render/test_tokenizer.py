@@ -43,7 +43,7 @@ async def test_a_text_is_cut_to_tokens_of_its_beginning_or_end(
 
 
 @sides
-async def test_what_is_far_longer_than_the_model_can_be_cut(
+async def test_a_text_far_longer_than_the_model_can_be_cut(
     subject: Subject, side: Side
 ) -> None:
     text = f"{TEXT} " * 5000
@@ -56,7 +56,7 @@ async def test_what_is_far_longer_than_the_model_can_be_cut(
         await subject.renderer.render_text(text)
 
 
-async def test_cutting_to_more_than_the_model_takes_is_no_way_round(
+async def test_a_text_cut_to_more_than_the_models_length_is_refused(
     byte_level: Subject,
 ) -> None:
     with pytest.raises(ContextLengthExceeded):
@@ -77,7 +77,7 @@ def test_ids_are_cut_as_texts_are(
     assert kept == (ids if limit is None else keep(list(ids), limit, side))
 
 
-async def test_a_chat_is_cut_where_it_is_asked_for(byte_level: Subject) -> None:
+async def test_a_chat_is_cut_on_request(byte_level: Subject) -> None:
     whole = await byte_level.renderer.render_chat([{"role": "user", "content": TEXT}])
     options = TokenizeOptions(add_special_tokens=False, truncate_to=9)
     chat = await byte_level.renderer.render_chat(

@@ -37,7 +37,7 @@ async def test_short_work_waits_for_one_long_work_at_most(
     assert done.index("short 50") <= 53
 
 
-async def test_long_work_has_half_of_the_time_where_short_work_never_ends(
+async def test_long_work_has_half_of_the_time_if_short_work_never_ends(
     autojump_clock: MockClock,
 ) -> None:
     turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
@@ -50,7 +50,7 @@ async def test_long_work_has_half_of_the_time_where_short_work_never_ends(
     assert done.count("short") * SHORT == pytest.approx(50.0, abs=LONG)
 
 
-async def test_a_class_that_had_no_work_has_no_time_to_make_up_for(
+async def test_a_class_does_not_save_up_time_without_work(
     autojump_clock: MockClock,
 ) -> None:
     turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
@@ -66,7 +66,7 @@ async def test_a_class_that_had_no_work_has_no_time_to_make_up_for(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.3, 5.0, 1e9])
-def test_in_a_class_who_came_first_goes_first(seconds: float) -> None:
+def test_within_a_class_the_first_to_come_runs_first(seconds: float) -> None:
     queue = TurnQueue()
     turns = [queue.add(seconds) for _ in range(9)]
     assert [queue.pop(takes_long=True) for _ in range(9)] == turns
@@ -103,7 +103,9 @@ async def test_long_work_gets_its_place_though_the_others_are_never_free(
     assert turns.num_waiting == 0
 
 
-async def test_who_leaves_makes_room_for_others(autojump_clock: MockClock) -> None:
+async def test_a_turn_that_is_left_makes_room_for_others(
+    autojump_clock: MockClock,
+) -> None:
     limiter = trio.CapacityLimiter(1)
     turns, done = Turns(limiter), list[str]()
 
@@ -123,7 +125,7 @@ async def test_who_leaves_makes_room_for_others(autojump_clock: MockClock) -> No
     assert (limiter.borrowed_tokens, turns.num_waiting) == (0, 0)
 
 
-async def test_who_is_cancelled_as_its_turn_comes_gives_it_back(
+async def test_a_turn_that_is_cancelled_at_its_start_is_given_back(
     autojump_clock: MockClock,
 ) -> None:
     limiter = trio.CapacityLimiter(1)
@@ -151,7 +153,7 @@ async def test_more_places_are_taken_at_once(autojump_clock: MockClock) -> None:
         | st.sampled_from(["pop", "pop short", "leave"])
     )
 )
-def test_who_waits_leaves_the_queue_once(steps: list[float | str]) -> None:
+def test_a_waiting_turn_leaves_the_queue_once(steps: list[float | str]) -> None:
     queue, waiting = TurnQueue(), list[Turn]()
     for step in steps:
         if isinstance(step, float):

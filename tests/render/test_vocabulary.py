@@ -1,4 +1,4 @@
-"""Tokens' bytes: what logprobs report and what texts are put together from."""
+"""The bytes of tokens, for logprobs and for texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in to be rendered."""
+"""The limits of requests that are rendered or wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def count(room: WaitingRoom) -> tuple[int, int]:
     return statistics.num_requests, statistics.num_characters
 
 
-async def test_no_more_requests_are_let_in_than_the_room_has_places() -> None:
+async def test_the_room_admits_no_more_requests_than_its_limit() -> None:
     room = WaitingRoom(2, 1000)
     with room.enter(1):
         with room.enter(2):
@@ -34,7 +34,7 @@ async def test_no_more_requests_are_let_in_than_the_room_has_places() -> None:
     assert count(room) == (0, 0)
 
 
-async def test_no_more_text_is_let_in_than_the_room_holds() -> None:
+async def test_the_room_admits_no_more_text_than_its_limit() -> None:
     room = WaitingRoom(10, 1000)
     with room.enter(600):
         with pytest.raises(RendererFull):
@@ -44,7 +44,7 @@ async def test_no_more_text_is_let_in_than_the_room_holds() -> None:
             assert count(room) == (2, 1000)
 
 
-async def test_a_text_that_is_larger_than_the_room_is_let_in_alone() -> None:
+async def test_a_text_above_the_limit_is_admitted_alone() -> None:
     room = WaitingRoom(10, 1000)
     with room.enter(5000):
         with pytest.raises(RendererFull):
@@ -56,7 +56,7 @@ async def test_a_text_that_is_larger_than_the_room_is_let_in_alone() -> None:
                 raise AssertionError("there is somebody else")
 
 
-async def test_who_fails_or_is_cancelled_leaves_the_room(
+async def test_a_request_that_fails_or_is_cancelled_leaves_the_room(
     autojump_clock: MockClock,
 ) -> None:
     room = WaitingRoom(1, 1000)
@@ -68,7 +68,7 @@ async def test_who_fails_or_is_cancelled_leaves_the_room(
     assert room.statistics() == WaitingRoomStatistics(num_requests=0, num_characters=0)
 
 
-async def test_who_is_refused_hears_when_all_will_be_rendered(
+async def test_a_refusal_says_when_all_will_be_rendered(
     autojump_clock: MockClock,
 ) -> None:
     """A request of 100,000 characters in half a second."""

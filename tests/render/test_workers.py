@@ -1,4 +1,4 @@
-"""Calls that do not end, in virtual time: threads are real, their limits are not."""
+"""Calls that do not end, in virtual time: the threads are real, the limits are not."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_limited_calls_are_refused_while_too_many_are_abandoned(
     assert await workers.run_limited(lambda: 2, 10.0) == 2
 
 
-async def test_who_waits_when_the_workers_get_stuck_is_refused_too(
+async def test_calls_that_wait_while_the_workers_get_stuck_are_refused(
     autojump_clock: MockClock,
 ) -> None:
     workers = RendererWorkers(1)

@@ -44,7 +44,7 @@ def test_an_entry_is_built_once(entry: Path, build: Build, builds: list[Path]) -
     assert (entry / "name" / "config.json").is_file()
 
 
-def test_of_several_who_want_an_entry_at_once_one_builds(
+def test_one_of_several_processes_builds_an_entry(
     entry: Path, build: Build, builds: list[Path]
 ) -> None:
     barrier = Barrier(8)
@@ -71,7 +71,7 @@ def test_a_build_that_fails_leaves_nothing_behind(
     assert build_once(entry, build, "m") == entry / "name"
 
 
-def test_what_a_killed_build_left_is_not_built_upon(entry: Path, build: Build) -> None:
+def test_the_rest_of_a_killed_build_is_removed(entry: Path, build: Build) -> None:
     left = entry.with_name("key.part") / "name"
     left.mkdir(parents=True)
     (left / "config.json").write_text("half")

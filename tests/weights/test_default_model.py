@@ -1,4 +1,4 @@
-"""The model that is served when none is named: real, downloaded once for each user."""
+"""The default model is real, and is downloaded once for each user."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_an_architecture_that_transformers_cannot_read_is_refused(
 
 
 @pytest.mark.parametrize("source", ["file", "pypi:no-index-has-it==1.0"])
-def test_a_package_that_is_missing_is_told_before_anything_is_fetched(
+def test_a_missing_package_is_named_before_anything_is_fetched(
     cache_home: Path,
     local_index: Path,
     write_gguf: WriteGguf,
@@ -228,7 +228,7 @@ def test_the_quantisation_is_no_part_of_a_models_name(stem: str, name: str) -> N
     assert name_model(Path(f"/somewhere/{stem}.gguf")) == name
 
 
-def test_what_the_default_model_needs_is_no_extra() -> None:
+def test_the_default_model_needs_no_extra() -> None:
     setup = ConfigParser()
     setup.read(Path(__file__).parents[2] / "setup.cfg")
     lines = setup["options"]["install_requires"].splitlines()

@@ -1,4 +1,4 @@
-"""A hub's repository is fetched in two parts: what describes a model, and its weights."""
+"""A hub repository is fetched in two parts: its description, then its weights."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def test_weights_are_fetched_last(hub: Hub) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_model_is_told_before_weights_are_fetched(hub: Hub) -> None:
+def test_a_folder_without_a_model_is_refused_before_weights_are_fetched(
+    hub: Hub,
+) -> None:
     (hub.folder / "config.json").unlink()
     with pytest.raises(WeightsNotFound, match="has no config.json"):
         resolve_weights("org/tiny")

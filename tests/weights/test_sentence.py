@@ -1,4 +1,4 @@
-"""What files of sentence-transformers, PyLate and ColBERT say is read as it is meant."""
+"""The files of sentence-transformers, PyLate and ColBERT are read correctly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MASK = (
 )
 
 
-def test_a_folder_of_transformers_alone_says_nothing(write: Write) -> None:
+def test_a_folder_of_transformers_alone_has_no_settings(write: Write) -> None:
     assert read_sentence_folder(write({"config.json": {}})) is None
 
 
@@ -87,7 +87,7 @@ def test_the_folder_of_all_minilm_is_read(write: Write) -> None:
     )
 
 
-def test_everything_that_a_folder_can_say_is_read(write: Write) -> None:
+def test_all_settings_of_a_folder_are_read(write: Write) -> None:
     folder = write(
         {
             "0_BERT/sentence_roberta_config.json": {
@@ -290,7 +290,7 @@ def test_a_folder_of_pylate_is_read(write: Write, has_type: bool) -> None:
         ),
     ],
 )
-def test_what_pylate_can_say_otherwise_is_heard(
+def test_all_settings_of_pylate_are_read(
     write: Write, changes: Any, expansion: Any, query_length: Any, skipped: Any
 ) -> None:
     folder = write(
@@ -426,7 +426,7 @@ def test_a_cross_encoder_is_a_classifier_like_others(write: Write) -> None:
         ),
     ],
 )
-def test_what_cannot_be_run_is_named(
+def test_the_error_names_a_module_that_is_not_supported(
     write: Write, files: dict[str, Any], types: list[Any], name: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=name):

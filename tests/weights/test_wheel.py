@@ -111,7 +111,7 @@ def test_names_and_versions_are_normalised() -> None:
 
 
 @pytest.mark.slow
-def test_pip_is_ended_when_nobody_wants_its_wheel_any_more(
+def test_pip_is_ended_after_a_cancellation(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may download for minutes."""

@@ -1,4 +1,4 @@
-"""Long texts in pieces have the tokens that they have as a whole."""
+"""Long texts have the same tokens in pieces as in whole."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def make_prepending(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "change", [make_phrases, make_greedy, make_paragraphs, make_prepending]
 )
-def test_tokenizers_that_do_more_than_words_read_texts_as_a_whole(
+def test_tokenizers_that_look_beyond_words_read_texts_as_a_whole(
     wordpiece_folder: Path, change: object
 ) -> None:
     tokenizer = load(wordpiece_folder)

@@ -1,4 +1,4 @@
-"""Inputs of pooling models: the tokens are transformers', and no more work than counts."""
+"""The inputs of pooling models have transformers' tokens, for the least work."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_pairs_are_cut_longest_first_as_transformers_cuts_them(
     assert found.second_begin == (types.index(1) if 1 in types else 0)
 
 
-def test_models_without_type_ids_are_not_told_where_the_second_text_begins(
+def test_models_without_type_ids_get_no_begin_of_the_second_text(
     pooling_folders: dict[str, Path],
 ) -> None:
     subject = load(pooling_folders["wordpiece"], pooling=replace(EMBED, type_ids=False))
@@ -177,7 +177,7 @@ def test_models_without_type_ids_are_not_told_where_the_second_text_begins(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_texts_in_which_nothing_can_be_divided_are_cut_alike(
+def test_long_texts_without_boundaries_are_cut_in_the_same_way(
     subjects: dict[str, Subject], kind: str
 ) -> None:
     subject = subjects[kind]
@@ -194,7 +194,7 @@ def test_long_texts_in_which_nothing_can_be_divided_are_cut_alike(
             assert found.token_ids.tolist() == expected["input_ids"]
 
 
-async def test_results_are_in_order_whatever_sort_the_inputs_are(
+async def test_results_are_in_the_order_of_inputs_of_all_types(
     subjects: dict[str, Subject],
 ) -> None:
     subject = subjects["byte_level"]
@@ -213,7 +213,7 @@ async def test_results_are_in_order_whatever_sort_the_inputs_are(
 
 
 @pytest.mark.parametrize("long_text", get_args(LongText))
-def test_as_many_tokens_as_the_model_has_are_not_too_long(
+def test_a_text_of_exactly_the_models_length_fits(
     bert: Subject, long_text: LongText
 ) -> None:
     text = "the " * (MAX_MODEL_LEN - 2)
@@ -221,7 +221,7 @@ def test_as_many_tokens_as_the_model_has_are_not_too_long(
     assert found.num_tokens == MAX_MODEL_LEN
 
 
-def test_one_more_is_refused_and_counted(bert: Subject) -> None:
+def test_one_more_token_is_refused_and_counted(bert: Subject) -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         bert.render("the " * (MAX_MODEL_LEN - 1), TextOptions())
     error = caught.value
@@ -230,7 +230,7 @@ def test_one_more_is_refused_and_counted(bert: Subject) -> None:
     assert "at least" not in str(error)
 
 
-def test_one_far_longer_is_refused_before_all_of_it_is_read(bert: Subject) -> None:
+def test_a_far_longer_text_is_refused_before_all_of_it_is_read(bert: Subject) -> None:
     with pytest.raises(ContextLengthExceeded, match="at least") as caught:
         bert.render("the " * 1_000_000, TextOptions())
     assert MAX_MODEL_LEN < caught.value.num_tokens < 2000
@@ -273,7 +273,7 @@ def test_only_embeddings_are_chunked(pooling_folders: dict[str, Path]) -> None:
         subject.render("the", TextOptions(long_text="chunk"))
 
 
-def test_special_tokens_are_left_away_where_asked_for(bert: Subject) -> None:
+def test_special_tokens_are_left_out_on_request(bert: Subject) -> None:
     options = TextOptions(add_special_tokens=False)
     (found,) = bert.render("the fox", options)
     assert found.token_ids.tolist() == encode(bert, "the fox")
@@ -282,7 +282,7 @@ def test_special_tokens_are_left_away_where_asked_for(bert: Subject) -> None:
     assert pair.second_begin == 1
 
 
-def test_an_empty_text_is_what_its_special_tokens_are(
+def test_an_empty_text_consists_of_its_special_tokens(
     subjects: dict[str, Subject],
 ) -> None:
     bert = subjects["wordpiece"]
@@ -313,7 +313,7 @@ def test_an_empty_text_is_what_its_special_tokens_are(
         (LONG + "\ud83d", TextOptions(long_text="chunk"), "input[0]"),
     ],
 )
-def test_what_cannot_be_read_names_its_field(
+def test_an_error_names_the_field(
     bert: Subject, text: TextInput, options: TextOptions, param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -335,7 +335,7 @@ def test_ids_are_taken_as_they_are_and_cut_like_texts(bert: Subject) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_queries_and_documents_are_cut_before_anything_is_put_around(
+def test_queries_and_documents_are_cut_before_tokens_are_added(
     subjects: dict[str, Subject], kind: str
 ) -> None:
     subject = subjects[kind]
@@ -378,7 +378,7 @@ def test_jobs_are_bounded_in_texts_and_characters(bert: Subject) -> None:
     assert cut([(1, 2)] * 33) == [range(32), range(32, 33)]
 
 
-async def test_tokens_are_told_and_put_together_again(bert: Subject) -> None:
+async def test_a_text_is_tokenized_and_detokenized(bert: Subject) -> None:
     prompt = await bert.renderer.render_text("The fox")
     ids = list(prompt.token_ids)
     assert ids == bert.oracle("The fox")["input_ids"]
@@ -397,7 +397,7 @@ async def test_tokens_are_told_and_put_together_again(bert: Subject) -> None:
 
 
 @pytest.mark.parametrize("num_processes", [0, pytest.param(1, marks=pytest.mark.slow)])
-async def test_conversations_are_what_their_template_makes_of_them(
+async def test_conversations_are_rendered_by_their_template(
     byte_level_folder: Path, num_processes: int
 ) -> None:
     subject = load(byte_level_folder, max_model_len=256)
@@ -437,7 +437,7 @@ async def test_a_model_without_a_template_takes_no_conversations(
         await bert.renderer.render_chat([{"role": "user", "content": "x"}])
 
 
-async def test_a_template_that_does_not_end_is_given_up(
+async def test_a_template_that_does_not_end_is_abandoned(
     byte_level_folder: Path,
 ) -> None:
     renderer = load_pooling_renderer(

@@ -1,4 +1,4 @@
-"""What sentence-transformers' folders ask for is done as sentence-transformers does it."""
+"""Settings of sentence-transformers have the same effect as in that library."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_prompt_is_put_before_texts_and_left_out_of_the_pool(
     "prompts", [PROMPTS, {"query": "query: "}, {"document": "a "}, {}]
 )
 @pytest.mark.parametrize("kind", ["query", "document"])
-async def test_a_kinds_prompt_is_that_of_encode_query_and_encode_document(
+async def test_each_kind_has_the_prompt_of_encode_query_or_encode_document(
     folder: Path, render: Callable[..., Any], prompts: dict[str, str], kind: str
 ) -> None:
     oracle = make_oracle(folder, {**prompts, "other": "x_y "})
@@ -136,7 +136,7 @@ async def test_documents_take_prompts_of_older_names(
     assert by_kind != await render(sentence, texts)
 
 
-async def test_an_unknown_prompt_is_refused_with_those_that_there_are(
+async def test_the_error_for_an_unknown_prompt_lists_the_known_ones(
     render: Callable[..., Any],
 ) -> None:
     sentence = SentenceFolder(modes=("mean",), prompts=PROMPTS)
@@ -145,7 +145,7 @@ async def test_an_unknown_prompt_is_refused_with_those_that_there_are(
     assert caught.value.param == "prompt_name"
 
 
-async def test_what_is_cut_off_on_the_left_leaves_less_of_the_prompt_to_leave_out(
+async def test_a_prompt_cut_on_the_left_leaves_fewer_tokens_out(
     render: Callable[..., Any],
 ) -> None:
     sentence = SentenceFolder(
@@ -319,7 +319,7 @@ async def test_ids_are_not_filled_up(folder: Path, render: Callable[..., Any]) -
     assert (one.token_ids.tolist(), one.num_unseen) == ([5, 6], 0)
 
 
-def test_a_filler_that_is_no_token_is_told_at_once(folder: Path) -> None:
+def test_a_filler_that_is_no_token_is_refused_at_start(folder: Path) -> None:
     expansion = replace(EXPANSION, token="[NONE]")
     with pytest.raises(WeightsBroken, match="NONE"):
         load_pooling_renderer(

@@ -1,4 +1,4 @@
-"""Vectors leave as they are: every format gives the same numbers back."""
+"""Every output format preserves the numbers of a vector."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_json_gives_the_same_float32_back(numbers: list[float]) -> None:
     assert np.array(read, np.float32).tolist() == numbers
 
 
-def test_numbers_that_are_none_are_null_in_json_and_themselves_in_bytes() -> None:
+def test_numbers_that_are_not_finite_are_null_in_json_and_kept_in_bytes() -> None:
     tensor = to_tensor([1.0, np.nan, np.inf, -np.inf])
     assert json.loads(vectors.write_json(tensor)) == [1.0, None, None, None]
     data = vectors.write_bytes(tensor, VectorFormat())
@@ -83,7 +83,7 @@ def test_every_type_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_bytes_come_in_the_order_that_is_asked_for(name: vectors.Dtype) -> None:
+def test_bytes_come_in_the_requested_order(name: vectors.Dtype) -> None:
     tensor = to_tensor(draw(16))
 
     def write(endianness: vectors.Endianness) -> bytes:
@@ -130,7 +130,7 @@ def test_bits_of_seven_numbers_cannot_be_packed() -> None:
     assert caught.value.param == "embedding_types"
 
 
-def test_one_chunks_average_is_itself() -> None:
+def test_the_average_of_one_chunk_is_the_chunk() -> None:
     tensor = to_tensor(draw(8))
     assert vectors.average([tensor], [3]) is tensor
 

@@ -1,6 +1,7 @@
-"""What the files of sentence-transformers, PyLate and ColBERT say of a model.
+"""Reads the settings of sentence-transformers, PyLate and ColBERT in a model's folder.
 
-JSON alone is read: no code, no weights. What cannot be honoured is refused by its name.
+Only JSON is read: no code, no weights. A setting that is not supported is refused by
+name.
 """
 
 from .folder import read_sentence_folder

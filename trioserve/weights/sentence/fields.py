@@ -1,4 +1,4 @@
-"""JSON objects of a model's folder, whose fields are checked as they are read."""
+"""Reads JSON objects in a model's folder, and checks the types of their fields."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...errors import WeightsBroken
 
 
 class Fields:
-    """The fields of an object in a file that others wrote.
+    """The fields of an object in an untrusted file.
 
     Each method returns None for a field that is missing or null.
 
     Args:
-      name: the file's, relative to the folder; errors tell it.
+      name: the file's path, relative to the folder, for errors.
 
     Raises:
-      WeightsBroken: a field is of another type than the method's.
+      WeightsBroken: a field has another type than the method returns.
     """
 
     def __init__(self, values: object, folder: Path, name: str) -> None:
@@ -52,13 +52,13 @@ class Fields:
         value = self._values.get(field)
         if value is None:
             return None
-        # To Python true is a 1, to JSON it is not.
+        # In Python True is a number, in JSON it is not.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._make_type_error(field, "a number")
         return value
 
     def count(self, field: str) -> int | None:
-        """A whole number of at least 1."""
+        """Return a whole number of at least 1."""
         value = self.number(field)
         if value is None:
             return None
@@ -102,7 +102,7 @@ def read_fields(folder: Path, name: str) -> Fields | None:
 
 
 def read_json(folder: Path, name: str) -> object:
-    """Read a file that is there.
+    """Read a file that exists.
 
     Raises:
       WeightsBroken: it cannot be read, or is not JSON.

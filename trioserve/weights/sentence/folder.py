@@ -1,4 +1,4 @@
-"""Reads what the files of sentence-transformers, PyLate and ColBERT say of a model."""
+"""Reads the settings in a folder of sentence-transformers, PyLate or ColBERT."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CONFIG = "config_sentence_transformers.json"
 
 
 def read_sentence_folder(folder: Path) -> SentenceFolder | None:
-    """Read how a model's texts become vectors; JSON only, no code and no weights.
+    """Read how texts become vectors. Only JSON is read: no code, no weights.
 
     Returns:
-      None where nothing says so: a folder of transformers alone, or of a cross-encoder,
-      of which config.json tells all.
+      The settings; None for a folder of transformers alone, or of a cross-encoder,
+      whose config.json has all settings.
 
     Raises:
       WeightsBroken: a file is not JSON, or not what sentence-transformers writes.
@@ -75,7 +75,7 @@ def _read_pooled(
 def _check_cross_encoder(
     folder: Path, entries: Sequence[Entry], config: Fields
 ) -> None:
-    """Refuse a cross-encoder that is more than a classifier of transformers."""
+    """Refuse a cross-encoder that does more than a classifier of transformers."""
     if len(entries) > 1:
         raise refuse(entries[1], "a cross-encoder's scores come from its Transformer")
     task = read_transformer(folder, entries[0].path).task

@@ -1,4 +1,4 @@
-"""Reads what folders say of late interaction, in the three ways in which they do.
+"""Reads the settings of late interaction from three kinds of folders.
 
     sentence-transformers   query_length, query_expansion, ... of the Transformer, and a
                             MultiVectorMask
@@ -22,14 +22,14 @@ from .modules import Entry, read_modules, read_skipped_words
 from .prompts import read_prompts
 from .transformer import TransformerSettings, check_transformer, read_transformer
 
-# Any of them says that PyLate wrote the file.
+# Each of these fields shows that PyLate wrote the file.
 _PYLATE_FIELDS = (
     *("query_length", "document_length", "query_expansion", "do_query_expansion"),
     *("attend_to_expansion_tokens", "attend_to_mask_tokens"),
     *("query_prefix", "document_prefix", "skiplist_words"),
 )
 
-# The classic ColBERT's.
+# The defaults of the original ColBERT.
 _EXPANDED_LENGTH = 32
 _PUNCTUATION = tuple(string.punctuation)
 
@@ -38,7 +38,7 @@ _STANFORD_ARCHITECTURES = {"HF_ColBERT", "ColBERT"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lengths:
-    """Of texts, in tokens."""
+    """Lengths of queries and documents in tokens, and the expansion of queries."""
 
     query: int | None
     document: int | None
@@ -46,7 +46,7 @@ class _Lengths:
 
 
 def is_late_interaction(config: Fields) -> bool:
-    """Say whether a folder without Pooling was written for late interaction."""
+    """Whether a folder without Pooling is one for late interaction."""
     if config.text("model_type") in ("MultiVectorEncoder", "ColBERT"):
         return True
     return any(field in config for field in _PYLATE_FIELDS)
@@ -55,15 +55,15 @@ def is_late_interaction(config: Fields) -> bool:
 def read_late_interaction(
     folder: Path, entries: Sequence[Entry], config: Fields
 ) -> SentenceFolder:
-    """Read a folder of sentence-transformers or PyLate in which nothing is pooled.
+    """Read a folder of sentence-transformers or PyLate without a Pooling module.
 
     Args:
-      entries: of modules.json, a Transformer first.
+      entries: the entries of modules.json, with a Transformer first.
       config: config_sentence_transformers.json.
 
     Raises:
-      WeightsBroken: a file is not what these write.
-      UnsupportedModel: a module cannot be run.
+      WeightsBroken: the form of a file is wrong.
+      UnsupportedModel: a module is not supported.
     """
     transformer = read_transformer(folder, entries[0].path)
     check_transformer(entries[0], transformer)
@@ -73,12 +73,12 @@ def read_late_interaction(
     skipped = read_skipped_words(folder, masks)
     is_pylate = config.text("model_type") != "MultiVectorEncoder"
     if is_pylate:
-        # Its class does what no file says.
+        # PyLate's class normalises, and has skipped words, without a module for them.
         modules += (SentenceModule(kind="normalize"),)
         skipped += _read_pylate_skipped(config)
     lengths = _read_lengths(transformer.fields, config)
     if lengths.expansion is not None and not masks and not is_pylate:
-        reason = "query_expansion is nothing without a MultiVectorMask"
+        reason = "query_expansion has no effect without a MultiVectorMask"
         raise UnsupportedModel(entries[0].type, reason)
     prompts = read_prompts(config)
     prefixes = _read_prefixes(config)
@@ -95,17 +95,17 @@ def read_late_interaction(
 
 
 def is_stanford(folder: Path) -> bool:
-    """Say whether the folder holds a checkpoint of Stanford's ColBERT."""
+    """Whether a folder has a checkpoint of Stanford's ColBERT."""
     config = read_fields(folder, "config.json")
     names = config.texts("architectures") if config is not None else None
     return bool(_STANFORD_ARCHITECTURES & set(names or ()))
 
 
 def read_stanford(folder: Path) -> SentenceFolder:
-    """Read a checkpoint of Stanford's ColBERT; without artifact.metadata its defaults.
+    """Read a checkpoint of Stanford's ColBERT; without artifact.metadata, its defaults.
 
     Raises:
-      WeightsBroken: a file is not what that writes.
+      WeightsBroken: the form of a file is wrong.
     """
     name = "artifact.metadata"
     metadata = read_fields(folder, name) or Fields({}, folder, name)
@@ -137,7 +137,7 @@ def _read_pylate_skipped(config: Fields) -> tuple[str, ...]:
 
 
 def _read_prefixes(config: Fields) -> dict[str, str]:
-    """Read what PyLate puts before texts as tokens; which are special words to us."""
+    """Read PyLate's prefixes of texts; they become special words of the tokenizer."""
     named = {"query": "query_prefix", "document": "document_prefix"}
     return {
         kind: config.text(field) or ""
@@ -157,7 +157,7 @@ def _put_before(
 
 
 def _list_special_words(prefixes: Mapping[str, str]) -> tuple[str, ...]:
-    # PyLate saves "[Q] " with its space as one token, Stanford "[unused0]" without.
+    # PyLate saves "[Q] " with the space as one token, Stanford "[unused0]" without it.
     words = [
         word
         for prefix in prefixes.values()
@@ -168,7 +168,7 @@ def _list_special_words(prefixes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _read_lengths(own: Fields, config: Fields) -> _Lengths:
-    """Read lengths from the transformer's own file, and what it lacks from PyLate's."""
+    """Read lengths from the transformer's own file, and missing ones from PyLate's."""
     query = own.count("query_length") or config.count("query_length")
     if "query_expansion" in own:
         expansion = _read_expansion(own)
@@ -177,7 +177,7 @@ def _read_lengths(own: Fields, config: Fields) -> _Lengths:
     else:
         expansion = _read_pylate_expansion(config)
         if expansion is not None and own.count("query_length") is None:
-            # There it is the length of the expanded query.
+            # PyLate's query_length is the length of the expanded query.
             query = None
     if expansion is not None and query is not None and query < expansion.length:
         raise own.make_error("has a 'query_length' below that of 'query_expansion'")
@@ -205,7 +205,8 @@ def _read_pylate_expansion(config: Fields) -> QueryExpansion | None:
     is_pylate = any(field in config for field in _PYLATE_FIELDS)
     if not is_pylate or config.flag("do_query_expansion") is False:
         return None
-    # The second is Stanford's name, in files written by hand.
+    # The second one is Stanford's name, which occurs in files that were written by
+    # hand.
     names = ("attend_to_expansion_tokens", "attend_to_mask_tokens")
     is_seen = config.flag(next((name for name in names if name in config), names[0]))
     return QueryExpansion(
@@ -223,7 +224,7 @@ def _start_folder(
     expanded = lengths.expansion.length if lengths.expansion is not None else None
     known = [length for length in (query, document, expanded) if length is not None]
     return SentenceFolder(
-        # The length of a text of that kind goes before that of texts.
+        # The limit of a kind of text has precedence over that of texts.
         max_seq_length=None if limit is None else max(limit, *known),
         lowercases=transformer.lowercases,
         query_length=query,

@@ -11,12 +11,11 @@ from ...errors import UnsupportedModel, WeightsBroken
 from ...types.sentence import PoolingMode, SentenceModule
 from .fields import Fields, read_fields, read_json
 
-# What modules read and write: the vector of a text, or those of its tokens.
+# The vectors that modules read and write: one of a text, or those of its tokens.
 Level = Literal["sentence_embedding", "token_embeddings"]
 
-# Packages whose classes are meant by their names. Where a class lives changed with each
-# version ("models.Dense", "models.Dense.Dense", "base.modules.dense.Dense"), its name
-# did not.
+# The packages of the supported classes. The path of a class changed with each version
+# ("models.Dense", "models.Dense.Dense", "base.modules.dense.Dense"), its name did not.
 _PACKAGES = ("sentence_transformers", "pylate")
 
 # The first versions had a class for each kind of transformer.
@@ -37,18 +36,20 @@ _MODE_FLAGS: dict[str, PoolingMode] = {
 }
 _MODES: Mapping[str, PoolingMode] = {mode: mode for mode in get_args(PoolingMode)}
 
-# Of a Dense whose file does not name one. Source: the same, base/modules/dense.py.
+# The activation of a Dense whose file names none. Source: the same,
+# base/modules/dense.py.
 _DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of modules.json.
+    """An entry of modules.json.
 
     Args:
-      kind: the class's bare name; "Transformer" for all kinds of them.
-      type: its full name.
-      path: its folder, relative to the model's.
+      kind: the name of the class, without its package; "Transformer" for all such
+        classes.
+      type: the full name of the class.
+      path: the module's folder, relative to the model's.
     """
 
     kind: str
@@ -64,11 +65,11 @@ def join(path: str, name: str) -> str:
 
 
 def list_entries(folder: Path) -> list[Entry]:
-    """Read modules.json, without what does nothing after the training.
+    """Read modules.json, without modules that have no effect after the training.
 
     Raises:
-      WeightsBroken: it is not what sentence-transformers writes, or leaves the folder.
-      UnsupportedModel: a module cannot be run.
+      WeightsBroken: its form is wrong, or a path leads out of the folder.
+      UnsupportedModel: a module is not supported.
     """
     lines = read_json(folder, "modules.json")
     if not isinstance(lines, list) or not lines:
@@ -104,7 +105,7 @@ def _read_entry(fields: Fields) -> Entry:
 
 
 def _check_inside(path: str, fields: Fields) -> None:
-    # A Windows path, because both kinds of separators count in one.
+    # A Windows path has both kinds of separators.
     parts = PureWindowsPath(path)
     if parts.anchor or ".." in parts.parts or "\0" in path:
         raise fields.make_error(f"names {path!r}, outside the folder")
@@ -112,14 +113,14 @@ def _check_inside(path: str, fields: Fields) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """What a Pooling module does with tokens."""
+    """The settings of a Pooling module."""
 
     modes: tuple[PoolingMode, ...]
     pools_prompts: bool
 
 
 def read_pooling(folder: Path, entry: Entry) -> Pooling:
-    """Read how tokens become a vector, from old and new kinds of files."""
+    """Read the settings of a Pooling module, from files of old and new versions."""
     fields = entry.read_config(folder)
     if fields is None:
         name = join(entry.path, "config.json")
@@ -150,7 +151,7 @@ def _read_modes(fields: Fields) -> tuple[PoolingMode, ...]:
 def read_modules(
     folder: Path, entries: Sequence[Entry], level: Level
 ) -> tuple[SentenceModule, ...]:
-    """Read what is done with the vectors, of texts or of tokens."""
+    """Read the modules that process the vectors of texts, or of tokens."""
     modules = (_read_module(folder, entry, level) for entry in entries)
     return tuple(module for module in modules if module is not None)
 
@@ -167,8 +168,8 @@ def _read_module(folder: Path, entry: Entry, level: Level) -> SentenceModule | N
 
 def _read_dense(folder: Path, entry: Entry, level: Level) -> SentenceModule:
     fields = entry.read_config(folder) or Fields({}, folder, entry.path)
-    # Before version 5.4 no file said what is read: it was what there was. PyLate's
-    # reads tokens, whatever its file has from the class that it is made of.
+    # Before version 5.4 files did not name the input of a Dense: it was the output of
+    # the module before. PyLate's Dense reads tokens, whatever the file says.
     reads = fields.text("module_input_name") or level
     writes = fields.text("module_output_name") or reads
     is_pylate = entry.type.startswith("pylate.") and level == "token_embeddings"
@@ -188,12 +189,12 @@ def _read_normalize(folder: Path, entry: Entry, level: Level) -> SentenceModule 
     writes = fields.text("module_output_name") or reads
     if writes != reads:
         raise refuse(entry, f"it makes {writes} of {reads}")
-    # What is not there is not normalised, and is not an error.
+    # If its input does not exist, the module has no effect, without an error.
     return SentenceModule(kind="normalize") if reads == level else None
 
 
 def read_skipped_words(folder: Path, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """Read which tokens of documents a MultiVectorMask leaves without a vector."""
+    """Read the words that have no vector in documents, from MultiVectorMasks."""
     words: list[str] = []
     for entry in entries:
         fields = entry.read_config(folder) or Fields({}, folder, entry.path)

@@ -10,10 +10,10 @@ from .fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """Texts that are put before others, by name.
+    """Texts that are put before other texts, by name.
 
     Args:
-      default: the name of the one for texts of which nothing is said.
+      default: the name of the prompt for texts without a kind.
     """
 
     texts: Mapping[str, str]
@@ -24,7 +24,7 @@ def read_prompts(config: Fields) -> Prompts:
     """Read a file's prompts.
 
     Raises:
-      WeightsBroken: they are not texts, or there is none of the default's name.
+      WeightsBroken: a prompt is no text, or the default prompt is missing.
     """
     default = config.text("default_prompt_name")
     fields = config.object("prompts")
@@ -32,6 +32,6 @@ def read_prompts(config: Fields) -> Prompts:
     if default is not None and default not in names:
         raise config.make_error(f"has no prompt {default!r}, its default")
     read = {name: fields.text(name) for name in names} if fields is not None else {}
-    # A name without a text keeps its place for one, and says nothing.
+    # A name with null as its text is a placeholder, and has no effect.
     texts = {name: text for name, text in read.items() if text is not None}
     return Prompts(texts=texts, default=default if default in texts else None)

@@ -9,7 +9,7 @@ from ...errors import UnsupportedModel
 from .fields import Fields, read_fields
 from .modules import Entry, join
 
-# Of the first one that is there. Source: sentence-transformers 6.2,
+# The first one that exists is read. Source: sentence-transformers 6.2,
 # base/modules/transformer.py, Transformer.load_config.
 _SETTINGS_FILES = (
     "sentence_bert_config.json",
@@ -21,7 +21,7 @@ _SETTINGS_FILES = (
     "sentence_xlnet_config.json",
 )
 
-# Ways to call a tokenizer that leave its tokens as they are.
+# Options of a tokenizer's call that do not change its tokens.
 _HARMLESS = {"padding", "pad_to_multiple_of", "return_tensors"}
 
 # transformers writes 1e30 where a tokenizer has no limit.
@@ -30,11 +30,11 @@ _NO_LIMIT = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerSettings:
-    """What the file says, and what its tokenizer's does.
+    """Settings from the module's file, and from its tokenizer's file.
 
     Args:
-      fields: the file's own, empty where there is none.
-      max_length: of texts in tokens; None is what the transformer can read.
+      fields: the fields of the module's file; empty if there is no file.
+      max_length: the most tokens of a text; None for as many as the transformer reads.
     """
 
     fields: Fields
@@ -57,15 +57,15 @@ def read_transformer(folder: Path, path: str) -> TransformerSettings:
 def _find_settings(folder: Path, path: str) -> Fields:
     for name in _SETTINGS_FILES:
         fields = read_fields(folder, join(path, name))
-        # An empty one counts as missing there, too.
+        # sentence-transformers ignores an empty file, too.
         if fields is not None and fields.names():
             return fields
     return Fields({}, folder, join(path, _SETTINGS_FILES[0]))
 
 
 def _read_max_length(folder: Path, path: str, fields: Fields) -> int | None:
-    # Until version 5.4 max_seq_length was written, which went before the tokenizer's
-    # own limit; since then it is the tokenizer's.
+    # Before version 5.4 sentence-transformers wrote max_seq_length, which had
+    # precedence over the tokenizer's limit. Since then it writes the tokenizer's limit.
     processor = fields.object("processor_kwargs") or fields.object("tokenizer_args")
     limit = processor.count("model_max_length") if processor is not None else None
     limit = limit or fields.count("max_seq_length")
@@ -81,10 +81,10 @@ def _read_tokenizer_limit(folder: Path, path: str) -> int | None:
 
 
 def check_transformer(entry: Entry, settings: TransformerSettings) -> None:
-    """Refuse what gives other vectors than the last layer's, or other tokens.
+    """Refuse settings that change the tokens, or take vectors from elsewhere.
 
     Raises:
-      UnsupportedModel: so it is.
+      UnsupportedModel: a setting does so.
     """
     if settings.task != "feature-extraction":
         raise UnsupportedModel(entry.type, f"its task is {settings.task}")
