@@ -1,4 +1,4 @@
-"""What tests of several rooms share."""
+"""Settings and fixtures for the tests of all rooms."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ E2E = "tests/e2e/"
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in two processes, and a part of it in one.
 
-    Each process imports torch first, which takes longer than the tests of most files. On
-    a machine with a GPU there is one, because tests measure the GPU's free memory.
+    Each process imports torch first, which takes longer than the tests of most files. A
+    machine with a GPU runs one process, because tests measure the GPU's free memory.
     """
     folder = Path(__file__).parent
     is_whole = folder in (config.invocation_params.dir / arg for arg in config.args)
@@ -34,7 +34,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 class _Scheduling(LoadFileScheduling):
-    """Gives a process whole files, whose tests share models, and all of E2E."""
+    """Gives each process whole files, whose tests share models, and one all of E2E."""
 
     def _split_scope(self, nodeid: str) -> str:
         return E2E if nodeid.startswith(E2E) else super()._split_scope(nodeid)
@@ -46,10 +46,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the collector from what is imported, as a server does that is ready.
+    """Keep the garbage collector away from imported objects, as a running server does.
 
-    Each time it looks through all objects of torch and transformers takes half a second,
-    which adds up to a quarter of the imports' time and to a sixth of the whole run's.
+    A collection of all objects of torch and transformers takes half a second. Together
+    they take a quarter of the time of the imports, and a sixth of the whole run.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""An HTTP server for tests of benches, whose answers a test writes itself."""
+"""An HTTP server for tests of benches; each test writes its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-# Takes "GET /path" and the body, and gives all bytes of the answer.
+# Takes "GET /path" and the body, and returns all bytes of the answer.
 Answer = Callable[[str, bytes], Awaitable[bytes]]
 
 
@@ -19,7 +19,7 @@ def write_answer(status: str, body: bytes = b"") -> bytes:
 
 @dataclass
 class HttpFake:
-    """Converses in HTTP on keep-alive connections; an answer may close its own."""
+    """Serves keep-alive connections; an answer may close its connection."""
 
     answer: Answer
     url: str = ""
@@ -27,7 +27,7 @@ class HttpFake:
 
     async def handle(self, stream: trio.SocketStream) -> None:
         self.num_connections += 1
-        # A client that has seen enough may leave with a reset.
+        # A client may leave early, with a reset.
         with suppress(trio.BrokenResourceError):
             async with stream:
                 await self._converse(stream)

@@ -1,4 +1,4 @@
-"""bench/chunk_cost.py and bench/instrument.py divide and report what they measured."""
+"""bench/chunk_cost.py and bench/instrument.py report their figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_stream_has_a_prompt_of_its_own() -> None:
     assert len({request.body for request in requests}) == 3
 
 
-def test_what_an_instrument_adds_is_the_median_of_the_rounds_differences() -> None:
+def test_the_cost_of_an_instrument_is_the_median_difference_of_the_rounds() -> None:
     costs = {"bare": [1e-6, 2e-6, 3e-6], "LoopStall": [2e-6, 2.5e-6, 9e-6]}
     assert instrument.report("a step", costs) == [
         "a step, bare: 2.00 us",

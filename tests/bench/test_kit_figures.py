@@ -30,13 +30,13 @@ import trio
         ([0.0, 10.0], 90, 9.0),
     ],
 )
-def test_percentiles_lie_where_numpy_puts_them(
+def test_percentiles_equal_numpys(
     values: list[float], percent: float, expected: float
 ) -> None:
     assert percentile(values, percent) == pytest.approx(expected)
 
 
-def test_the_spread_of_nothing_is_nothing() -> None:
+def test_no_samples_have_no_spread() -> None:
     assert spread([]) is None
 
 
@@ -51,7 +51,7 @@ def test_the_spread_does_not_need_sorted_samples() -> None:
     )
 
 
-def test_the_median_of_spreads_is_taken_column_by_column() -> None:
+def test_the_median_of_spreads_is_taken_for_each_percentile() -> None:
     one, other = spread([1.0, 3.0]), spread([3.0, 5.0, 9.0])
     seen = take_median_spread([one, None, other])
     assert (seen.median, seen.maximum, seen.count) == (3.5, 6.0, 5)
@@ -99,7 +99,7 @@ def test_a_ratio_without_both_sides_is_a_dash(
     assert table.write_ratio(over, under) == expected
 
 
-def test_doubts_name_what_failed() -> None:
+def test_doubts_name_each_failure() -> None:
     clients = ClientReport(
         num_requests=1,
         errors={"HTTP 503": 2},
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
         load_reports([path], Saved)
 
 
-def test_labels_that_are_taken_get_the_number_of_their_report() -> None:
+def test_a_repeated_label_gets_the_number_of_its_report() -> None:
     assert number_labels([["a", "b"], ["a", "c"]]) == [
         {"a": "a", "b": "b"},
         {"a": "a (2)", "c": "c"},
@@ -197,9 +197,9 @@ def test_texts_have_their_length_and_are_seeded() -> None:
 # Probes.
 
 
-def test_probes_that_fell_due_while_one_was_late_count_from_then() -> None:
+def test_probes_due_during_a_late_answer_count_from_their_due_time() -> None:
     probe = HealthProbe("http://127.0.0.1:1", 0.01)
-    # Due every 10 ms from 1.000, the first sent 2 ms late.
+    # Probes are due every 10 ms from 1.000; the first one is sent 2 ms late.
     waits = probe.list_waits(1.0, 1.002, 1.035)
     assert waits == pytest.approx([0.033, 0.025, 0.015, 0.005])
 
@@ -209,7 +209,7 @@ def test_a_quick_answer_is_one_probe() -> None:
     assert probe.list_waits(1.0, 1.001, 1.004) == pytest.approx([0.003])
 
 
-async def test_a_refused_probe_is_sent_again_while_its_time_runs(
+async def test_a_refused_probe_is_sent_again_and_its_time_runs_on(
     listen: Any, write_answer: Any
 ) -> None:
     stop = trio.Event()

@@ -1,4 +1,4 @@
-"""The kit's processes exchange whole lines, and their ends are noticed."""
+"""The kit's processes exchange whole lines, and report when one ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import trio.testing
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
-async def test_lines_are_whole_however_they_arrive() -> None:
+async def test_lines_are_whole_for_any_division_of_the_bytes() -> None:
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     lines = LineReader(receiver)
     for data in (b"re", b"set\nrep", b"ort\n\nrest"):
@@ -40,7 +40,7 @@ async def test_a_child_answers_lines_until_its_input_ends() -> None:
             assert await child.ask("go") == b"GO"
 
 
-async def test_the_end_of_a_child_is_told_by_its_name() -> None:
+async def test_the_end_of_a_child_is_reported_with_its_name() -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(ProcessEnded, match="the encoder has ended"),
         flatten_subgroups=True,
@@ -90,14 +90,14 @@ signal.pause()
 """
 
 
-async def test_a_servers_address_is_in_its_log_which_is_read_on() -> None:
+async def test_a_servers_address_is_read_from_its_log_and_the_rest_is_drained() -> None:
     with trio.fail_after(30):
         async with open_server([*PYTHON, SERVER]) as server:
             assert server.url == "http://127.0.0.1:81"
             assert server.port == 81
 
 
-async def test_a_server_that_does_not_start_is_told_with_its_log() -> None:
+async def test_a_server_that_does_not_start_is_reported_with_its_log() -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(ProcessEnded, match="no such model"), flatten_subgroups=True
     ):
@@ -110,7 +110,7 @@ def test_options_of_a_server_are_written_as_flags() -> None:
     assert command[-4:] == ["0", "--num-threads", "2", "--engine-process"]
 
 
-def test_a_process_has_used_time_and_memory_and_lists_itself() -> None:
+def test_the_time_and_memory_of_a_process_are_read() -> None:
     assert list_processes(os.getpid())[0] == os.getpid()
     assert read_cpu_seconds(os.getpid()) > 0
     assert read_memory(os.getpid()) > 1

@@ -1,4 +1,4 @@
-"""bench/loop_stall.py sends the bursts that it describes, and divides what it measured."""
+"""bench/loop_stall.py sends the bursts that it describes, and reports its figures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make_results(**by_mode: Any) -> Any:
 # The requests.
 
 
-def test_a_load_has_every_image_and_chat_once_but_tensors_again() -> None:
+def test_a_load_repeats_tensors_but_no_image_and_no_chat() -> None:
     size = bursts.Size(
         num_images=1,
         num_embeds=2,
@@ -95,7 +95,7 @@ def test_an_image_is_a_jpeg_of_a_megapixel() -> None:
     assert 200_000 < len(data) < 400_000
 
 
-def test_embeds_are_what_torch_saved() -> None:
+def test_embeds_are_tensors_that_torch_saved() -> None:
     body = json.loads(bursts.write_embeds(2).body)
     tensor = torch.load(io.BytesIO(b64decode(body["prompt_embeds"])))
 
@@ -118,7 +118,7 @@ async def test_inline_calls_are_made_in_the_loops_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("run", "run_limited"):
-        # To be put back afterwards.
+        # monkeypatch restores these after the test.
         monkeypatch.setattr(RendererWorkers, name, getattr(RendererWorkers, name))
     workers = RendererWorkers(1)
     here = threading.current_thread()
@@ -159,7 +159,7 @@ async def test_gaps_count_from_the_beginning_of_the_measurement(
 # Figures.
 
 
-def test_medians_are_of_each_figure_and_failures_add_up() -> None:
+def test_each_figure_has_its_median_and_failures_add_up() -> None:
     rounds = [
         replace(
             FIGURES,

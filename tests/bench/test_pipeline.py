@@ -1,4 +1,4 @@
-"""The bench of a pipeline tells what it has measured."""
+"""The bench of a pipeline reports its figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_rounds() -> dict[str, list[dict[str, float]]]:
     }
 
 
-def test_the_table_has_medians_and_leaves_out_what_was_not_measured() -> None:
+def test_the_table_has_medians_and_empty_cells_for_missing_figures() -> None:
     assert list(pipeline.write_table(make_rounds())) == [
         "|  | one | two | forced |",
         "| --- | --- | --- | --- |",
@@ -35,7 +35,7 @@ def test_the_table_has_medians_and_leaves_out_what_was_not_measured() -> None:
     ]
 
 
-def test_ratios_are_those_of_rounds() -> None:
+def test_ratios_are_taken_round_by_round() -> None:
     assert list(pipeline.write_ratios(make_rounds())) == [
         "two stages read 1.90 times (1.80 to 2.00)",
         "two stages that wait in every step read 1.00 times (0.90 to 1.00)",
@@ -50,10 +50,10 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-async def test_a_turn_counts_what_a_device_of_known_speed_gives(
+async def test_a_turn_measures_the_known_speed_of_a_device(
     autojump_clock: object,
 ) -> None:
-    """In virtual time: steps of 10 ms, which read a chunk, or write a token each."""
+    """In virtual time a step takes 10 ms, and reads a chunk or writes a token."""
     info = make_info(2048)
     core = LocalCore(
         Scheduler(

@@ -1,4 +1,4 @@
-"""The benches of embeddings send all systems the same, and divide what they measured."""
+"""The benches of embeddings send all systems the same texts, and report the figures."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ VOCABULARY = Vocabulary(words=["a", "b"], num_special_tokens=2)
 
 RunAgainst = Callable[..., Awaitable[Any]]
 
-# Speaks like sentence-transformers' process; takes no time, and says that it took 10 ms
-# for a call, or 4 for the model alone. A vector is the text's number of words.
+# Speaks like the process of sentence-transformers. It takes no time, and reports 10 ms
+# for a call and 4 ms for the model alone. A vector is the number of words of its text.
 ENCODER = """
 import json, sys
 vocabulary = {"words": ["a", "b"], "num_special_tokens": 2}
@@ -83,7 +83,7 @@ trioserve_slow_task_steps_total{{task="some.task"}} {few}
 
 @dataclass
 class FakeServer:
-    """A server of vectors that tell how many words a text has; it remembers requests.
+    """A server whose vectors are the number of words of a text; it remembers requests.
 
     Its model's tokens are words and two special ones. `offset` is added to vectors. It
     refuses requests after the first, whose vectors are compared, if `refuses`, and never
@@ -166,7 +166,7 @@ def run_against(listen: Any) -> RunAgainst:
 
 
 def raises_once(error: type[Exception], match: str) -> Any:
-    """Expect one error, in however many groups."""
+    """Expect one error, inside any number of groups."""
     return pytest.RaisesGroup(
         pytest.RaisesExc(error, match=match), flatten_subgroups=True
     )
@@ -199,7 +199,7 @@ def test_texts_have_their_lengths_and_are_seeded() -> None:
     ("seconds", "clients", "expected"),
     [(0.5, 1, 4), (0.3, 1, 7), (60.0, 1, 1), (60.0, 16, 16), (1e-9, 1, 2000)],
 )
-def test_a_round_lasts_its_time_and_asks_for_each_client(
+def test_a_round_lasts_its_time_and_has_a_request_of_each_client(
     seconds: float, clients: int, expected: int
 ) -> None:
     load = replace(LOAD, seconds=2.0)
@@ -223,7 +223,7 @@ def test_cases_are_chosen_by_name() -> None:
 # Speed.
 
 
-async def test_all_get_the_same_requests(
+async def test_all_systems_get_the_same_requests(
     run_against: RunAgainst, make_server: Any
 ) -> None:
     fake = make_server()
@@ -236,14 +236,14 @@ async def test_all_get_the_same_requests(
             assert (clients.num_requests, clients.num_errors) == (10, 0)
         doubts = find(report, "fake", case).doubts
         assert not [doubt for doubt in doubts if "tokens" in doubt]
-    # Those that are compared, one to warm each case up, and two rounds.
+    # The compared texts, one request to warm each case up, and two rounds.
     assert len(fake.bodies) == 1 + 2 + 2 * (5 + 5)
     assert {body["model"] for body in fake.bodies} == {"tiny"}
     texts = [tuple(body["input"]) for body in fake.bodies[3:] if len(body["input"]) > 1]
     assert len(set(texts)) > 5
 
 
-async def test_speeds_and_ratios_are_those_of_the_encoders_own_clock(
+async def test_speeds_and_ratios_use_the_encoders_own_clock(
     run_against: RunAgainst, make_server: Any
 ) -> None:
     report = await run_against(make_server())
@@ -275,7 +275,7 @@ async def test_vectors_are_compared_in_either_encoding(
     assert "up to 2.5e-01 from" in render_report(report)
 
 
-async def test_failed_requests_are_counted_and_told(
+async def test_failed_requests_are_counted_and_reported(
     run_against: RunAgainst, make_server: Any
 ) -> None:
     load = replace(LOAD, cases=(MANY,), rounds=1, seconds=0.02)
@@ -304,19 +304,19 @@ async def test_a_server_that_never_answers_ends_with_the_time_limit(
     assert "cut by --timeout" in render_report(report)
 
 
-async def test_an_encoder_that_ends_is_told() -> None:
+async def test_the_end_of_the_encoder_is_reported() -> None:
     command = [sys.executable, "-I", "-S", "-c", "pass"]
     with raises_once(ProcessEnded, "sentence-transformers has ended"):
         await pooling.measure(LOAD, [], encoder_command=command)
 
 
-def test_clients_behind_a_lock_wait_for_all_others() -> None:
+def test_clients_behind_a_lock_wait_for_all_other_clients() -> None:
     waits = pooling.wait_behind_lock([1.0, 2.0, 4.0, 8.0], clients=2)
 
     assert waits == [1.0, 3.0, 6.0, 12.0]
 
 
-def test_a_server_that_counts_other_tokens_is_doubted() -> None:
+def test_a_doubt_is_reported_if_the_server_counts_other_tokens() -> None:
     rounds = [Round(answers=[Timed(seconds=0.1, num_tokens=6)], wall_seconds=0.1)] * 2
     seen = report_case(ONE, rounds, rounds)
 
@@ -352,10 +352,10 @@ def test_results_of_different_loads_are_not_shown_together(
     assert "different loads" in capsys.readouterr().err
 
 
-def test_without_sentence_transformers_one_sentence_says_so(
+def test_a_missing_sentence_transformers_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What Python itself does with a module that is known not to be there.
+    # Python does the same for a module that it could not find before.
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
 
     assert pooling.main(["--url", "http://127.0.0.1:1"]) == 2
@@ -367,7 +367,7 @@ def test_without_sentence_transformers_one_sentence_says_so(
 # Overhead.
 
 
-async def test_one_text_is_divided_into_model_http_and_the_rest(
+async def test_the_time_of_one_text_is_divided_into_model_http_and_the_rest(
     run_against: RunAgainst, make_server: Any
 ) -> None:
     fake = make_server()
@@ -384,7 +384,7 @@ async def test_one_text_is_divided_into_model_http_and_the_rest(
     assert fake.num_refused == 3 * 3
 
 
-def test_the_rest_is_what_neither_model_nor_http_takes() -> None:
+def test_the_rest_is_the_time_without_model_and_http() -> None:
     found = {
         "server": [0.009, 0.01, 0.011],
         "encode": [0.008],
@@ -434,12 +434,12 @@ async def test_a_server_without_metrics_is_measured_without_them(
 
 
 @pytest.mark.slow
-def test_sentence_transformers_does_what_it_is_asked(
+def test_sentence_transformers_answers_each_kind_of_question(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """In this process: another one would import it for five seconds."""
+    """It runs in this process: another one would take five seconds to import it."""
     save_tiny_encoder("bert", tmp_path)
     save_word_tokenizer(tmp_path)
     load = Load(
@@ -466,7 +466,7 @@ def test_sentence_transformers_does_what_it_is_asked(
 
 
 def save_word_tokenizer(folder: Path) -> None:
-    """Save a tokenizer to which every word is a token, as nearly all are to BERT's."""
+    """Save a tokenizer that makes one token of every word."""
     words = ["[PAD]", "[CLS]", "[SEP]", *dict.fromkeys(WORDS)]
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(words)}, "[PAD]")

@@ -1,4 +1,4 @@
-"""bench/processes.py and bench/start.py divide what they counted, and show all of it."""
+"""bench/processes.py and bench/start.py report all of their figures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def make_results() -> Any:
 # Metrics.
 
 
-def test_counts_are_read_from_what_a_server_says() -> None:
+def test_counts_are_read_from_a_servers_metrics() -> None:
     metrics = Metrics(render_metrics(10**6))
     assert metrics.read_count(STREAMS) == 3
     assert metrics.read_count(STEPS) == 10**6
@@ -114,14 +114,14 @@ def test_counts_are_read_by_a_label() -> None:
     assert find_new({"a": 2, "b": 1}, counts) == {"b": 4}
 
 
-def test_a_quantile_lies_where_prometheus_would_see_it() -> None:
+def test_a_quantile_equals_prometheus_estimate() -> None:
     before = {0.001: 10, 0.002: 10, 0.005: 10, math.inf: 10}
     after = {0.001: 60, 0.002: 100, 0.005: 110, math.inf: 110}
     gains = find_gains(before, after)
     assert find_quantile(gains, 0.5) == pytest.approx(0.001)
     assert find_quantile(gains, 0.7) == pytest.approx(0.0015)
     assert find_quantile(gains, 0.99) == pytest.approx(0.0047)
-    # Beyond the last bound nobody knows.
+    # Beyond the last bound, the last bound is the estimate.
     beyond = find_gains(before, {**before, math.inf: 20})
     assert find_quantile(beyond, 0.5) == 0.005
 
@@ -134,7 +134,7 @@ def test_a_quantile_lies_where_prometheus_would_see_it() -> None:
         ({0.1: 7, 1.0: 8, math.inf: 9}, Bucket(above=1.0, up_to=None), "> 1000"),
     ],
 )
-def test_the_longest_is_in_the_highest_bucket_that_gained(
+def test_the_longest_duration_is_in_the_highest_bucket_that_grew(
     after: dict[float, int], expected: Bucket, text: str
 ) -> None:
     bucket = find_longest(find_gains({0.1: 5, 1.0: 5, math.inf: 5}, after))
@@ -144,7 +144,7 @@ def test_the_longest_is_in_the_highest_bucket_that_gained(
 # Figures.
 
 
-def test_a_turn_is_what_was_counted_in_it() -> None:
+def test_a_turn_has_the_differences_of_two_looks() -> None:
     assert FIGURES.step == pytest.approx(0.002)
     assert FIGURES.tokens_per_second == pytest.approx(2000.0)
     assert FIGURES.first_token == 0.2
@@ -152,17 +152,17 @@ def test_a_turn_is_what_was_counted_in_it() -> None:
     assert (FIGURES.server_cpu, FIGURES.engine_cpu) == (1.0, 0.5)
 
 
-def test_no_step_at_all_is_no_figure() -> None:
+def test_a_turn_without_a_step_is_an_error() -> None:
     with pytest.raises(StreamEnded):
         sum_up(BEFORE, BEFORE, [0.1], PROBES)
 
 
-def test_medians_are_of_each_figure_alone() -> None:
+def test_each_figure_has_its_own_median() -> None:
     rounds = [replace(FIGURES, step=step) for step in (0.1, 0.4, 0.2)]
     assert find_medians(rounds) == replace(FIGURES, step=0.2)
 
 
-def test_the_table_has_a_row_for_each_and_one_ratio_for_two() -> None:
+def test_the_table_has_a_row_for_each_mode_and_a_ratio_for_each_pair() -> None:
     table, notes = processes.render_results(make_results()).split("\n\n")
     rows = table.splitlines()
     assert len(rows) == 2 + 8
@@ -178,7 +178,7 @@ def test_the_costs_of_a_start_are_medians_of_the_rounds() -> None:
 
 
 @pytest.mark.slow
-def test_it_draws(tmp_path: Path) -> None:
+def test_a_plot_is_a_png(tmp_path: Path) -> None:
     processes.save_plot(make_results(), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
@@ -186,7 +186,7 @@ def test_it_draws(tmp_path: Path) -> None:
 # Servers.
 
 
-def test_the_commands_differ_in_the_place_of_the_engine_alone() -> None:
+def test_the_commands_differ_only_in_the_place_of_the_engine() -> None:
     for device in DEVICES.values():
         inside, outside = (
             write_command(device, mode, "m", Path("f")) for mode in MODES
@@ -216,12 +216,12 @@ async def test_an_engine_process_without_a_model_answers() -> None:
 # The command line.
 
 
-def test_quick_is_quick() -> None:
+def test_quick_has_one_short_round() -> None:
     load = processes.read_load(processes.parse_arguments(["--quick"]))
     assert (load.rounds, load.devices) == (1, tuple(DEVICES))
 
 
 @pytest.mark.parametrize("streams", ["0", "129"])
-def test_streams_that_would_wait_for_each_other_are_refused(streams: str) -> None:
+def test_a_wrong_number_of_streams_is_refused(streams: str) -> None:
     with pytest.raises(SystemExit):
         processes.parse_arguments(["--streams", streams])

@@ -1,4 +1,4 @@
-"""The benches of steps measure, divide and show what they say."""
+"""The benches of scheduling and of encoding report the figures that they describe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_scan_finds_the_placeholder_from_either_side(forward: bool) -> None:
 async def test_a_device_that_is_always_served_first_is_never_idle(
     tmp_path: Path, autojump_clock: object, reads_text: bool
 ) -> None:
-    """In virtual time the host takes none; with one step in flight it waits for none."""
+    """In virtual time the host takes no time, so the device never waits."""
     for depth in async_scheduling.DEPTHS:
         figures = await async_scheduling.step_device(
             tiny_tokenizer(tmp_path),
@@ -55,7 +55,7 @@ async def test_a_device_that_is_always_served_first_is_never_idle(
             num_tokens=20,
         )
         assert figures.idle_ms == pytest.approx(0.0, abs=1e-9)
-        # The step that computes the prompts gives the first tokens.
+        # The step that computes the prompts also samples the first tokens.
         assert figures.share == pytest.approx(1.0)
 
 
@@ -66,8 +66,10 @@ def test_depths_are_compared_by_their_tokens_per_second() -> None:
     assert row == ["16", "20.0, 100, 5.0", "25.0, 100, 5.0", "1.250"]
 
 
-async def test_a_stream_feels_what_a_long_prompt_takes(autojump_clock: object) -> None:
-    """In virtual time a step costs 10 ms, and 1 ms a token; a step has 256 tokens at most."""
+async def test_a_long_prompt_lengthens_the_gaps_of_a_stream(
+    autojump_clock: object,
+) -> None:
+    """In virtual time a step takes 10 ms and 1 ms a token, for 256 tokens at most."""
     info = make_info(2048, vocab_size=2000)
     core = LocalCore(
         Scheduler(

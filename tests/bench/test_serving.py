@@ -1,4 +1,4 @@
-"""bench/serving.py counts and divides what a server with a known output sends."""
+"""bench/serving.py reports the right figures for a server with a known output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RunAgainst = Callable[..., Awaitable[Report]]
 
 @dataclass
 class FakeServer:
-    """A server of exactly `max_tokens` tokens an answer, which remembers its requests.
+    """A server with exactly `max_tokens` tokens an answer; it remembers its requests.
 
     `refused` names fields that it answers 400 to; `broken` makes it fail after the
     first request, which is the one that asks what it understands. Later requests wait
@@ -136,7 +136,7 @@ async def test_every_request_and_token_is_counted(run_against: RunAgainst) -> No
         assert level.ttft.count == level.latency.count == 6
         # Five tokens have four gaps; the event that names the role is not a token.
         assert level.itl.count == 6 * 4
-    # The dialect, two to warm up, and two levels.
+    # Requests to learn the dialect, two to warm up, and those of two levels.
     assert len(fake.bodies) == 1 + 2 + 2 * 6
 
 
@@ -144,8 +144,8 @@ async def test_health_is_probed_while_requests_run(run_against: RunAgainst) -> N
     load = replace(LOAD, concurrency=(2,), warmup=0)
     report = await run_against(FakeServer(num_probes_awaited=4), load)
     level = report.servers[0].levels[0]
-    # The first of the four asked whether there is such a path; the last one's answer
-    # may come after those that it set free.
+    # The first of the four asked whether the path exists. The last one may be answered
+    # after the requests that it released.
     assert level.health.count >= 2
     assert level.clients.num_health_failures == 0
 
@@ -162,7 +162,7 @@ async def test_a_server_without_health_is_measured_without_it(
 async def test_a_client_keeps_its_connection(run_against: RunAgainst) -> None:
     fake = FakeServer()
     await run_against(fake, replace(LOAD, concurrency=(1,), warmup=0))
-    # One to learn the dialect, one of the client, one of the probes.
+    # One connection to learn the dialect, one of the client, one of the probes.
     assert fake.num_connections == 3
 
 
@@ -192,7 +192,7 @@ async def test_a_shared_prefix_is_the_only_thing_shared(
     assert {len(prompt) for prompt in prompts} == {27}
 
 
-async def test_a_server_measured_against_itself_meets_no_prompt_twice(
+async def test_a_server_measured_against_itself_gets_no_prompt_twice(
     run_against: RunAgainst,
 ) -> None:
     fake = FakeServer()
@@ -211,7 +211,7 @@ async def test_the_completions_endpoint_sends_a_prompt(run_against: RunAgainst) 
     ("refused", "counted_by"),
     [({"ignore_eos"}, "usage"), ({"ignore_eos", "stream_options"}, "events")],
 )
-async def test_what_a_server_refuses_is_left_out(
+async def test_fields_that_a_server_refuses_are_left_out(
     run_against: RunAgainst, refused: set[str], counted_by: str
 ) -> None:
     report = await run_against(FakeServer(refused=frozenset(refused)))
@@ -221,7 +221,7 @@ async def test_what_a_server_refuses_is_left_out(
         assert level.counted_by == counted_by
 
 
-async def test_tokens_are_counted_from_events_where_no_usage_comes(
+async def test_tokens_are_counted_from_events_if_there_is_no_usage(
     run_against: RunAgainst,
 ) -> None:
     report = await run_against(FakeServer(gives_usage=False))
@@ -230,7 +230,7 @@ async def test_tokens_are_counted_from_events_where_no_usage_comes(
     assert "tokens counted by events" in render_report(report)
 
 
-async def test_several_tokens_in_an_event_are_told(run_against: RunAgainst) -> None:
+async def test_several_tokens_in_an_event_are_reported(run_against: RunAgainst) -> None:
     load = replace(LOAD, output_tokens=6)
     report = await run_against(FakeServer(tokens_in_event=2), load)
     level = report.servers[0].levels[0]
@@ -247,7 +247,7 @@ async def test_several_tokens_in_an_event_are_told(run_against: RunAgainst) -> N
         ("cut", "the stream ended early"),
     ],
 )
-async def test_failed_requests_are_counted_and_told(
+async def test_failed_requests_are_counted_and_reported(
     run_against: RunAgainst, broken: str, message: str
 ) -> None:
     load = replace(LOAD, concurrency=(3,), requests=3, warmup=0)
@@ -258,7 +258,7 @@ async def test_failed_requests_are_counted_and_told(
     assert message in render_report(report)
 
 
-async def test_a_server_that_is_not_there_is_named() -> None:
+async def test_a_server_that_cannot_be_reached_is_named() -> None:
     servers = [Server(label="gone", url="http://127.0.0.1:1")]
     with pytest.raises(ServerUnusable, match="gone"):
         await serving.measure(LOAD, servers)
@@ -290,7 +290,7 @@ async def test_a_duration_bounds_a_level_instead_of_a_count(
     assert level.output_tokens == 5 * level.clients.num_requests
 
 
-def test_servers_take_turns_and_the_order_turns_round() -> None:
+def test_servers_take_turns_in_alternating_order() -> None:
     a, b = (Server(label=name, url=f"http://{name}") for name in "ab")
     order = serving.take_turns(replace(LOAD, rounds=2), [a, b])
     assert [(turn, server.label, level) for turn, server, level in order] == [
@@ -335,7 +335,9 @@ def test_throughput_is_the_median_of_the_rounds() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_events_are_read_however_they_are_cut(step: int, newline: bytes) -> None:
+def test_events_are_read_for_any_division_of_the_bytes(
+    step: int, newline: bytes
+) -> None:
     stream = (
         b": a comment\n\nevent: x\n"
         b'data: {"choices": [{"text": "a"}]}\n\n'

@@ -1,9 +1,9 @@
-"""Every program of README and docs/ names what exists, and runs as it is printed.
+"""Every program of README and docs/ uses names that exist, and runs as it is printed.
 
-A program is a code block of Python. Tests replace the names of models and servers, because
-models of that size take too long, and nothing else. Two kinds of blocks run elsewhere: the
-plug-in in tests/e2e/test_logits_processors.py, and fragments, which are no whole programs,
-do not run at all.
+A program is a code block of Python that begins with an import. Tests replace the names of
+models and servers in it, because models of that size take too long, and nothing else. The
+plug-in runs in tests/e2e/test_logits_processors.py. Other blocks are fragments, and do not
+run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find_program(page: str, mark: str) -> str:
 
 
 def replace_all(program: str, changes: dict[str, str]) -> str:
-    """Replace texts that must be there."""
+    """Replace texts; each of them must occur."""
     for old, new in changes.items():
         assert old in program, f"{old} is not in the program any more"
         program = program.replace(old, new)
@@ -62,7 +62,7 @@ def replace_all(program: str, changes: dict[str, str]) -> str:
 
 
 def run(program: str) -> dict[str, Any]:
-    """Run a program in this process; returns what it has defined."""
+    """Run a program in this process, and return its global names."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program, "<program>", "exec"), names)
     return names
@@ -83,7 +83,7 @@ RUN = {
     ("docs/embedding.rst", "start_guest_run"): "test_asyncio_asks_a_guest",
     ("docs/embedding.rst", "LoopStall"): "test_the_task_that_blocks_the_loop_is_found",
     ("docs/images-and-tensors.rst", "prompt_embeds"): "test_a_tensor_is_a_prompt",
-    ("docs/pooling.rst", "cohere"): "test_vectors_and_ranks_come_to_the_clients",
+    ("docs/pooling.rst", "cohere"): "test_clients_get_vectors_and_ranks",
     # In tests/e2e/test_logits_processors.py:
     ("docs/reasoning-and-plugins.rst", "(LogitsProcessor):"): "plugin_folder",
 }
@@ -99,7 +99,7 @@ def test_each_program_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("page", "mark"), RUN)
-def test_a_program_names_only_what_is_there(page: str, mark: str) -> None:
+def test_a_program_uses_only_names_that_exist(page: str, mark: str) -> None:
     for node in ast.walk(ast.parse(find_program(page, mark))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == "trioserve":
@@ -111,7 +111,7 @@ def test_a_program_names_only_what_is_there(page: str, mark: str) -> None:
 
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> Any:
-    """A server whose clients may block: they run in threads."""
+    """A server for clients that block, which run in threads."""
     render = RenderConfig(enable_prompt_embeds=True)
     async with open_fake_server(tokenizer_folder, render=render) as server:
         with trio.fail_after(60):
@@ -161,7 +161,7 @@ async def test_a_tensor_is_a_prompt(server: Any) -> None:
     assert answer.choices[0].text in server.answer * 2
 
 
-async def test_vectors_and_ranks_come_to_the_clients(tokenizer_folder: Path) -> None:
+async def test_clients_get_vectors_and_ranks(tokenizer_folder: Path) -> None:
     async with open_fake_pooling_server(tokenizer_folder) as server:
         with trio.fail_after(60):
             names = await run_client(
@@ -173,17 +173,17 @@ async def test_vectors_and_ranks_come_to_the_clients(tokenizer_folder: Path) -> 
             rerank = partial(names["rerank"], "a dog", documents)
             ranks = await trio.to_thread.run_sync(rerank)
     assert [len(vector) for vector in vectors] == [8, 8]
-    # The best three, the query's own text before all others.
+    # The best three; the text that equals the query is the first.
     assert len(ranks) == 3
     assert ranks[0] == (1, pytest.approx(1.0))
 
 
-# Programs that have the engine inside. Each loads a model, so they are slow.
+# Programs that embed the engine. Each loads a model, so they are slow.
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama that reads and writes the tiny tokenizer's tokens."""
+    """A random Llama with the vocabulary of the tiny tokenizer."""
     folder = save_tiny_model(
         "llama",
         tmp_path_factory.mktemp("model") / "tiny-llama",
@@ -199,7 +199,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_engine(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Return a function: page, mark -> what the program printed with a tiny model."""
+    """Return a function: page, mark -> the output of the program with a tiny model."""
 
     def run_it(page: str, mark: str) -> str:
         model = f"{str(model_folder)!r}, kv_cache_memory='16MiB'"
@@ -237,7 +237,7 @@ def test_asyncio_asks_a_thread(run_engine: Callable[..., str]) -> None:
 def test_asyncio_asks_a_guest(
     model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The engine stays in this process: another one would import torch for seconds.
+    # The engine stays in this process: another one would take seconds to import torch.
     changes = {"process=True": f"model={str(model_folder)!r}, kv_cache_memory='16MiB'"}
     run(replace_all(find_program("docs/embedding.rst", "start_guest_run"), changes))
     assert capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, over tiny models with a real tokenizer."""
+"""Real servers in their own processes, with tiny models and a real tokenizer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import pytest
 from trioserve.testing.models import save_tiny_model
 from trioserve.testing.tokenizer import tiny_tokenizer
 
-# They end a test that hangs. With ten busy processes on two cores, a start took more than
-# a minute.
+# These limits end a test that hangs. With ten busy processes on two cores, a start took
+# more than a minute.
 START_SECONDS = 180
 END_SECONDS = 60
 
 PLUGIN_PAGE = Path(__file__).parents[2] / "docs" / "reasoning-and-plugins.rst"
 
-# Goes on until something happens to it.
+# A stream that runs until a test ends it.
 LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
 
 SERVE = (sys.executable, "-m", "trioserve", "serve")
@@ -54,7 +54,7 @@ class ServerProcess:
         return self.process.wait(seconds)
 
     def read_log(self) -> str:
-        """Return all that it has said; it has ended."""
+        """Return the whole log of a server that has ended."""
         self.reader.join()
         return "".join(self.log)
 
@@ -98,10 +98,10 @@ def interruptible() -> None:
 
 @pytest.fixture
 def no_shared_memory_left() -> Iterator[None]:
-    """See that the test leaves none behind."""
+    """Check that the test leaves no shared memory behind."""
     before = set(os.listdir("/dev/shm"))
     yield
-    # Other programs of this machine have some there, too, and take it away again.
+    # Other programs of this machine use shared memory, too, and remove it again.
     deadline = time.monotonic() + END_SECONDS
     while new := set(os.listdir("/dev/shm")) - before:
         assert time.monotonic() < deadline, f"{new} stays"
@@ -110,7 +110,7 @@ def no_shared_memory_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama that reads and writes the tiny tokenizer's tokens."""
+    """A random Llama with the vocabulary of the tiny tokenizer."""
     folder = tmp_path_factory.mktemp("model") / "tiny-llama"
     save_tiny_model(
         "llama",
@@ -139,7 +139,7 @@ def begin_process(
 ) -> Callable[[], ServerProcess]:
     """Start a server and return a function that waits until it is ready.
 
-    For several at once: one alone leaves a core idle for the seconds of its imports.
+    Tests start several at once: one alone leaves a core idle during its imports.
     """
     process = stack.enter_context(
         subprocess.Popen(
@@ -159,10 +159,10 @@ def begin_process(
                 is_settled.set()
         is_settled.set()
 
-    # Read to the end, or a full pipe would stop the server.
+    # The log is read to its end, because a full pipe would stop the server.
     thread = threading.Thread(target=read)
     thread.start()
-    # Undone in reverse: killed, read to the end, waited for.
+    # These run in reverse order: kill, read the log to its end, wait for the process.
     stack.callback(thread.join)
     stack.callback(process.kill)
 
@@ -195,7 +195,7 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
 def server(model_folder: Path, plugin_folder: Path) -> Iterator[ServerProcess]:
     """One server for all tests that leave it as they found it.
 
-    A start takes seconds, most of which torch is imported in.
+    A start takes seconds, most of them for the import of torch.
     """
     with ExitStack() as stack:
         yield start_process(

@@ -1,4 +1,4 @@
-"""What a user meets first: the default model, with no option set."""
+"""The default model, without any option: the first thing that a user tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: each side is killed, stopped, and left."""
+"""The engine in a process of its own: either side is killed, stopped or cancelled."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., Any]
 Open = Callable[[str], Any]
 
-# What the issue of ending promises.
+# Each side should notice the end of the other one within this time.
 SECOND = 1.0
 
-# Of a process that is killed the system has gigabytes of mapped libraries to give back;
-# and machines that run tests have other things to do.
+# After a kill, the system has to unmap gigabytes of libraries, on a machine that may be
+# busy.
 LATE = 20.0
 
 
@@ -39,7 +39,7 @@ def list_engines(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def is_engine(child: psutil.Process) -> bool:
-    # What is imported starts processes of its own, which are soon gone.
+    # Imported libraries start processes of their own, which soon end.
     try:
         return "trioserve.startup.engine_process" in child.cmdline()
     except psutil.NoSuchProcess:
@@ -59,7 +59,7 @@ def wait_gone(process: psutil.Process, seconds: float = SECOND + LATE) -> None:
 
 
 @pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_killed_engine_is_told_to_every_client_and_ends_the_server(
+def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
     start_server: Start, model_folder: Path, open_stream: Open
 ) -> None:
     server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
@@ -85,7 +85,7 @@ def test_a_killed_server_leaves_no_engine(
     assert not engine.is_running()
 
 
-def test_a_stopped_engine_makes_progress_red_until_it_goes_on(server: Any) -> None:
+def test_progressz_answers_503_while_the_engine_is_stopped(server: Any) -> None:
     def read_progress() -> int:
         status: int = httpx.get(f"{server.url}/progressz").status_code
         return status
@@ -106,7 +106,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 @pytest.mark.parametrize("killed", ["engine", "server"])
-def test_who_is_killed_at_load_takes_the_other_one_along(
+def test_a_process_killed_during_the_load_ends_the_other_one(
     model_folder: Path, killed: str
 ) -> None:
     process = subprocess.Popen(
@@ -130,10 +130,10 @@ def list_children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-async def test_an_embedder_hears_of_the_death_of_its_idle_engine(
+async def test_a_program_learns_of_the_death_of_its_idle_engine(
     model_folder: Path,
 ) -> None:
-    """Which it may have in a process, and which works there as it does here."""
+    """An engine in a process answers requests as one inside the program does."""
     before = list_children()
     with pytest.raises(EngineDied) as caught:
         async with trioserve.open_engine(
@@ -155,7 +155,7 @@ async def test_an_embedder_hears_of_the_death_of_its_idle_engine(
     assert not child.is_running()
 
 
-async def test_what_is_wrong_with_a_model_is_told_as_it_is_without_a_process() -> None:
+async def test_a_wrong_model_raises_the_same_error_as_without_a_process() -> None:
     before = list_children()
     with pytest.raises(WeightsNotFound, match="/no/such/folder"):
         async with trioserve.open_engine("/no/such/folder", process=True):

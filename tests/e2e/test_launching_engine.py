@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def open_engine(folder: Path) -> AsyncIterator[TokenEngine]:
-    """As on a GPU: the CPU has done a step when it is launched, but nobody knows."""
+    """Open an engine as on a GPU: launching a step and finishing it are two calls."""
     model = load_model(folder, ModelConfig(), name="tiny")
     runner = ModelRunner(
         model, num_blocks=24, block_size=4, max_num_seqs=8, max_model_len=48
@@ -77,10 +77,10 @@ def generate(folder: Path, prompt: tuple[int, ...]) -> list[int]:
     return tokens
 
 
-async def test_streams_are_what_generate_says_while_others_come_and_leave(
+async def test_streams_equal_generate_while_others_come_and_leave(
     folder: Path,
 ) -> None:
-    """In a pool that is too small for all of them."""
+    """The pool of blocks is too small for all of them."""
     written: dict[int, list[int]] = {}
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 
@@ -90,7 +90,7 @@ async def test_streams_are_what_generate_says_while_others_come_and_leave(
         async with engine.open_stream(prompts, params) as deltas:
             async for delta in deltas:
                 tokens += delta.token_ids
-                # Every third one has heard enough.
+                # Every third stream is left early.
                 if number % 3 == 0 and len(tokens) > number % 7:
                     return
         written[number] = tokens

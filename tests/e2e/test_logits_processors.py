@@ -1,4 +1,4 @@
-"""The plug-in of docs/ in a real server, with transformers' generate() as the oracle."""
+"""The plug-in of docs/ in a real server; transformers' generate() is the oracle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trioserve.frontend.text_params import TextParams
 
 pytestmark = pytest.mark.slow
 
-# What follows would be written again.
+# A model repeats a prompt like this, unless a plug-in forbids it.
 PROMPT = [300, 301] * 6
 NUM_TOKENS = 60
 
@@ -47,7 +47,7 @@ def generate(model_folder: Path) -> Callable[..., list[int]]:
 # The client (3.54) leaves generators of its HTTP library to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_clients_with_and_without_it_are_served_side_by_side(
+async def test_requests_with_and_without_the_plug_in_run_side_by_side(
     server: Any, generate: Any
 ) -> None:
     answers: dict[int, list[int]] = {}
@@ -77,12 +77,12 @@ async def test_clients_with_and_without_it_are_served_side_by_side(
                     extra_body={"logits_processors": {"no-repeat": {"size": "3"}}},
                 )
     for size in range(4):
-        # transformers' 0 is none, too.
+        # 0 forbids nothing in transformers, too.
         assert answers[size] == generate(no_repeat_ngram_size=size)
     assert len(set(map(tuple, answers.values()))) == 4, "each forbids something else"
 
 
-async def test_an_embedded_engine_is_told_by_an_option(
+async def test_an_embedded_engine_loads_a_plug_in_by_an_option(
     model_folder: Path,
     plugin_folder: Path,
     generate: Any,
@@ -115,7 +115,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_exit_code_2(
     from trioserve.__main__ import main
 
     flags = ["--logits-processor", "no_such_module:X", "--port", "0"]
-    # Another process would say the same, after it has imported torch.
+    # An engine process would report the same, but it would import torch first.
     flags.append("--no-engine-process")
     assert main(["serve", str(model_folder), *flags]) == 2
     error = capsys.readouterr().err.splitlines()[-1]

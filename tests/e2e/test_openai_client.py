@@ -33,7 +33,7 @@ def expect(model_folder: Path) -> Any:
         prompt = torch.tensor([ids])
         out = model.generate(
             prompt,
-            # Or generate() takes the tokenizer's first token for padding.
+            # Without a mask, generate() takes the tokenizer's first token for padding.
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=max_tokens,
@@ -51,7 +51,7 @@ def expect(model_folder: Path) -> Any:
     return run
 
 
-def test_a_chat_is_what_generate_says(client: openai.OpenAI, expect: Any) -> None:
+def test_a_chat_equals_generate(client: openai.OpenAI, expect: Any) -> None:
     answer = client.chat.completions.create(
         model="tiny-llama", messages=MESSAGES, max_tokens=24, temperature=0
     )
@@ -60,9 +60,7 @@ def test_a_chat_is_what_generate_says(client: openai.OpenAI, expect: Any) -> Non
     assert answer.usage.completion_tokens == 24
 
 
-def test_a_streamed_chat_is_what_generate_says(
-    client: openai.OpenAI, expect: Any
-) -> None:
+def test_a_streamed_chat_equals_generate(client: openai.OpenAI, expect: Any) -> None:
     chunks = list(
         client.chat.completions.create(
             model="tiny-llama",
@@ -79,7 +77,7 @@ def test_a_streamed_chat_is_what_generate_says(
     assert chunks[-1].usage.completion_tokens == 24
 
 
-def test_a_completion_is_what_generate_says(client: openai.OpenAI, expect: Any) -> None:
+def test_a_completion_equals_generate(client: openai.OpenAI, expect: Any) -> None:
     ids = [300, 301, 302, 40, 41]
     answer = client.completions.create(
         model="tiny-llama", prompt=ids, max_tokens=16, temperature=0
@@ -90,7 +88,7 @@ def test_a_completion_is_what_generate_says(client: openai.OpenAI, expect: Any) 
 # The client (3.54) leaves generators of its HTTP library to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_16_chats_stream_at_once_and_each_is_what_generate_says(
+async def test_16_chats_stream_at_once_and_each_equals_generate(
     server: Any, expect: Any
 ) -> None:
     texts: dict[int, str] = {}
@@ -155,7 +153,9 @@ def test_logprobs_have_openais_forms(client: openai.OpenAI) -> None:
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
 
 
-def test_a_seeded_request_repeats_itself_in_any_batch(client: openai.OpenAI) -> None:
+def test_a_seeded_request_gets_the_same_answer_in_any_batch(
+    client: openai.OpenAI,
+) -> None:
     def run(n: int) -> list[str]:
         answer = client.chat.completions.create(
             model="tiny-llama", messages=MESSAGES, max_tokens=12, seed=5, n=n
@@ -171,7 +171,7 @@ def test_a_seeded_request_repeats_itself_in_any_batch(client: openai.OpenAI) -> 
     ("changes", "param"),
     [({"max_tokens": 0}, "max_tokens"), ({"temperature": -1}, "temperature")],
 )
-def test_errors_arrive_as_the_clients_own(
+def test_errors_become_exceptions_of_the_client(
     client: openai.OpenAI, changes: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -190,7 +190,7 @@ def test_the_served_model_is_described(client: openai.OpenAI) -> None:
         client.models.retrieve("org/other")
 
 
-def test_the_client_knows_the_requests_id(client: openai.OpenAI) -> None:
+def test_the_client_sees_the_id_of_the_request(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny-llama", messages=MESSAGES, max_tokens=1
     )

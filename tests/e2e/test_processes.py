@@ -1,4 +1,4 @@
-"""Real processes and real signals: starting, stopping, being left and being killed."""
+"""Real processes and real signals: start, stop, kill, and clients that leave."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow
 
 Open = Callable[[str], Any]
 
-# Waits for a server that was started beside others.
+# Waits until a server is ready that was started beside others.
 Wait = Callable[[], Any]
 
-# Where the engine is does not matter to these promises, and a second process takes seconds
-# to import torch; test_engine_process.py has those that need it.
+# These tests need no engine process, which takes seconds to import torch.
+# test_engine_process.py has the tests that need one.
 INSIDE = "--no-engine-process"
 
 # Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
@@ -64,7 +64,7 @@ def read_gauges(url: str) -> dict[str, float]:
     return gauges
 
 
-async def test_300_streams_dropped_at_random_leave_a_fresh_engine(server: Any) -> None:
+async def test_300_streams_that_end_at_random_leave_a_fresh_engine(server: Any) -> None:
     fresh = read_gauges(server.url)
     assert set(fresh.values()) == {0.0}
     rng = random.Random(1)
@@ -143,10 +143,10 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
     assert re.search(r"draining \(open requests: [12]\); another signal", log)
 
 
-def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
+def test_sigusr1_logs_the_stalls_of_the_loop_and_sigterm_ends_an_idle_server(
     drained: dict[str, Wait],
 ) -> None:
-    """What an interrupt does, test_pooling.py says."""
+    """test_pooling.py tests SIGINT."""
     server = drained["idle"]()
 
     def count_lines() -> int:
@@ -162,11 +162,11 @@ def test_sigusr1_asks_for_the_loops_stalls_and_sigterm_ends_an_idle_server(
     with socket.create_connection(("127.0.0.1", server.port)):
         assert server.stop(signal.SIGTERM) == 0
     assert "Traceback" not in server.read_log()
-    # The third is its last word.
+    # The server logs the third line at its end.
     assert count_lines() == 3
 
 
-def test_an_interrupt_in_the_first_moments_is_answered_without_a_traceback() -> None:
+def test_an_interrupt_in_the_first_moments_ends_it_without_a_traceback() -> None:
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *SERVE[1:], "--port", "0"],
         stderr=subprocess.PIPE,
@@ -174,7 +174,7 @@ def test_an_interrupt_in_the_first_moments_is_answered_without_a_traceback() -> 
     )
     with process:
         assert process.stderr is not None
-        # The first of the larger libraries. Others are imported for a second.
+        # The first of the larger libraries. The others take a second to import.
         while not process.stderr.readline().endswith(" msgspec\n"):
             pass
         process.send_signal(signal.SIGINT)
@@ -182,8 +182,8 @@ def test_an_interrupt_in_the_first_moments_is_answered_without_a_traceback() -> 
         assert "Traceback" not in process.stderr.read()
 
 
-# Stands for somebody who stops a server just before it is ready: the last thing that it
-# does before it listens is to collect garbage.
+# Sends SIGTERM just before the server is ready: a garbage collection is its last work
+# before it listens.
 STOPPED_AS_IT_COLLECTS = """
 import gc, os, signal, sys, threading
 from trioserve.__main__ import main
@@ -230,7 +230,7 @@ def test_a_signal_while_loading_ends_with_0(model_folder: Path, signum: int) -> 
 
 
 def test_a_signal_while_weights_are_read_here_ends_with_0(tmp_path: Path) -> None:
-    """A thread that is still in torch as the interpreter ends would end it with 134."""
+    """A thread inside torch when the interpreter ends would give exit code 134."""
     process = subprocess.Popen(
         [*SERVE, str(save_deep_model(tmp_path)), INSIDE, "--port", "0"],
         stderr=subprocess.PIPE,
@@ -246,12 +246,14 @@ def test_a_signal_while_weights_are_read_here_ends_with_0(tmp_path: Path) -> Non
 
 
 def save_deep_model(folder: Path) -> Path:
-    """Save a model that loads for a while and still is small."""
+    """Save a small model that takes a while to load."""
     save_tiny_model("llama", folder / "deep", num_hidden_layers=100)
     return tiny_tokenizer(folder / "deep")
 
 
-def test_a_taken_port_is_told_before_the_model_is_loaded(model_folder: Path) -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(
+    model_folder: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = run_serve(str(model_folder), "--port", port)
@@ -266,16 +268,16 @@ def test_a_wrong_model_is_one_sentence_and_exit_code_2() -> None:
     assert line.startswith("trioserve: ")
 
 
-def test_so_are_those_that_are_found_to_be_wrong_as_they_are_loaded(
+def test_a_model_that_turns_out_wrong_during_its_load_is_one_sentence_too(
     model_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here and not in processes of their own, which would import torch first."""
+    """The command runs in this process, because a new one would import torch first."""
     from trioserve.__main__ import main
 
-    # The collector is the other tests', too.
+    # The other tests of this process need the garbage collector.
     monkeypatch.setattr("trioserve.startup.server.prepare_interpreter", lambda: None)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -294,7 +296,7 @@ def test_so_are_those_that_are_found_to_be_wrong_as_they_are_loaded(
         [str(empty)],
         [str(truncated)],
         [str(unsupported)],
-        # What would do nothing for a model that does not write.
+        # An option that has no effect on a model that does not generate.
         [str(model_folder), "--task", "embed", "--reasoning-parser", "qwen3"],
     ]
     for arguments in wrong:
@@ -323,13 +325,13 @@ def create_app_of(model_folder: Path) -> str:
     )
 
 
-# What a shell does to a script's background processes.
+# A shell ignores SIGINT in a script's background processes in this way.
 DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
 
 
 @pytest.fixture(scope="module")
 def doors(model_folder: Path) -> Iterator[dict[str, Wait]]:
-    """Servers of hypercorn's, one for each test."""
+    """Servers that hypercorn's command starts, one for each test."""
     serve = [*HYPERCORN, create_app_of(model_folder)]
     commands = {
         "alone": [*serve, "-w", "0"],
@@ -345,11 +347,11 @@ def doors(model_folder: Path) -> Iterator[dict[str, Wait]]:
     [
         ("alone", signal.SIGINT),
         ("worker", signal.SIGTERM),
-        # As without the prefix, once it is undone.
+        # The server listens to SIGTERM even if its parent ignores SIGINT.
         ("deaf", signal.SIGTERM),
     ],
 )
-def test_the_hypercorn_door_serves_and_drains(
+def test_hypercorns_command_serves_and_drains(
     doors: dict[str, Wait], open_stream: Open, name: str, signum: int
 ) -> None:
     server = doors[name]()
@@ -413,7 +415,7 @@ def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
         timeout=START_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    # Not in a group: nobody who embeds it need know that it has a nursery.
+    # Not in a group: a program that embeds the engine need not know of its nursery.
     assert done.stdout == '20 length\n("the program\'s own",) None\n'
 
 
@@ -429,7 +431,7 @@ async def main():
     with trio.CancelScope() as scope:
 
         def cancel(make, args, kwargs):
-            # The weights are about to be read; and so the load is in torch for a while.
+            # The weights are read next, which keeps the load inside torch for a while.
             token.run_sync_soon(scope.cancel)
             return make(*args, **kwargs)
 
@@ -442,10 +444,10 @@ trio.run(main)
 """
 
 
-def test_a_program_that_cancels_a_load_ends_as_it_wants_to(
+def test_a_program_that_cancels_a_load_ends_with_its_own_exit_code(
     tmp_path: Path,
 ) -> None:
-    """A thread that is still in torch as the interpreter ends would end it with 134."""
+    """A thread inside torch when the interpreter ends would give exit code 134."""
     script = CANCELLING.replace("MODEL", repr(str(save_deep_model(tmp_path))))
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -457,7 +459,7 @@ def test_a_program_that_cancels_a_load_ends_as_it_wants_to(
     assert done.stdout == "True\n"
 
 
-# Stands for a device that breaks: the model's runner fails at its 20th step.
+# A device that breaks: the model's runner fails at its 20th step.
 BROKEN_DEVICE = """
 import sys
 from trioserve import model
@@ -478,7 +480,7 @@ RUN = "from {}.__main__ import main; sys.exit(main(sys.argv[1:]))"
 
 @pytest.fixture(scope="module")
 def broken(model_folder: Path) -> Iterator[dict[str, Wait]]:
-    """Servers whose device will break, one for each test."""
+    """Servers with a device that will break, one for each test."""
     arguments = {
         "trioserve": ["serve", str(model_folder), INSIDE, "--port", "0"],
         "hypercorn": [*HYPERCORN[3:], "-w", "0", create_app_of(model_folder)],

@@ -1,4 +1,4 @@
-"""The default model, made to reason by its template."""
+"""The default model, with a template that makes it reason."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def client(server: Any) -> Any:
         yield client
 
 
-def test_what_a_model_says_that_was_told_to_think_is_reasoning(
+def test_the_answer_of_a_model_that_does_not_end_its_reasoning_is_reasoning(
     client: openai.OpenAI,
 ) -> None:
-    """It was never trained to end it, so all of it is."""
+    """The model was never trained to end its reasoning."""
     answer = client.chat.completions.create(
         model="SmolLM2-135M-Instruct", messages=MESSAGES, max_tokens=5
     )
@@ -48,7 +48,7 @@ def test_what_a_model_says_that_was_told_to_think_is_reasoning(
     assert answer.usage.completion_tokens_details.reasoning_tokens == 5
 
 
-def test_the_same_comes_as_a_stream(client: openai.OpenAI) -> None:
+def test_reasoning_is_streamed_in_its_own_field(client: openai.OpenAI) -> None:
     reasoning = content = ""
     for chunk in client.chat.completions.create(
         model="SmolLM2-135M-Instruct", messages=MESSAGES, max_tokens=5, stream=True
@@ -60,7 +60,7 @@ def test_the_same_comes_as_a_stream(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 3])
-def test_a_model_that_thinks_for_too_long_has_to_answer(
+def test_a_model_must_answer_when_its_reasoning_budget_is_used_up(
     client: openai.OpenAI, budget: int
 ) -> None:
     answer = client.chat.completions.create(

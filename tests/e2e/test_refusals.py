@@ -1,6 +1,6 @@
-"""What can be told without a model's weights is told before they are read.
+"""Errors that need no weights are raised before the weights are read.
 
-The weights here are not the model's: whoever reads them raises WeightsBroken.
+The weights in these tests belong to no model: reading them raises WeightsBroken.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ async def test_an_option_that_cannot_be_honoured(
         await open_engine(folder, **options)
 
 
-async def test_a_chat_template_that_is_none(folder: Path, tmp_path: Path) -> None:
+async def test_a_chat_template_with_a_syntax_error(
+    folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{% if %}")
     with pytest.raises(InvalidConfig, match="chat_template: line 1"):
@@ -148,7 +150,7 @@ if getattr(sys.modules["__main__"].__spec__, "name", "") == "trioserve.startup.e
 
 
 @pytest.mark.slow
-async def test_an_engine_process_that_loads_for_long_is_not_waited_for(
+async def test_an_error_does_not_wait_for_a_slow_engine_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_plugin.py").write_text(SLOW_PLUGIN)
@@ -161,7 +163,7 @@ async def test_an_engine_process_that_loads_for_long_is_not_waited_for(
 
 
 @pytest.mark.slow
-async def test_stages_tell_before_they_read(folder: Path) -> None:
+async def test_stages_refuse_an_option_before_they_read_weights(folder: Path) -> None:
     with trio.fail_after(180):
         with pytest.raises(InvalidConfig, match="kv_cache_memory: .* 128 must fit"):
             await open_engine(folder, pipeline_parallel_size=2, kv_cache_memory="10KiB")

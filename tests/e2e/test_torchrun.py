@@ -1,4 +1,4 @@
-"""Stages that torchrun starts: two agents, as on two machines, on one."""
+"""Stages that torchrun starts: two agents on this machine, as if on two machines."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
 
 Open = Callable[[str], Any]
 
-# A chunked prompt, and the tokens after it.
+# A prompt of several chunks, and a short answer.
 SHORT = {"prompt": "Once upon a time " * 20, "max_tokens": 40, "temperature": 0.0}
 
-# For torchrun, which looks at its processes ten times a second, and for a busy machine.
+# torchrun checks its processes ten times a second, and the machine may be busy.
 END_SECONDS = 60
 
 
 @dataclass(kw_only=True)
 class Cluster:
-    """Two machines; the first one has the server, its engine and stage 0.
+    """Two machines; the first one runs the server, its engine and stage 0.
 
     Args:
       server: the first one's torchrun, as conftest.ServerProcess.
@@ -54,12 +54,12 @@ class Cluster:
         return stage
 
     def list_processes(self) -> list[psutil.Process]:
-        """List all but torchrun's own."""
+        """List all processes but torchrun's own."""
         pids = self.server.process.pid, self.other.pid
         return [p for pid in pids for p in psutil.Process(pid).children(recursive=True)]
 
     def wait(self, processes: list[psutil.Process]) -> tuple[int, int]:
-        """Wait for the end of everything; returns torchrun's exit codes."""
+        """Wait until all processes have ended, and return torchrun's exit codes."""
         codes = self.server.process.wait(END_SECONDS), self.other.wait(END_SECONDS)
         _, alive = psutil.wait_procs(processes, timeout=END_SECONDS)
         assert alive == []
@@ -90,7 +90,7 @@ def start_cluster(model_folder: Path, log: Path, *options: str) -> Iterator[Clus
 
 
 async def complete_alone(model_folder: Path) -> str:
-    """Return what one process says to the same."""
+    """Return the answer of a single process to the same request."""
     async with trioserve.open_engine(
         str(model_folder), kv_cache_memory="16MiB"
     ) as engine:
@@ -101,7 +101,7 @@ async def complete_alone(model_folder: Path) -> str:
             return text.text
 
 
-def test_two_machines_say_what_one_says_and_fail_together(
+def test_two_machines_answer_as_one_does_and_fail_together(
     model_folder: Path, tmp_path: Path, open_stream: Open
 ) -> None:
     log = tmp_path / "log"
@@ -122,10 +122,10 @@ def test_two_machines_say_what_one_says_and_fail_together(
     assert "StageDied: stage 1 hung up" in cluster.server.read_log()
 
 
-def test_a_stopped_server_lets_streams_end_and_ends_all(
+def test_a_stopped_server_waits_for_streams_and_ends_all_stages(
     model_folder: Path, tmp_path: Path, open_stream: Open
 ) -> None:
-    """And the stage elsewhere leaves stopping to it; the engine is in its process."""
+    """The stage on the other machine ignores signals; the engine is in the server."""
     log = tmp_path / "log"
     with start_cluster(model_folder, log, "--no-engine-process") as cluster:
         processes = cluster.list_processes()
@@ -135,7 +135,7 @@ def test_a_stopped_server_lets_streams_end_and_ends_all(
             cluster.server.process.send_signal(signal.SIGINT)
             last = stream.read_last()
         assert last["choices"][0]["finish_reason"] == "length"
-        # torchrun itself has been stopped by a signal; its processes were not.
+        # 1 is torchrun's own code after a signal. Its processes ended without errors.
         assert cluster.wait(processes) == (1, 0)
     assert "the engine failed" not in cluster.server.read_log()
     assert "the engine has hung up, so this stage ends" in log.read_text()

@@ -1,4 +1,4 @@
-"""Embeddings and images, by the official client, with generate() as the oracle."""
+"""Embeddings and images through the official client, with generate() as the oracle."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def show(*urls: str) -> list[Any]:
     return [{"role": "user", "content": [{"type": "text", "text": "See"}, *parts]}]
 
 
-def test_an_images_answer_is_what_generate_says(
+def test_an_answer_about_images_equals_generate(
     client: openai.OpenAI, vision_folder: Path, model: Any, tokenizer: Any
 ) -> None:
     from transformers import AutoImageProcessor, Qwen2VLProcessor
 
     class ImagesOnly(Qwen2VLProcessor):
-        """Without torchvision there is no processor of videos."""
+        """A processor without videos, which would need torchvision."""
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return type(argument)
@@ -120,7 +120,7 @@ def test_an_images_answer_is_what_generate_says(
     assert answer.usage.prompt_tokens == inputs["input_ids"].shape[1]
 
 
-def test_the_same_image_again_is_neither_processed_nor_computed(
+def test_a_repeated_image_is_neither_prepared_nor_computed_again(
     client: openai.OpenAI, server: Any
 ) -> None:
     def read(name: str) -> float:
@@ -145,7 +145,7 @@ def test_the_same_image_again_is_neither_processed_nor_computed(
     assert cached[1] == 16 > cached[0]
 
 
-def test_a_local_image_is_read_where_it_is_allowed(
+def test_a_local_image_is_read_from_the_allowed_folder_only(
     client: openai.OpenAI, vision_folder: Path, tmp_path: Path
 ) -> None:
     for folder in (vision_folder, tmp_path):
@@ -169,7 +169,7 @@ def test_a_local_image_is_read_where_it_is_allowed(
     "url",
     ["data:image/png;base64,AAAA", "http://127.0.0.1/x.png", "https://example.org/x"],
 )
-def test_an_image_that_cannot_be_had_is_400_and_named(
+def test_an_image_that_cannot_be_loaded_is_400_and_its_field_is_named(
     client: openai.OpenAI, url: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -177,7 +177,7 @@ def test_an_image_that_cannot_be_had_is_400_and_named(
     assert str(caught.value.param).startswith("messages[0].content[1].image_url")
 
 
-def test_a_texts_own_embeddings_say_what_the_text_says(
+def test_the_embeddings_of_a_text_give_the_same_answer_as_the_text(
     client: openai.OpenAI, model: Any, tokenizer: Any
 ) -> None:
     prompt = "Once upon a time there was a little server"
@@ -201,7 +201,7 @@ def test_a_texts_own_embeddings_say_what_the_text_says(
     assert complete(prompt=None, extra_body={"prompt_embeds": sparse}) == text
 
 
-def test_a_chat_with_vectors_streams_what_the_words_would(
+def test_a_chat_with_vectors_streams_the_same_answer_as_the_words(
     client: openai.OpenAI, model: Any, tokenizer: Any
 ) -> None:
     ids = tokenizer("the quick brown fox", return_tensors="pt")["input_ids"]
@@ -228,7 +228,7 @@ def test_the_server_ends_with_its_template_processes(server: Any) -> None:
     pids = [pid for t in threads for pid in (t / "children").read_text().split()]
     assert pids
     assert server.stop() == 0
-    # One of them tracks the others and notices only then.
+    # One of them watches the others, and ends a moment after them.
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline

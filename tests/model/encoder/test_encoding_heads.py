@@ -137,7 +137,9 @@ def test_activations_of_other_kinds_are_refused(tmp_path: Path) -> None:
     save_tiny_encoder(
         "bert", tmp_path, head="sequence", num_labels=1, sentence_transformers=named
     )
-    with pytest.raises(UnsupportedModel, match="its activation function Tanh is not supported"):
+    with pytest.raises(
+        UnsupportedModel, match="its activation function Tanh is not supported"
+    ):
         load_encoder(tmp_path, CPU, name="x", task="classify", sentence=None)
 
 
