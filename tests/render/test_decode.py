@@ -47,7 +47,7 @@ def draw(mode: str = "RGB", size: tuple[int, int] = (23, 17)) -> Image.Image:
 
 
 def look(data: bytes) -> np.ndarray:
-    """What transformers shows a model of an image file."""
+    """Return the pixels that transformers shows to a model."""
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     return convert_to_rgb(upright, return_numpy=True)
 

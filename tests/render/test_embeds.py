@@ -79,7 +79,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 class Reduced:
-    """An object of whom a pickle says only which function makes it from what."""
+    """An object that is pickled as a call of a function with arguments."""
 
     def __init__(self, function: Callable[..., object], *args: object) -> None:
         self.function, self.args = function, args
@@ -793,7 +793,7 @@ def flip_bits(file: bytearray, chance: random.Random) -> None:
 
 
 def write_number(file: bytearray, chance: random.Random) -> None:
-    """Somewhere, mostly where headers are: before byte 512 and in the directory."""
+    """Draw an offset, mostly in headers: before byte 512 and in the directory."""
     size = chance.choice([1, 2, 4, 8])
     number = chance.choice(NUMBERS) % 2 ** (8 * size)
     at = chance.choice(

@@ -143,7 +143,7 @@ async def test_a_request_tells_nothing_of_its_server(
     [
         "http://elsewhere.test/a.png",
         "https://elsewhere.test/a.png",
-        # The allowed host stands where it is not the host.
+        # The allowed host stands in another part of the URL.
         "http://elsewhere.test/127.0.0.1",
         "http://elsewhere.test?127.0.0.1",
         "http://elsewhere.test#127.0.0.1",

@@ -124,7 +124,7 @@ async def test_other_data_urls_are_refused(head: str) -> None:
     [
         *("A", "AA", "AAA", "AAAA=", "A===", "AA==AAAA", "AAA\n", "AA AA", "AAA%3D"),
         *("AA-_", "é" * 4, "\ud800AAA", "\x00AAA", "A" * 2**20 + "AAA"),
-        # Padding where a piece ends.
+        # Padding at the end of a piece.
         "A" * (2**20 - 2) + "==" + "AAAA",
     ],
 )
@@ -311,7 +311,7 @@ async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
                 requests.start_soon(fetch, url)
             await two_came.wait()
             requests.start_soon(fetch, url)
-            # What needs no connection does not wait.
+            # Images that need no connection do not wait.
             assert (await loader.load(data_url(), param="x")).data == PNG
             await trio.testing.wait_all_tasks_blocked()
             assert (num_clients, loaded) == (2, [])

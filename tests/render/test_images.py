@@ -131,7 +131,7 @@ def test_an_image_becomes_what_transformers_makes_of_it(
     assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"].tolist()
     num_tokens = (theirs["input_ids"] == processor.image_token_id).sum()
     assert mine.num_vectors == num_tokens > 0
-    # What is not about text is for the encoder.
+    # The inputs besides the text are the encoder's.
     about_text = {"input_ids", "attention_mask", "mm_token_type_ids"}
     assert set(mine.tensors) == set(theirs) - about_text
     for name, tensor in mine.tensors.items():
@@ -289,7 +289,7 @@ def processor(folders: dict[ProcessorKind, Path]) -> ImageProcessor:
 
 
 class CountingLoader(ImageLoader):
-    """Counts what is decoded; where there is a gate, images wait at it before."""
+    """Counts decoded images; if there is a gate, they wait for it before."""
 
     def __init__(self) -> None:
         super().__init__(MediaConfig())
@@ -377,7 +377,7 @@ async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
     assert renderer.num_held_bytes == 2 * size
     with pytest.raises(MemoryFull):
         await renderer.render(urls[2], param="x")
-    # Whoever has the tensors has the image.
+    # An image stays in memory as long as its tensors.
     tensors = first.tensors
     del first
     assert renderer.num_held_bytes == 2 * size

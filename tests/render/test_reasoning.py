@@ -176,7 +176,7 @@ def test_examples_of_qwen3(text: str, reasoning: str, content: str) -> None:
     ("text", "reasoning", "content"),
     [
         ("Hm.</think>Yes.", "Hm.", "Yes."),
-        # Models were seen to repeat what the template wrote.
+        # Some models repeat the start tag of the template.
         ("\n<think>\nHm.</think>Yes.", "Hm.", "Yes."),
         ("</think>\nYes.", "", "Yes."),
         ("Hm. <think> Hm.", "Hm. <think> Hm.", ""),
@@ -333,7 +333,7 @@ def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(
     assert len(whole.token_ids) == num_tokens or whole.stop_reason
     if whole.stop_reason:
         return
-    # A token counts if a character of it does: told here by its bytes.
+    # A token counts if one of its characters does; this is computed from bytes here.
     begin, end = len(before.encode()), len((before + section).encode())
     expected, offset = 0, 0
     for token_id in ids:

@@ -72,8 +72,8 @@ def test_a_stop_string_that_is_complete_before_arming_is_text(
     if not name:
         released += scanner.release()
     expected = (before + after)[: end - len(name)]
-    # What was shown before arming stays shown; a match that reaches back into it
-    # takes only what was held.
+    # Text released before arming stays released. A match that begins before removes
+    # only held text.
     assert released == expected
 
 

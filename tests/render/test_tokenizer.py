@@ -129,7 +129,7 @@ async def test_a_part_that_is_no_text_is_refused(byte_level: Subject) -> None:
 async def test_sixteen_threads_never_find_the_tokenizer_borrowed(
     byte_level_folder: Path, byte_level: Subject
 ) -> None:
-    """Truncating or not, texts, chats and ids: what threads do to it changes nothing."""
+    """Texts, chats and ids, truncated or not, do not disturb each other in threads."""
     renderer = load_renderer(
         byte_level_folder, RenderConfig(renderer_num_workers=16), info=make_info()
     )

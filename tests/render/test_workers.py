@@ -89,7 +89,7 @@ async def test_limited_calls_are_refused_while_too_many_are_abandoned(
     with pytest.raises(RendererStuck):
         await workers.run_limited(late, 10.0)
     assert late.num_calls == 0
-    # What is bounded by its input goes on.
+    # Calls without a time limit still run.
     assert await workers.run(lambda: 1) == 1
     endless.gate.set()
     await wait_until_nothing_is_abandoned(workers)

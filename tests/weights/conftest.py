@@ -13,7 +13,7 @@ ForgeWheel = Callable[..., Path]
 
 @pytest.fixture
 def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty user cache, where platformdirs looks for it."""
+    """An empty user cache at the place that platformdirs returns."""
     home = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home

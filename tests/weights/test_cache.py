@@ -21,7 +21,7 @@ def entry(cache_home: Path) -> Path:
 
 @pytest.fixture
 def builds() -> list[Path]:
-    """Where the model was built, once for each time."""
+    """The folders in which the model was built, one for each build."""
     return []
 
 

@@ -73,7 +73,7 @@ def hub(
 ) -> Iterator[Hub]:
     with Hub(model_folder) as hub:
         address = f"http://127.0.0.1:{hub.server_port}"
-        # What the client has read when it was imported.
+        # The client read this variable at its import.
         template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -126,7 +126,7 @@ def test_the_error_says_why_the_hub_is_not_asked(
     from huggingface_hub import constants
 
     monkeypatch.setenv(variable, "1" if is_offline else "0")
-    # What the client has read when it was imported.
+    # The client read this variable at its import.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     # Nobody listens at the first port.

@@ -60,7 +60,7 @@ class ChatRenderer:
         Raises:
           InvalidParameter: the messages are wrong, the template refuses them, or it
             takes longer than its time limit.
-          NotSupported: a message has a part of a kind that nobody reads.
+          NotSupported: a part of a message is of an unknown kind.
           RendererStuck: too many templates exceeded the limit and still run.
           Also raises the errors of the steps.
         """

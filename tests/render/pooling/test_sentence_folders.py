@@ -257,7 +257,7 @@ def make_late_oracle(folder: Path, sentence: SentenceFolder) -> Any:
 def check_late(
     features: Mapping[str, Any], scored: Any, row: int, one: PoolingInput
 ) -> None:
-    """Compare ids, what is seen, and what has a vector."""
+    """Compare ids, the attention mask, and the positions with a vector."""
     num_tokens = one.num_tokens
     seen = features["attention_mask"][row].tolist()
     # The oracle pads to the longest text of its batch.

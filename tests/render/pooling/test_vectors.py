@@ -108,7 +108,7 @@ def test_base64_is_a_json_string_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_bits_are_packed_highest_first(signed: bool) -> None:
-    # The example of Cohere's reference: 1 for what is positive, and -0.0 is not.
+    # The example of Cohere's reference: 1 for positive numbers; -0.0 is none.
     numbers = [0.5, -1, 0.0, 2, -0.0, 1e-9, -3, 4]
     written = vectors.pack_bits(to_tensor(numbers), signed=signed)
     assert json.loads(written) == [0b10010101 - 128 * signed]
