@@ -1,4 +1,4 @@
-"""A planner as simple as can be, tiny models, and what transformers says about them."""
+"""A simple planner, tiny models, and the output of transformers for them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PACKAGE = str(Path(trioserve.__file__).parent)
 
 
 def _find_caller() -> str:
-    """The file of the innermost frame that is neither torch's nor this one's."""
+    """Return the file of the innermost frame outside of torch and of this file."""
     folder = str(Path(torch.__file__).parent)
     frame = sys._getframe()
     while frame.f_back and frame.f_code.co_filename.startswith((folder, __file__)):
@@ -88,7 +88,7 @@ class _Refusing:
 
 
 class _RefuseOperations(_Refusing, TorchDispatchMode):
-    """Sees what happens below Python, too, such as `bool(tensor)`."""
+    """Refuses operations that happen below Python, too, such as `bool(tensor)`."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -107,7 +107,7 @@ class _RefuseOperations(_Refusing, TorchDispatchMode):
 
 
 class _RefuseCalls(_Refusing, TorchFunctionMode):
-    """Sees which arguments were given: on a CPU, no copy is one to another device."""
+    """Refuses calls by their arguments, because on a CPU no copy leaves the device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -135,7 +135,7 @@ class _RefuseCalls(_Refusing, TorchFunctionMode):
 
 @contextmanager
 def _refuse_on_cuda() -> Iterator[None]:
-    """Where there is a device, torch itself refuses, too."""
+    """With a GPU, torch itself refuses, too."""
     if not torch.cuda.is_available():
         yield
         return
@@ -200,7 +200,7 @@ def record_operations() -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model twice: as trioserve loads it, and as transformers alone runs it."""
+    """A model that is loaded twice: by trioserve, and by transformers alone."""
 
     folder: Path
     loaded: LoadedModel
@@ -209,7 +209,7 @@ class Tiny:
     def generate(
         self, prompt: Sequence[int], num_tokens: int, **settings: Any
     ) -> list[int]:
-        """What transformers writes greedily, past any end of sequence."""
+        """Return the greedy output of transformers, past any end of sequence."""
         output = self.reference.generate(
             torch.tensor([list(prompt)], device=self.reference.device),
             do_sample=False,
@@ -224,7 +224,7 @@ class Tiny:
     def generate_from(
         self, vectors: torch.Tensor, num_tokens: int, **settings: Any
     ) -> list[int]:
-        """The same where the prompt is (num_vectors, hidden_size) vectors."""
+        """Return the same for a prompt of vectors, (num_vectors, hidden_size)."""
         output = self.reference.generate(
             inputs_embeds=vectors[None].to(self.reference.device),
             do_sample=False,
@@ -273,7 +273,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
 @dataclass(frozen=True)
 class Sight:
-    """A prompt with images, as the planner and as `generate` want it."""
+    """A prompt with images, in the forms for the planner and for `generate`."""
 
     prompt: list[int]
     embedded: tuple[EmbeddedInput, ...]
@@ -287,7 +287,7 @@ class SeeingTiny(Tiny):
     processor: Any
 
     def look(self, *pieces: list[int] | Image.Image) -> Sight:
-        """Join tokens and images the way the model's processor does."""
+        """Join tokens and images as the model's processor does."""
         images = [piece for piece in pieces if isinstance(piece, Image.Image)]
         prompt: list[int] = []
         embedded = []
@@ -303,7 +303,7 @@ class SeeingTiny(Tiny):
         return Sight(prompt, tuple(embedded), joined)
 
     def generate_at(self, sight: Sight, num_tokens: int) -> list[int]:
-        """What transformers writes greedily about images."""
+        """Return the greedy output of transformers for a prompt with images."""
         device = self.reference.device
         return self.generate(
             sight.prompt,
@@ -346,7 +346,7 @@ class SeeingTiny(Tiny):
 def find_runs(
     prompt: list[int], begin: int, token_id: int
 ) -> tuple[tuple[int, int], ...]:
-    """Where one token stands, from some position on."""
+    """Return the runs of one token from a position on."""
     runs: list[tuple[int, int]] = []
     for position in range(begin, len(prompt)):
         if prompt[position] != token_id:
@@ -359,7 +359,7 @@ def find_runs(
 
 
 def write_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """A tensor as it crosses rooms; nobody may write to the bytes."""
+    """Return a tensor in the form that crosses rooms; its bytes are read-only."""
     data = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
     return TensorBytes(
         data=memoryview(data),
@@ -370,7 +370,7 @@ def write_bytes(tensor: torch.Tensor) -> TensorBytes:
 
 @pytest.fixture
 def make_vectors() -> Callable[[int, torch.Tensor], EmbeddedInput]:
-    """Vectors that came with a prompt, from a position on."""
+    """Return vectors that come with a prompt, from a position on."""
 
     def make(begin: int, vectors: torch.Tensor) -> EmbeddedInput:
         return EmbeddedInput(
@@ -385,7 +385,7 @@ def make_vectors() -> Callable[[int, torch.Tensor], EmbeddedInput]:
 
 @pytest.fixture
 def make_image() -> Callable[..., Image.Image]:
-    """Noise, of which no two pieces look alike."""
+    """Return an image of noise, in which no two pieces are alike."""
 
     def make(seed: int = 0, size: tuple[int, int] = (90, 60)) -> Image.Image:
         pixels = random.Random(seed).randbytes(size[0] * size[1] * 3)
@@ -420,7 +420,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SeeingTiny
 
 @dataclass
 class Story:
-    """One sequence as the planner sees it."""
+    """One sequence of the planner."""
 
     slot: int
     prompt: list[int]
@@ -440,7 +440,7 @@ class Story:
 
 
 class Planner:
-    """Makes plans for a runner, with blocks in an order that no sequence shares."""
+    """Makes plans for a runner, with blocks in random order."""
 
     def __init__(
         self,
@@ -474,7 +474,7 @@ class Planner:
         shared: Sequence[BlockId] = (),
         embedded: Sequence[EmbeddedInput] = (),
     ) -> Story:
-        """Make a sequence; `shared` blocks hold the start of its prompt already."""
+        """Make a sequence; `shared` blocks already hold the start of its prompt."""
         tokens = list(prompt)
         for item in embedded:
             if item.kind == "embeds":

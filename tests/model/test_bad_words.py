@@ -1,4 +1,4 @@
-"""No sequence says what it must not say, and everything else it says as before."""
+"""Bad words never appear, and all other output stays the same."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def sample(
 
 
 def write(sampler: Sampler, logits: Tensor, num_tokens: int) -> list[int]:
-    """What slot 0 writes where the model always thinks the same."""
+    """Return the output of slot 0 if the model always gives the same logits."""
     return [sample(sampler, [0], [i], logits[None])[0] for i in range(num_tokens)]
 
 
 def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> bool:
-    """Whether a word ends in the output."""
+    """Return whether the output contains a word that ends in it."""
     return any(
         tuple(tokens[end - len(word) : end]) == word
         for word in words
@@ -130,7 +130,7 @@ def test_what_generate_says(
 def test_beside_others(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, device: str
 ) -> None:
-    """Each sequence has its own bad words or none, and some end before others."""
+    """Each sequence has its own bad words or none, and sequences end at different times."""
     model = tiny("llama", device)
     planner = make_planner(model.loaded)
     prompts = [make_prompt(length, length) for length in (12, 3, 7, 20)]
@@ -158,7 +158,7 @@ def test_beside_others(
 def test_after_preemption(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, num_before: int
 ) -> None:
-    """Also where a word has begun in what was written before."""
+    """A bad word may begin in the output before the preemption."""
     model = tiny("llama")
     prompt = make_prompt(8)
     plain = model.generate(prompt, 16)
@@ -176,7 +176,7 @@ def test_after_preemption(
 def test_vectors_are_no_part_of_a_word(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
 ) -> None:
-    """Neither as token 0 nor as the number that stands where no token is."""
+    """A vector counts neither as token 0 nor as the number in its place."""
     model = tiny("llama")
     vectors = model.embed(make_prompt(9)).flip(1)
     plain = model.generate_from(vectors, 12)
@@ -206,7 +206,7 @@ some_words = st.lists(
 def test_what_transformers_leaves(
     words: Words, prompt: list[int], num_before: int
 ) -> None:
-    """Words that overlap, repeat and contain each other, until nothing is left."""
+    """Words overlap, repeat and contain each other, until no token is left."""
     logits = torch.tensor([0.5, 2.0, 1.5, 1.0])
     oracle = NoBadWordsLogitsProcessor([list(word) for word in words])
     expected = list(prompt)
@@ -305,7 +305,7 @@ def test_stop_tokens_are_held_back_besides() -> None:
 def test_where_nothing_is_left_a_token_comes_nevertheless(
     wishes: dict[str, Any], vocab_size: int, device: str
 ) -> None:
-    """Greedily the first one; nobody beside notices."""
+    """A greedy row gets the first token, and other rows are not affected."""
     bias = tuple((i, 100.0) for i in range(vocab_size))
     words: list[tuple[int, ...]] = [(i,) for i in range(0, vocab_size, 2)]
     words += [(1, i) for i in range(1, min(vocab_size, 200), 2)]
@@ -352,7 +352,7 @@ def start_bad_words(*starts: SlotStart, vocab_size: int = 100) -> BadWords:
 
 
 def find_banned(bad_words: BadWords, *slots: int, vocab_size: int = 100) -> Any:
-    """The tokens of each slot that must not come next."""
+    """Return the tokens of each slot that must not come next."""
     scores = torch.zeros((len(slots), vocab_size))
     bad_words.ban(scores, list(slots))
     assert set(scores.unique().tolist()) <= {0.0, -torch.inf}
@@ -398,7 +398,7 @@ def test_a_preempted_sequence_has_the_tail_of_one_that_goes_on() -> None:
 
 
 def test_words_of_very_different_sizes_meet_in_a_step() -> None:
-    """Tables have grown meanwhile, and some rows had other words before."""
+    """The tables have grown meanwhile, and some rows belonged to other sequences before."""
     long = list(range(1, 60))
     bad_words = start_bad_words(make_start(forbid([8, 9]), prompt=[8]))
     bad_words.start(make_start(forbid(*[[8, i] for i in range(90)]), slot=1))
@@ -418,7 +418,7 @@ def test_words_of_very_different_sizes_meet_in_a_step() -> None:
 def test_nothing_of_a_slots_larger_former_tables_is_found(
     word: list[int], banned: list[int]
 ) -> None:
-    """Also beside a sequence for which the tables must be as large as before."""
+    """This also holds beside a sequence that needs the tables to stay as large."""
     large = forbid([1, 2, 3, 9], [3, 8], [2, 3, 7])
     bad_words = start_bad_words(
         *(make_start(large, slot=slot, prompt=[1, 2, 3]) for slot in range(2))
@@ -463,7 +463,7 @@ def test_nothing_is_done_for_sequences_without_bad_words(
 
 
 def test_only_a_banned_score_is_another_one_afterwards() -> None:
-    """Whatever it was: infinite, or not a number."""
+    """All other scores stay, even if infinite or not a number."""
     scores = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0, 2.0]] * 2)
     before = scores.clone()
     bad_words = start_bad_words(

@@ -1,4 +1,4 @@
-"""The same answers on a GPU; what is computed there is the other modules' subject."""
+"""A GPU gives the same answers as a CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_vectors_are_what_generate_says(
     make_vectors: Any,
     model_type: str,
 ) -> None:
-    """They come in the host's memory, and go to the device chunk by chunk."""
+    """They come in the host's memory and go to the device chunk by chunk."""
     model = tiny(model_type, DEVICE)
     planner = make_planner(model.loaded)
     vectors = model.embed(make_prompt(14)).flip(1)

@@ -1,4 +1,4 @@
-"""One uniform number a token, and the distribution that it draws from."""
+"""Tokens are drawn with one uniform number each, from the right distribution."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_logits(num_rows: int, vocab_size: int, scale: float = 2.0) -> Tensor:
 
 
 def draw_simply(logits: Tensor, noise: float, top_k: int, top_p: float) -> int:
-    """The same with a full sort and a loop, for one row."""
+    """Draw for one row by a full sort and a loop."""
     probabilities, token_ids = logits.double().softmax(-1).sort(descending=True)
     kept = probabilities[:top_k] / probabilities[:top_k].sum()
     before = kept.cumsum(0) - kept
@@ -42,7 +42,7 @@ def draw_simply(logits: Tensor, noise: float, top_k: int, top_p: float) -> int:
 def test_draw_from_best_is_a_sort_and_a_loop(
     top_k: int, top_p: float, scale: float
 ) -> None:
-    """Also where the candidates that are looked at first do not reach the mass."""
+    """This also holds if the first candidates do not reach the mass."""
     logits = make_logits(8, 1000, scale)
     noise = torch.linspace(0.0, 0.999, 8, dtype=torch.float64)
     drawn = draw_from_best(
@@ -137,7 +137,7 @@ def test_noise_is_uniform() -> None:
 def test_a_seed_means_the_same_noise_on_every_machine(
     seed: int, index: int, noise: float
 ) -> None:
-    """The figures stand here so that a seed's texts outlive a change of the code."""
+    """The figures are fixed here, so that a seed gives the same text after code changes."""
     assert make_noise(seed, index) == noise
 
 

@@ -1,4 +1,4 @@
-"""Prompts whose positions hold vectors are answered as `generate` answers them."""
+"""Prompts with vectors get the same answers as from `generate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_data(tensor: TensorBytes, data: Any) -> TensorBytes:
 
 
 def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
-    """Vectors of no token, about as long as the model's own."""
+    """Return random vectors, about as long as the model's own."""
     embeddings = model.embed(range(90))
     noise = torch.randn(
         (num_vectors, embeddings.shape[1]), generator=torch.manual_seed(seed)
@@ -57,7 +57,7 @@ def test_vectors_of_a_text_are_the_text(
     make_vectors: Any,
     model_type: str,
 ) -> None:
-    """Two stretches of a prompt, cut by chunks, beside the same prompt as tokens."""
+    """Two parts of a prompt are vectors and are cut by chunks; the other prompt has tokens."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     prompt = make_prompt(22)
@@ -83,7 +83,7 @@ def test_after_preemption(
     make_vectors: Any,
     model_type: str,
 ) -> None:
-    """Once in the middle of the vectors, and once with outputs behind them."""
+    """One preemption is in the middle of the vectors, and one after some output."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 14)
@@ -108,7 +108,7 @@ def test_prefix_hit(
     model_type: str,
     num_shared: int,
 ) -> None:
-    """Blocks that hold the first of the vectors, or all, are not computed again."""
+    """Blocks that hold some or all of the vectors are not computed again."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 13)
@@ -168,7 +168,7 @@ def test_slot_forgets_vectors_that_were_not_read(
 
 
 class WatchedBytes(bytearray):
-    """Bytes that tell when they are gone."""
+    """Bytes that report when they are freed."""
 
 
 def test_vectors_are_gone_once_they_have_been_read(
@@ -194,7 +194,7 @@ def test_vectors_are_gone_once_they_have_been_read(
 def test_any_kind_of_bytes(
     tiny: Callable[..., Any], make_planner: Any, make_vectors: Any, as_bytes: Any
 ) -> None:
-    """Also those that nobody may write to."""
+    """Read-only bytes are accepted, too."""
     model = tiny("llama")
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 4)

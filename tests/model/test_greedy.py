@@ -1,4 +1,4 @@
-"""Whatever shape the batches have, what is written is what `generate` writes."""
+"""The output is that of `generate`, whatever the shape of batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_alone(
 def test_beside_others(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
-    """Prompts of all lengths, of which some come while others are being answered."""
+    """Prompts have all lengths, and some come while others are being answered."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     lengths = (33, 1, 12, 4, 5)
@@ -57,7 +57,7 @@ def test_beside_others(
 def test_prefix_hit(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
-    """Blocks that another sequence has filled are read and not computed again."""
+    """Blocks that another sequence has filled are read, not computed again."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     prefix = make_prompt(12)
@@ -75,7 +75,7 @@ def test_prefix_hit(
 def test_after_preemption(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
-    """What a sequence had written is computed again, in another slot and blocks."""
+    """The output of a sequence is computed again, in another slot and other blocks."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     story = planner.begin(make_prompt(10), slot=0)
@@ -136,7 +136,7 @@ def test_slot_forgets_its_former_sequence(
 def test_lengths_far_apart(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    """One step's decodes are read in several buckets, whatever their order is."""
+    """The decodes of one step are read in several buckets, in any order."""
     model = tiny("mistral")
     planner = make_planner(model.loaded, num_blocks=200)
     stories = [
@@ -208,7 +208,7 @@ def test_up_to_the_last_position(
 def test_broken_numbers_stay_with_their_sequence(
     tmp_path: Path, make_planner: Any, make_prompt: Any
 ) -> None:
-    """Neither who runs beside a sequence of NaN nor who gets its blocks sees any."""
+    """A sequence of NaN affects neither its neighbours nor the next owner of its blocks."""
     folder = save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
     model = load_model(folder, ModelConfig(device="cpu"), name="tiny")
     whole = make_planner(model)

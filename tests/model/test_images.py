@@ -1,4 +1,4 @@
-"""Prompts with images are answered as `generate` answers them."""
+"""Prompts with images get the same answers as from `generate`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin(planner: Any, sight: Any, **settings: Any) -> Any:
 
 @contextmanager
 def count_encoded(model: Any) -> Iterator[list[None]]:
-    """Note each image that is encoded inside the block."""
+    """Record each image that is encoded inside the block."""
     encoded: list[None] = []
     (tower,) = (
         module
@@ -50,7 +50,7 @@ def test_alone(
     model_type: str,
     chunk: int,
 ) -> None:
-    """Chunks end in the middle of the image, whose encoder runs once."""
+    """Chunks end in the middle of the image, and its encoder runs once."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     sight = model.look(make_prompt(6), make_image(), make_prompt(5, 1))
@@ -128,7 +128,7 @@ def test_after_preemption(
     make_image: Any,
     model_type: str,
 ) -> None:
-    """Once in the middle of the image, and once with outputs behind it."""
+    """One preemption is in the middle of the image, and one after some output."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     sight = model.look(make_prompt(2), make_image(), make_prompt(5, 1))
@@ -154,7 +154,7 @@ def test_prefix_hit(
     num_shared: int,
     num_encoded: int,
 ) -> None:
-    """Blocks hold half of the image, or all of it: then nothing is encoded."""
+    """Blocks hold half of the image, or all of it; then nothing is encoded."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     pieces = (make_prompt(3), make_image())
@@ -178,7 +178,7 @@ def test_images_and_vectors(
     make_vectors: Any,
     model_type: str,
 ) -> None:
-    """Vectors of a text, before and behind an image, are that text."""
+    """Vectors of a text before and after an image count as that text."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     sight = model.look(make_prompt(7), make_image(), make_prompt(8, 1))
@@ -219,7 +219,7 @@ def test_in_bfloat16(
     make_image: Any,
     model_type: str,
 ) -> None:
-    """An image's tensors come in float32, whatever the model's type is."""
+    """The tensors of an image come in float32, whatever the type of the model."""
     model = seeing(model_type)
     loaded = load_model(
         model.folder, ModelConfig(device="cpu", dtype="bfloat16"), name="tiny"
@@ -263,7 +263,7 @@ def test_slot_forgets_its_former_image(
     make_image: Any,
     model_type: str,
 ) -> None:
-    """Neither vectors nor shifted positions are left to whoever comes next."""
+    """The next sequence inherits neither vectors nor shifted positions."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     left = begin(planner, model.look(make_prompt(2), make_image(), make_prompt(4)))
@@ -281,7 +281,7 @@ def test_repetition_penalty_counts_image_tokens(
     make_image: Any,
     model_type: str,
 ) -> None:
-    """As `generate` does, which sees the same ids."""
+    """`generate` counts them, too."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     sight = model.look(make_prompt(6), make_image(), make_prompt(5, 1))
@@ -304,7 +304,7 @@ def test_vectors_that_were_counted_wrong_stay_with_their_sequence(
     model_type: str,
     num_missing: int,
 ) -> None:
-    """The step goes on, the log says what is wrong, and others read what is theirs."""
+    """The step goes on, the log names the error, and other sequences are not affected."""
     model = seeing(model_type)
     planner = make_planner(model.loaded)
     sight = model.look(make_prompt(6), make_image(), make_prompt(9, 1))
@@ -326,7 +326,7 @@ def test_positions_are_those_of_transformers(
     make_prompt: Any,
     make_image: Any,
 ) -> None:
-    """Images higher than wide and wider than high, first and almost last."""
+    """Images are higher or wider, at the beginning and near the end."""
     model = seeing("qwen2_vl")
     planner = make_planner(model.loaded, num_blocks=128)
     high, wide = make_image(1, (30, 150)), make_image(2, (150, 30))

@@ -1,4 +1,4 @@
-"""How many blocks a memory holds, and that fresh ones are zero."""
+"""The number of blocks that fit into memory; fresh blocks are zero."""
 
 from __future__ import annotations
 

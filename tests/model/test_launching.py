@@ -1,4 +1,4 @@
-"""Steps that are launched before the ones before them are finished."""
+"""Steps can be launched before the earlier ones are finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
 class NoRepeat(LogitsProcessor):
-    """Forbids pairs of tokens that the output has already: it needs all of them."""
+    """Forbids pairs of tokens that the output already has, so it needs the whole output."""
 
     name = "no_repeat"
     needs_output_token_ids = True
@@ -40,7 +40,7 @@ class NoRepeat(LogitsProcessor):
 
 
 class Counting(LogitsProcessor):
-    """Wants nothing but a number: favours the token of its count."""
+    """Needs only the number of output tokens, and favours the token of that number."""
 
     name = "counting"
 
@@ -125,7 +125,7 @@ def answer_all(
     budget: int = 16,
     runner_type: type[ModelRunner] = ModelRunner,
 ) -> tuple[dict[int, Answer], int]:
-    """Run a scheduler and a runner as the engine does; returns preemptions, too."""
+    """Run a scheduler and a runner as the engine does; also returns the preemptions."""
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -175,7 +175,7 @@ def answer_all(
 
 
 def assert_alike(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
-    """Equal but for the rounding of batches of another size."""
+    """Assert that reports are equal except for rounding in batches of another size."""
     assert [report.token_id for report in ours] == [r.token_id for r in theirs]
     expected = pytest.approx([report.logprob for report in theirs], abs=1e-4)
     assert [report.logprob for report in ours] == expected
@@ -230,7 +230,7 @@ def test_it_is_what_generate_says(tiny: Callable[..., Any]) -> None:
 def test_nothing_on_a_steps_way_waits_for_the_device(
     tiny: Callable[..., Any], no_sync: Callable[..., Any], mix: str, device: str
 ) -> None:
-    """A GPU would stop for it, with the next step not launched."""
+    """Otherwise a GPU would be idle, because the next step is not launched."""
     wishes = [
         # It asks for what has been sampled, and says so.
         (

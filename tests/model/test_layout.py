@@ -1,4 +1,4 @@
-"""What a step's layout asks of the host does not grow with its sequences."""
+"""The host's work for the layout of a step does not grow with its sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK_SIZE = 16
 
 
 class HostOperations(TorchDispatchMode):
-    """Lists what torch does to tensors of the host, and how large they are."""
+    """Records torch's operations on tensors of the host, and their sizes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a folder becomes, and what is said of folders that become nothing."""
+"""Models are loaded from folders, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(folder: Path, **fields: object) -> LoadedModel:
 
 
 def change_json(path: Path, **fields: object) -> None:
-    """Set fields of a JSON file; None takes one away."""
+    """Set fields of a JSON file; None removes a field."""
     described = {**json.loads(path.read_text()), **fields}
     path.write_text(
         json.dumps(
@@ -174,7 +174,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
     model_type: str,
     rope: dict[str, object],
 ) -> None:
-    """A short sequence writes the same beside one that is beyond the scaling."""
+    """A short sequence gets the same output beside one that is beyond the scaling."""
     folder = save_tiny_model(
         model_type, tmp_path, rope_parameters=rope, original_max_position_embeddings=16
     )
@@ -217,7 +217,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
 def test_architectures_that_cannot_be_served(
     tmp_path: Path, model_type: str, fields: dict[str, object], reason: str
 ) -> None:
-    """Said in a sentence, and from config.json alone where that tells it."""
+    """They are refused with a sentence, by config.json alone if that is enough."""
     config = AutoConfig.for_model(model_type, **fields)
     config.save_pretrained(tmp_path)
     if model_type == "bert":
@@ -286,7 +286,7 @@ def test_weights_of_another_shape(folder: Path) -> None:
 
 
 def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
-    """Weights without the output projection would get random numbers there."""
+    """A missing output projection would get random numbers."""
     config = AutoConfig.from_pretrained(
         save_tiny_model("llama", tmp_path / "whole", tie_word_embeddings=False)
     )

@@ -1,4 +1,4 @@
-"""The guard of the other tests sees what it is there for."""
+"""The guard no_sync notices everything that would wait for a GPU."""
 
 from __future__ import annotations
 

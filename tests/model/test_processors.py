@@ -1,4 +1,4 @@
-"""Plug-ins see the logits of those who named them, and real tokens if they want any."""
+"""Plug-ins see the logits of the sequences that use them, and their real tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class Recorder(LogitsProcessor):
-    """Adds one to what it sees, and remembers the calls of all of its kind."""
+    """Adds one to all logits, and records the calls of all of its instances."""
 
     calls: list[tuple[str, tuple[int, ...], list[LogitsRow]]] = []
 
@@ -53,7 +53,7 @@ class Double(Recorder):
 
 
 class Remember(Recorder):
-    """Wants to know what was written."""
+    """Records the output tokens that it gets."""
 
     name = "remember"
     needs_output_token_ids = True
@@ -81,7 +81,7 @@ def calls() -> list[tuple[str, tuple[int, ...], list[LogitsRow]]]:
 
 @dataclass(eq=False)
 class LateIds:
-    """Tokens that are on their way, and when they were asked for."""
+    """Tokens that are on their way; records when they are read."""
 
     token_ids: list[int]
     reads: list[LateIds] = field(default_factory=list)
@@ -333,7 +333,7 @@ def test_a_step_costs_the_same_however_long_the_output_is(name: str) -> None:
 
 
 def count_operations(name: str, num_outputs: int) -> int:
-    """Count the calls, of Python and of C, that a step of four such sequences makes."""
+    """Count the calls of Python and of C in a step of four such sequences."""
     processors = make()
     slots = [0, 1, 2, 3]
     for slot in slots:
@@ -430,7 +430,7 @@ def test_plug_ins_cannot_bring_back_what_must_not_come(
 
 
 class NoRepeat(LogitsProcessor):
-    """transformers' own, which reads all of a sequence in every step."""
+    """Uses transformers' own processor, which reads the whole sequence in every step."""
 
     name = "no-repeat"
     needs_output_token_ids = True
@@ -447,7 +447,7 @@ class NoRepeat(LogitsProcessor):
 def test_a_batch_of_all_kinds_is_what_generate_writes(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    """Beside each other, one preempted, in slots that others had: each its own."""
+    """They run together, one is preempted, and slots are reused."""
     model = tiny("llama")
     planner = make_planner(model.loaded, logits_processors=(Add, NoRepeat))
     sizes = [2, None, 3, 1]

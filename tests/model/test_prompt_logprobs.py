@@ -20,7 +20,7 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
     model_type: str,
     chunk: int,
 ) -> None:
-    """One for each prompt token but the first, in chunks of any size."""
+    """Each prompt token except the first has one, in chunks of any size."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     asking = planner.begin(

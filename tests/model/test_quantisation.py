@@ -35,7 +35,7 @@ Tensors = dict[str, Tensor]
 
 
 def quantise_to_fp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Return what a file holds for a weight, and the numbers that are meant."""
+    """Return the tensors of a file for a weight, and the numbers that they stand for."""
     rows, columns = weight.shape
     blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
     scales = blocks.abs().amax(dim=(1, 3)) / 448
@@ -46,7 +46,7 @@ def quantise_to_fp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def quantise_to_mxfp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """As quantise_to_fp8, with powers of two for scales, a byte each."""
+    """Quantise as quantise_to_fp8 does, with scales that are powers of two, a byte each."""
     rows, columns = weight.shape
     blocks = weight.view(rows, columns // 32, 32)
     exponents = (blocks.abs().amax(dim=2) / 448).log2().ceil()
@@ -81,7 +81,7 @@ def quantise(
     ending: str,
     quantise_one: Callable[[str, Tensor], tuple[Tensors, Tensor]],
 ) -> Tensors:
-    """Quantise weights of a folder by their names; returns the numbers that are meant."""
+    """Quantise weights of a folder by name; returns the numbers that they stand for."""
     held: Tensors = {}
     meant: Tensors = {}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -246,7 +246,7 @@ def test_a_file_of_its_own_may_say_it(
 
 
 def test_fp8_without_scales_where_they_are_looked_for_is_refused(folder: Path) -> None:
-    """It would be numbers without a scale."""
+    """Otherwise the weights would be used without a scale."""
     quantise(folder, {"quant_method": "fp8"}, "proj.weight", quantise_to_fp8)
     tensors = load_file(folder / "model.safetensors")
     # As AutoFP8 calls them.

@@ -1,4 +1,4 @@
-"""Nobody thinks longer than allowed, and nobody is disturbed before."""
+"""No sequence reasons longer than its budget, and none is disturbed before that."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def start_budgets(*starts: SlotStart) -> ReasoningBudgets:
 
 
 def ask(budgets: ReasoningBudgets, *slots: int) -> list[int | None]:
-    """What takes the place of the token that was chosen, or None where nothing does."""
+    """Return the forced token of each slot, or None if the chosen token stays."""
     chosen = torch.full((len(slots),), CHOSEN)
     budgets.force(list(slots), chosen)
     return [None if token_id == CHOSEN else token_id for token_id in chosen.tolist()]
@@ -145,7 +145,7 @@ def test_what_is_forced(
 
 
 def test_tags_of_the_prompt_are_read_by_who_wrote_it() -> None:
-    """`is_open` says where it ends, and no tag begins there."""
+    """`is_open` says whether the prompt ends inside of reasoning; no tag begins in it."""
     assert write(make_budget(0), [1, 2], prompt=[10]) == [1, 2]
     assert write(make_budget(0, (9, 10)), [10, 2], prompt=[9]) == [10, 2]
     budget = make_budget(3, START, (9, 11), is_open=True)
@@ -166,7 +166,7 @@ some_budgets = st.builds(make_budget, st.integers(0, 9), tags, tags, st.booleans
 def test_any_tokens_in_any_batch_are_judged_as_when_all_is_read_again(
     wishes: list[ReasoningBudget | None], seed: int, obeys: bool
 ) -> None:
-    """Whatever is preempted between; and who obeys never thinks too long."""
+    """Preemptions change nothing, and an obedient sequence keeps to its budget."""
     chance = random.Random(seed)
     outputs: list[list[int]] = [[] for _ in wishes]
     slots = list(range(len(wishes)))
@@ -195,7 +195,7 @@ def test_any_tokens_in_any_batch_are_judged_as_when_all_is_read_again(
 
 
 def test_what_is_not_forced_stays_as_it_was_chosen() -> None:
-    """Also where the host cannot know it: reasoning has ended, or not begun."""
+    """This also holds if only the device knows that reasoning has ended or not begun."""
     budgets = start_budgets(
         make_start(make_budget(2, is_open=True), outputs=[1, 11, 5]),
         make_start(make_budget(0), slot=1),

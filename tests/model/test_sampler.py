@@ -1,4 +1,4 @@
-"""What each wish does to the choice of the next token."""
+"""The effect of each sampling parameter on the next token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB_SIZE = 600
 
 
 class Token(NamedTuple):
-    """What a row got."""
+    """The sampled token of a row."""
 
     token_id: int
     logprobs: TokenLogprobs | None
@@ -30,7 +30,7 @@ class Token(NamedTuple):
 def sample(
     sampler: Sampler, slots: list[int], num_outputs: list[int], logits: Tensor
 ) -> list[Token]:
-    """Sample and wait for what comes of it."""
+    """Sample, and wait for the result."""
     sampled = sampler.sample(slots, num_outputs, logits)
     reports = sampled.read_reports()
     return [Token(i, reports.get(row)) for row, i in enumerate(sampled.ids.read())]
@@ -48,7 +48,7 @@ def make_sampler(
     stops: frozenset[int] = frozenset(),
     vocab_size: int = VOCAB_SIZE,
 ) -> Sampler:
-    """A sampler whose slots 0, 1, ... want what is given."""
+    """Make a sampler whose slots 0, 1, ... have these parameters."""
     sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"))
     for slot, sampling in enumerate(samplings):
         sampler.start(
@@ -88,7 +88,7 @@ def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> Non
 
 
 def test_greedy_beside_wishes_is_the_same_as_alone() -> None:
-    """Whichever path a batch takes, a greedy row writes the same token."""
+    """A greedy row gets the same token on every path of the code."""
     logits = make_logits(3)
     others = (SamplingParams(seed=4), SamplingParams(temperature=0.0, logprobs=2))
     sampled = sample(make_sampler(*others, GREEDY), [0, 1, 2], [0, 0, 0], logits)
@@ -142,7 +142,7 @@ def test_noise_goes_on_with_the_output_and_not_with_the_batch() -> None:
     ],
 )
 def test_frequencies_are_the_distribution(sampling: SamplingParams) -> None:
-    """Over many seeds, tokens come as often as transformers' warpers let them."""
+    """Over many seeds, tokens are as frequent as transformers' warpers say."""
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -4.0]])
     num_draws = 2000
     sampler = Sampler(vocab_size=8, device=torch.device("cpu"))
@@ -167,7 +167,7 @@ def test_frequencies_are_the_distribution(sampling: SamplingParams) -> None:
 
 
 def warp(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """The distribution, in vLLM's order: temperature, min_p, top_k, top_p."""
+    """Return the distribution, in vLLM's order: temperature, min_p, top_k, top_p."""
     probabilities = (logits / sampling.temperature).softmax(-1)
     probabilities[probabilities < sampling.min_p * probabilities.max()] = 0
     if sampling.top_k:
@@ -215,7 +215,7 @@ def test_min_tokens_holds_stop_tokens_back(
 
 @pytest.mark.parametrize("penalty", [0.5, 1.7, 100.0])
 def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
-    """Over prompt and output, and over what is sampled while it runs."""
+    """It covers prompt, earlier output, and tokens sampled meanwhile."""
     sampling = SamplingParams(temperature=0.0, repetition_penalty=penalty)
     prompt, written = (3, 3, 8), [11]
     sampler = make_sampler(sampling, prompt=prompt, outputs=tuple(written))
@@ -251,7 +251,7 @@ def test_presence_and_frequency_penalties_count_outputs(
 
 
 def test_penalties_of_many_slots_and_their_followers() -> None:
-    """Counts belong to slots; a slot's next sequence begins from nothing."""
+    """Counts belong to slots; the next sequence of a slot begins at zero."""
     penalized = SamplingParams(temperature=0.0, presence_penalty=2.0)
     sampler = make_sampler(*[penalized, GREEDY, penalized, penalized])
     logits = make_logits(4)
@@ -277,7 +277,7 @@ def test_penalties_of_many_slots_and_their_followers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
-    """Whatever temperature, bias and top_k do to the choice."""
+    """Temperature, bias and top_k do not change them."""
     logits = make_logits().to(dtype)
     sampling = SamplingParams(
         temperature=0.7, top_k=3, seed=5, logit_bias=((9, 100.0),), logprobs=4
@@ -361,7 +361,7 @@ def test_min_p_alone_leaves_out_unlikely_tokens(min_p: float, can_come: bool) ->
 
 
 def test_vectors_of_a_prompt_are_no_repetition() -> None:
-    """The tokens beside them are."""
+    """Only the tokens beside them count."""
     item = EmbeddedInput(
         kind="embeds", runs=((0, 2),), keys=bytes(2 * KEY_BYTES), tensors={}
     )

@@ -1,4 +1,4 @@
-"""Loads are read from traces or made up, and what is wrong in them is named."""
+"""Loads are read from traces or drawn at random, and errors in them are named."""
 
 from __future__ import annotations
 

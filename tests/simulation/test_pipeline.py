@@ -63,7 +63,7 @@ def make_request(
 async def run(
     config: SimulateConfig, requests: Sequence[SimulatedRequest]
 ) -> PipelineSimulator:
-    """Play requests, whose outputs must be right."""
+    """Play requests, and check their outputs."""
     with trio.fail_after(NEVER_SECONDS):
         async with open_simulated_engine(config) as (engine, pipeline):
             for record in await play(engine, requests):
@@ -214,7 +214,7 @@ def check_transfers(
 async def test_a_message_that_nobody_expects_ends_the_simulation(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """What would be a deadlock of real processes is an error here."""
+    """Real processes would be in a deadlock; the simulation raises an error."""
     pipeline = PipelineSimulator(FakeDevice().step, num_stages=2, times=PipelineTimes())
     row = StepRow(slot=0, start=0, num_tokens=4, new_block_ids=(), sample=False)
     plan = StepPlan(step_id=1, starts=(), rows=(row,))
@@ -317,7 +317,7 @@ def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
 async def test_nobody_starves_while_long_prompts_keep_coming(
     num_stages: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Eleven sequences fill no number of stages evenly, and their priorities differ."""
+    """Eleven sequences cannot fill the stages evenly, and their priorities differ."""
     gaps: list[float] = []
 
     async def read(engine: TokenEngine, number: int) -> None:
@@ -345,7 +345,7 @@ async def test_nobody_starves_while_long_prompts_keep_coming(
 
 @pytest.mark.slow
 def test_a_simulation_gives_the_same_figures_every_time() -> None:
-    """Prompts this long are hashed in a thread, of which virtual time knows nothing."""
+    """A thread hashes prompts of this length, and virtual time does not see threads."""
     config = SimulateConfig(
         requests=10, rate=40.0, prompt_tokens=(3000, 9000), output_tokens=(4, 20)
     )

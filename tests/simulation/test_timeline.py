@@ -1,4 +1,4 @@
-"""The picture of a simulation shows what the table says."""
+"""The picture of a simulation agrees with its table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREY = to_rgb("#ececec")
 
 
 def make_bars(num_bars: int, *, share: float = 1.0) -> list[Bar]:
-    """Return one stage's steps of a second together, each at work for `share` of its time."""
+    """Return steps of one stage, one a second, each working for `share` of its second."""
     return [
         Bar(
             stage=0,
@@ -93,7 +93,7 @@ def test_a_narrow_bar_names_its_chunk_upright() -> None:
 def test_picture_and_table_agree_on_how_busy_stages_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Although the first request comes late, and steps go on after the last token."""
+    """The first request comes late, and steps go on after the last token."""
     path = tmp_path / "timeline.svg"
     flags = ["--requests", "5", "--rate", "2", "--prompt-tokens", "600", "2000"]
     # Or letters are drawn as curves.

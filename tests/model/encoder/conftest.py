@@ -1,4 +1,4 @@
-"""Tiny encoders twice: as trioserve loads them, and as transformers alone runs them."""
+"""Tiny encoders, each loaded twice: by trioserve, and by transformers alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TinyEncoder:
 
     @torch.inference_mode()
     def run_alone(self, item: PoolingInput) -> Any:
-        """What transformers says of one input, the unseen tokens masked."""
+        """Return transformers' states of one input, with its unseen tokens masked."""
         input_ids = torch.tensor([list(item.token_ids)], device=self.reference.device)
         attention_mask = torch.ones_like(input_ids)
         attention_mask[:, item.num_tokens - item.num_unseen :] = 0
@@ -45,7 +45,7 @@ class TinyEncoder:
         return self.reference(**arguments)
 
     def check_states(self, *inputs: PoolingInput, tolerance: float = 1e-5) -> None:
-        """Every input's states, run together, are those that it has alone."""
+        """Assert that inputs have the same states together as alone."""
         encoded = self.loaded.encode(inputs)
         assert encoded.states.shape == (
             sum(item.num_tokens for item in inputs),
@@ -58,7 +58,7 @@ class TinyEncoder:
             )
 
     def pool_by_head_mode(self, *inputs: PoolingInput) -> torch.Tensor:
-        """Logits of texts from the state that the head says it reads."""
+        """Return the logits of texts from the state that the head reads."""
         encoded = self.loaded.encode(inputs)
         choose: Any = {
             "cls": lambda states: states[0],
@@ -99,7 +99,7 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
 
 @pytest.fixture
 def make_input() -> Callable[..., PoolingInput]:
-    """Random tokens that are not special to any model."""
+    """Return random tokens that are special in no model."""
 
     def make(
         length: int, *, seed: int | None = None, limit: int = 600, **fields: Any

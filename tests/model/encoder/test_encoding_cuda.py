@@ -1,4 +1,4 @@
-"""The same states on a GPU; what they are is the other modules' subject."""
+"""Encoders give the same states on a GPU as on a CPU."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_pairs_of_a_cross_encoder(tmp_path: Path) -> None:
 
 
 def save_letter_tokenizer(folder: Path) -> None:
-    """A tokenizer of BERT's kind whose words are letters."""
+    """Save a tokenizer of BERT's kind whose words are letters."""
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
     words += [f"##{letter}" for letter in letters]
@@ -158,7 +158,7 @@ def test_labels_have_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_one_text_is_classified_as_many_are(tiny_encoder: Any, make_input: Any) -> None:
-    """Also by decoders without a padding token, which refuse batches themselves."""
+    """This includes decoders without a padding token, which refuse batches themselves."""
     tiny = tiny_encoder("qwen3", "sequence", pad_token_id=None)
     inputs = [make_input(length) for length in (12, 5)]
     together = tiny.pool_by_head_mode(*inputs)

@@ -1,4 +1,4 @@
-"""Which models are loaded, with which limits, and what is said of the others."""
+"""Encoders are loaded with the right limits, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_other_rooms_are_told(tmp_path: Path) -> None:
 def test_the_longest_text(
     tmp_path: Path, kind: str, trained: int | None, asked: int | None, limit: int
 ) -> None:
-    """What it was trained with is advice; the positions that it has are not."""
+    """The trained length can be exceeded; the number of positions cannot."""
     sentence = SentenceFolder(modes=("mean",), max_seq_length=trained)
     loaded = load(
         save_tiny_encoder(kind, tmp_path), sentence=sentence, max_model_len=asked
@@ -100,7 +100,7 @@ def test_an_encoder_with_another_head(tmp_path: Path, make_input: Any) -> None:
 
 
 def test_a_decoder_loses_its_output_layer(tmp_path: Path, make_input: Any) -> None:
-    """What is left ends with the last norm."""
+    """The remaining model ends with the last norm."""
     save_tiny_model("qwen3", tmp_path)
     loaded = load(tmp_path, task="token_embed")
     assert loaded.is_causal
@@ -112,7 +112,7 @@ def test_a_decoder_loses_its_output_layer(tmp_path: Path, make_input: Any) -> No
 
 
 def test_stretched_positions(tmp_path: Path, make_input: Any) -> None:
-    """Beside a long text a short one is read as alone."""
+    """A short text is read beside a long text as it is read alone."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     loaded = load(save_tiny_encoder("llama", tmp_path, rope_parameters=rope))
     assert loaded.info.max_model_len == 256
@@ -139,7 +139,7 @@ def test_colbert_without_its_projection(tmp_path: Path) -> None:
 
 
 def save_colbert(folder: Path) -> None:
-    """As Stanford's: BERT under its name, and a matrix beside it."""
+    """Save a checkpoint like Stanford's: BERT under its own name, and a matrix."""
     save_tiny_encoder("bert", folder)
     path = folder / "model.safetensors"
     tensors = {f"bert.{name}": value for name, value in load_file(path).items()}
@@ -165,7 +165,7 @@ def test_an_encoder_and_a_decoder_in_one(tmp_path: Path) -> None:
     ],
 )
 def test_models_of_more_than_text(tmp_path: Path, described: Any) -> None:
-    """They are refused before their weights are looked for."""
+    """They are refused before their weights are read."""
     (tmp_path / "config.json").write_text(json.dumps(described))
     with pytest.raises(UnsupportedModel, match="it reads more than text"):
         load(tmp_path)
@@ -178,7 +178,7 @@ def test_a_head_that_was_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_tokens_by_their_neighbours(tmp_path: Path) -> None:
-    """Mixing along the whole rectangle, padding included, cannot be undone."""
+    """It mixes all tokens of a rectangle, including padding."""
     path = save_tiny_encoder("fnet", tmp_path)
     with pytest.raises(UnsupportedModel, match="depends on the other texts of a batch"):
         load(path)

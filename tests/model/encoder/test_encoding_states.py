@@ -1,4 +1,4 @@
-"""States of inputs that are run together are those that transformers gives each alone."""
+"""Inputs that run together get the states that transformers gives each of them alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PADDED = ("mpnet", "deberta-v2")
 
 @pytest.mark.parametrize("kind", FLAT + PADDED)
 def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """In whatever order; some of the same length, one of a single token."""
+    """In any order; some inputs have the same length, and one has a single token."""
     lengths = (17, 3, 40, 1, 17, 9, 100, 3, 41)
     tiny_encoder(kind).check_states(
         *(make_input(length, seed=seed) for seed, length in enumerate(lengths))
@@ -35,7 +35,7 @@ def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
 # DeBERTa's own code gives tokens that are masked no keys at all.
 @pytest.mark.parametrize("kind", (*FLAT, "mpnet"))
 def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """They see the others, and nobody sees them."""
+    """They see the other tokens, and no token sees them."""
     tiny_encoder(kind).check_states(
         make_input(12),
         make_input(12, seed=1, num_unseen=4),
@@ -59,7 +59,7 @@ def test_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["distilbert", "roberta", "modernbert", "mpnet"])
 def test_models_without_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """Where the second text begins means nothing to them."""
+    """They ignore the beginning of the second text."""
     tiny = tiny_encoder(kind)
     assert not tiny.loaded.type_ids
     pair = make_input(12, second_begin=5)
@@ -84,7 +84,7 @@ def test_pairs_in_rectangles(tiny_encoder: Any, make_input: Any, kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["roberta", "mpnet"])
 def test_padding_tokens_in_a_text(tiny_encoder: Any, kind: str) -> None:
-    """They have no position; only a text that spells the token holds it."""
+    """They have no position. A text contains one only if it spells the token."""
     tiny_encoder(kind).check_states(
         PoolingInput(token_ids=array("i", [1, 9, 10])),
         PoolingInput(token_ids=array("i", [9, 10, 1, 11, 1, 12])),
@@ -114,20 +114,20 @@ def test_windows_of_many_blocks(tiny_encoder: Any, make_input: Any) -> None:
 
 
 def test_wide_windows_are_not_tried(tiny_encoder: Any, make_input: Any) -> None:
-    """They are right all the same."""
+    """Their states are right nevertheless."""
     tiny = tiny_encoder("mistral", sliding_window=140, max_position_embeddings=512)
     tiny.check_states(make_input(300), make_input(150))
 
 
 def test_large_batches_of_padded_models(tiny_encoder: Any, make_input: Any) -> None:
-    """Groups are cut where padding, or the pairs of their tokens, would be too many."""
+    """A group ends before it has too much padding or too many pairs of tokens."""
     tiny = tiny_encoder("mpnet")
     tiny.check_states(*(make_input(length, seed=length) for length in range(1, 128)))
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
 def test_products_are_packed(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """Weights that are large enough for the CPU's own layout give the same."""
+    """Packed weights give the same states."""
     tiny = tiny_encoder(kind, hidden_size=128, intermediate_size=256)
     packed = [m for m in tiny.loaded.forward._model.modules() if hasattr(m, "_packed")]
     assert len(packed) == 12

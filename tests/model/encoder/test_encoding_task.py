@@ -1,4 +1,4 @@
-"""What a model is for is worked out from its files, and can be forced."""
+"""The task of a model is found from its files, and an option overrides it."""
 
 from __future__ import annotations
 

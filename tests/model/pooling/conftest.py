@@ -1,4 +1,4 @@
-"""An encoder that looks its states up, and tiny models of sentence-transformers."""
+"""An encoder that looks up its states in a table, and tiny sentence-transformers models."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ HIDDEN_SIZE = 8
 
 @dataclass
 class Table:
-    """A forward pass that takes each token's state out of a table."""
+    """A forward pass that looks up the state of each token in a table."""
 
     states: Tensor
 
     def encode(self, inputs: Sequence[PoolingInput]) -> EncodedInputs:
-        """Backwards, so that no one relies on the order of states."""
+        """Return states in reverse order, so that no test relies on their order."""
         spans: list[tuple[int, int]] = []
         end = sum(each.num_tokens for each in inputs)
         states = self.states.new_empty(end, self.states.shape[1])

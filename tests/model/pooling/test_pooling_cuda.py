@@ -1,4 +1,4 @@
-"""On a GPU the same numbers come out."""
+"""Pooling gives the same numbers on a GPU as on a CPU."""
 
 from __future__ import annotations
 

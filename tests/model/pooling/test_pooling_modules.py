@@ -1,4 +1,4 @@
-"""Modules that follow the pooling do what those of sentence-transformers do."""
+"""Modules after the pooling compute the same as those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_vectors_are_cut_before_they_are_normalized(bench: Make) -> None:
 
 
 def test_the_folders_own_cut_is_the_last_thing_done(bench: Make, table: Any) -> None:
-    """As in sentence-transformers; who asks for vectors of length 1 gets them."""
+    """As in sentence-transformers; a request for vectors of length 1 is honoured."""
     normalize = SentenceModule(kind="normalize")
     model = bench(sentence_of(normalize, truncate_dim=3))
     whole = apply(table, Normalize())

@@ -51,7 +51,7 @@ TEXTS = [
 
 
 class Model:
-    """A folder, loaded the way the server does it."""
+    """A folder that is loaded as the server loads it."""
 
     def __init__(self, folder: Path, config: PoolingConfig = PoolingConfig()) -> None:
         sentence = read_sentence_folder(folder)
@@ -82,7 +82,7 @@ _ROW_FIELDS = ("keep_as", "compare_with")
 
 
 def tokenize(oracle: Any, texts: Sequence[Any], **options: Any) -> list[PoolingInput]:
-    """Take the oracle's own tokens, without its padding."""
+    """Return the oracle's own tokens, without its padding."""
     inputs = []
     for text in texts:
         features = oracle.preprocess([text], **options)
@@ -99,7 +99,7 @@ def tokenize(oracle: Any, texts: Sequence[Any], **options: Any) -> list[PoolingI
 
 
 def check_vectors(folder: Path, *, atol: float = 1e-5, **options: Any) -> Model:
-    """Compare what a folder makes of TEXTS with what the oracle makes of it."""
+    """Compare a folder's vectors of TEXTS with those of the oracle."""
     oracle = SentenceTransformer(str(folder), device="cpu")
     model = Model(folder)
     expected = oracle.encode(TEXTS, **options)
@@ -235,7 +235,7 @@ def save_multi_vector(folder: Path, bert: Path, **fields: Any) -> Path:
 def make_late_inputs(
     oracle: Any, sentence: SentenceFolder, texts: Sequence[str], task: str
 ) -> list[PoolingInput]:
-    """Do as the renderer: the oracle's tokens, and what the folder says of them."""
+    """Make inputs as the renderer does, from the oracle's tokens."""
     inputs = []
     vocabulary = oracle.tokenizer.get_vocab()
     skipped = {vocabulary.get(word) for word in sentence.skipped_words}

@@ -1,4 +1,4 @@
-"""Tokens become the vector that sentence-transformers' Pooling makes of them."""
+"""Pooled vectors are those of sentence-transformers' Pooling."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_several_modes_are_put_side_by_side(bench: Make, table: Any) -> None:
 
 
 def test_long_texts_are_summed_in_float32(bench: Make, table: Any) -> None:
-    """In bfloat16 a sum of thousands would forget what is added last."""
+    """In bfloat16, a sum of thousands of numbers would lose the last ones."""
     table.states = table.states.bfloat16().abs()
     model = bench(SentenceFolder(modes=("mean",)))
     [text] = draw_texts(5000)

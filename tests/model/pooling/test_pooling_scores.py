@@ -1,4 +1,4 @@
-"""Results stay on the device, others are compared with them, and they are forgotten."""
+"""Results stay on the device, are compared with other results, and are forgotten."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NORMALIZE = (SentenceModule(kind="normalize"),)
 
 @pytest.fixture
 def vectors(bench: Make) -> Any:
-    """A model that does not normalise: cosines must not depend on that."""
+    """Return a model that does not normalise; cosines must not depend on that."""
     return bench(SentenceFolder(modes=("mean",)))
 
 
@@ -100,7 +100,7 @@ def test_matrices_are_compared_by_maxsim(matrices: Any, row: Any) -> None:
 
 
 def test_the_order_of_rows_does_not_matter(matrices: Any, row: Any) -> None:
-    """What is compared may stand before what it is compared with."""
+    """A document may come before the query that it is compared with."""
     rows = [
         row(DOCUMENTS[0], task="token_embed", compare_with=2),
         row(DOCUMENTS[1], task="token_embed"),
@@ -145,7 +145,7 @@ def test_maxsim_can_be_an_average(bench: Make, row: Any) -> None:
 
 @pytest.mark.parametrize("max_scores", [1, 5, 7, 12, 1000])
 def test_maxsim_needs_no_more_memory_than_it_is_given(max_scores: int) -> None:
-    """However it is cut, the scores are the same."""
+    """The scores do not depend on the size of the pieces."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(5, HIDDEN_SIZE, generator=generator)
     documents = [torch.randn(n, HIDDEN_SIZE, generator=generator) for n in (3, 1, 2)]
@@ -178,7 +178,7 @@ def test_what_is_kept_does_not_hold_the_rest_of_its_step(row: Any) -> None:
 
 
 def test_what_is_given_back_does_not_hold_the_rest_of_its_step(vectors: Any) -> None:
-    """A slow client would keep everybody's vectors."""
+    """Otherwise a slow client would keep the vectors of all clients in memory."""
     for vector in vectors.run(QUERY, *DOCUMENTS):
         root = vector.base
         while isinstance(root, np.ndarray):

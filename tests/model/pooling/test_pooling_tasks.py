@@ -1,4 +1,4 @@
-"""Each task makes what it promises, and says beforehand what can be asked for."""
+"""Each task gives the results that its description promises."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_texts_are_classified(
 
 
 def test_a_head_reads_what_the_model_writes(classifier: Make, table: Any) -> None:
-    """Its weights are of the model's type."""
+    """Its weights have the model's type."""
     head = torch.nn.Linear(HIDDEN_SIZE, len(LABELS), dtype=torch.bfloat16)
     table.states = table.states.bfloat16()
     model = classifier(head=head)

@@ -1,4 +1,4 @@
-"""Pipelines whose stages are threads, and the whole models that they are cut from."""
+"""Pipelines whose stages are threads, and the whole models to compare them with."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NUM_LAYERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cut:
-    """A whole model and how it may be cut."""
+    """A whole model, and the stages that it can be cut into."""
 
     folder: Path
     loaded: LoadedModel
@@ -151,7 +151,7 @@ def make_queue_channels(records: Sequence[list[Note]]) -> list[Channels]:
 
 
 class Launched:
-    """A step that all stages have been given."""
+    """A step that all stages have received."""
 
     def __init__(self, results: SimpleQueue[outcome.Outcome[StepResult]]) -> None:
         self._results = results

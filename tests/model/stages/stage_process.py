@@ -31,7 +31,7 @@ SIZES: dict[str, int] = {
 def make_plans() -> list[StepPlan]:
     """Chunks and decodes of three sequences.
 
-    They depend on no token, so each process makes the same ones by itself.
+    They depend on no sampled token, so each process makes the same plans by itself.
     """
     scheduler = Scheduler(**SIZES, max_num_batched_tokens=8)
     for number, length in enumerate((3, 21, 9)):

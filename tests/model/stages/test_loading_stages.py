@@ -1,4 +1,4 @@
-"""A stage holds what it computes, and knows of the whole model what others ask."""
+"""A stage holds only its own weights, and describes the whole model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_sees_images_is_at_the_first_stage(seeing: Callable[..., Any]) -> N
 
 
 def test_other_stages_weights_are_not_asked_for(tmp_path: Path) -> None:
-    """Files that have nothing but what a stage needs are enough for it."""
+    """Files with only the weights of a stage are enough for it."""
     folder = save_tiny_model("llama", tmp_path)
     path = folder / "model.safetensors"
     own = {
@@ -118,7 +118,7 @@ def test_layers_with_something_between_them_are_refused(
 def test_layers_that_look_at_the_embeddings_again_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later stage has none, and would compute something else without a word."""
+    """A later stage has no embeddings, and would give wrong results without an error."""
     folder = save_tiny_model("llama", tmp_path)
     forward = LlamaForCausalLM.forward
     compute = LlamaDecoderLayer.forward

@@ -1,4 +1,4 @@
-"""What is found out of a model without its weights is what it is with them."""
+"""The outline of a model is the same without its weights as with them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_so_it_is_of_a_model_that_sees(seeing: Callable[..., Any]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model whose weights are not there."""
+    """Return the folder of a model without weights."""
     folder = save_tiny_model("llama", tmp_path / "model")
     (folder / "model.safetensors").unlink()
     return folder

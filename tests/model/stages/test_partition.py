@@ -1,4 +1,4 @@
-"""Layers are spread so that no stage has more to do than it must."""
+"""Layers are divided so that no stage has more work than necessary."""
 
 from __future__ import annotations
 

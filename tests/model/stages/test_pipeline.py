@@ -91,7 +91,7 @@ def make_sequences(
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
-    """Some of a few tokens, some of several chunks, two that begin alike."""
+    """Return short prompts, prompts of several chunks, and two that begin alike."""
     rng = random.Random(seed)
     lengths = (3, 1, 19, 30, 5, 12, 24)
     prompts = [rng.choices(range(3, 90), k=length) for length in lengths]
@@ -148,7 +148,7 @@ def test_every_architecture(
 
 
 def test_every_wish(cut: Callable[..., Any], make_pipeline: Any) -> None:
-    """Sampling, penalties, bad words, reports, plug-ins; and preemption, by the way."""
+    """Sampling, penalties, bad words, log probabilities, plug-ins, and preemption."""
     model = cut("qwen3")
     kinds = [wishes for name, wishes in WISHES.items() if name != "everything"]
     wishes = [wish for kind in kinds for wish in kind[:3]]
@@ -182,7 +182,7 @@ def test_tied_and_untied_heads(
 def test_sequences_that_are_given_up_in_flight(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
-    """Their tokens come when their slots are others' already."""
+    """Their tokens come when their slots already belong to other sequences."""
     model = cut()
     sampling = dataclasses.replace(GREEDY, temperature=1.0, max_tokens=12)
     sequences = functools.partial(make_sequences, make_prompts(2), sampling=sampling)
@@ -231,7 +231,7 @@ def test_images(
     make_prompt: Any,
     model_type: str,
 ) -> None:
-    """They are encoded at the first stage; their positions are known at all."""
+    """The first stage encodes them; all stages know their positions."""
     model = seeing(model_type)
     sights = [
         model.look(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
