@@ -222,3 +222,26 @@ def test_arguments_of_a_plug_in_are_handed_on() -> None:
     request = decode_body(CompletionRequest, json.dumps(body).encode())
     processors = to_sampling(request, {}).logits_processors
     assert processors == (("a", {"size": 3}), ("b", {}))
+
+
+def test_a_prompt_that_is_no_utf8_is_refused_by_its_name() -> None:
+    with pytest.raises(RequestError, match="The body is not valid UTF-8") as caught:
+        decode_body(CompletionRequest, b'{"prompt":"\xff"}')
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        ({}, "documents[0]: must have either text or content"),
+        (
+            {"content": [{"type": "text"}]},
+            "documents[0].content[0].text: is required",
+        ),
+    ],
+)
+def test_a_document_without_text_is_refused_by_its_place(
+    document: dict[str, Any], message: str
+) -> None:
+    fields = {"queries": "a", "documents": [document]}
+    assert read_refusal(ScoreRequest, fields) == message
