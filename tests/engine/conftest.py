@@ -18,14 +18,14 @@ from trioserve.types.model_info import ModelInfo
 
 @pytest.fixture(params=[1, 2], ids=["plain", "ahead"])
 def depth(request: pytest.FixtureRequest) -> int:
-    """Steps in flight: what streams promise does not depend on it."""
+    """Steps in flight, on which no promise of a stream depends."""
     number: int = request.param
     return number
 
 
 @pytest.fixture(params=["here", "in_a_process"])
 def is_remote(request: pytest.FixtureRequest) -> bool:
-    """Where the engine is: what it promises does not depend on it either."""
+    """The process of the engine, on which no promise depends either."""
     return bool(request.param == "in_a_process")
 
 

@@ -179,7 +179,7 @@ def test_a_plug_in_that_is_not_loaded_is_refused_by_its_name() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_where_nothing_is_loaded_that_is_told() -> None:
+def test_the_error_says_that_no_plug_in_is_loaded() -> None:
     sampling = replace(ONE, logits_processors=(("left", {}),))
     with pytest.raises(
         InvalidParameter,
@@ -214,7 +214,7 @@ def nest(depth: int) -> list[object]:
         ({"deep": nest(100_000)}, False),
     ],
 )
-def test_what_a_plug_in_is_told_can_be_sent_to_any_process(
+def test_arguments_of_a_plug_in_can_be_sent_to_any_process(
     arguments: dict[str, object], is_taken: bool
 ) -> None:
     info = replace(INFO, logits_processors=("left",))

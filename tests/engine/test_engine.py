@@ -119,7 +119,7 @@ async def test_a_newcomer_joins_the_next_step_that_is_planned(
     assert trio.current_time() == 3.0 + depth
 
 
-async def test_a_long_prompt_delays_nobody_by_more_than_a_step(
+async def test_a_long_prompt_delays_no_stream_by_more_than_a_step(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     engine = make_engine(
@@ -198,7 +198,7 @@ async def test_a_higher_priority_is_admitted_first(
     assert ended == [0, 1, 2, 3]
 
 
-async def test_a_priority_lets_nobody_wait_for_ever(
+async def test_no_request_waits_for_ever_for_higher_priorities(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     """Urgent requests follow each other without a gap; a later one has no precedence."""
@@ -546,7 +546,7 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
 async def test_an_idle_device_is_told_to_forget_vectors(
     make_engine: Callable[..., TokenEngine], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A client leaves in the middle of its prompt, and nobody else comes."""
+    """A client leaves in the middle of its prompt, and no other request comes."""
     device = FakeDevice(block_size=4)
     engine = make_engine(device=device, max_num_batched_tokens=8)
     prompt = Prompt(

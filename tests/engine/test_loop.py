@@ -52,7 +52,7 @@ class Executor(FakeExecutor[StepPlan, StepResult]):
 
 def tell(depth: int) -> list[str]:
     """What becomes of nine steps."""
-    # One place is kept for who comes while the first step runs.
+    # One place is kept for a request that comes while the first step runs.
     num_submitted = max(1, depth - 1)
     story = [f"submit {number}" for number in range(1, num_submitted + 1)]
     for number in range(1, 10):

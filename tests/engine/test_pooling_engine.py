@@ -36,7 +36,7 @@ EMBED = PoolingParams(task="embed")
 
 @pytest.fixture(autouse=True, params=["here", "in_a_process"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the loop is: what it promises does not depend on it."""
+    """The process of the core, on which no promise depends."""
     monkeypatch.setattr(Bench, "is_remote", request.param == "in_a_process")
 
 
@@ -120,7 +120,7 @@ async def test_no_inputs_have_no_results(
 
 
 @pytest.mark.parametrize("leaves_after", [0.0, 0.005, 0.03, 0.06])
-async def test_whoever_leaves_holds_nothing(
+async def test_a_request_that_is_left_holds_nothing(
     autojump_clock: trio.testing.MockClock, leaves_after: float
 ) -> None:
     """Before, within and between steps; and the inputs that wait are never read."""
@@ -217,14 +217,14 @@ async def test_a_failed_step_ends_all_requests(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     bench = Bench(fail_at_step=1)
-    told: list[Exception] = []
+    errors: list[Exception] = []
 
     async def ask() -> None:
         try:
             with bench.loop.open_request(9, EMBED) as request:
                 await request.pool([make_input(*[1] * 16)] * 9)
         except EngineDied as error:
-            told.append(error)
+            errors.append(error)
 
     cause = EngineProcessDied if bench.is_remote else RuntimeError
     with pytest.RaisesGroup(cause, flatten_subgroups=True):
@@ -233,7 +233,7 @@ async def test_a_failed_step_ends_all_requests(
             async with trio.open_nursery() as clients:
                 clients.start_soon(ask)
                 clients.start_soon(ask)
-    assert len(told) == 2
+    assert len(errors) == 2
     assert not bench.loop.is_alive
     with pytest.raises(EngineDied):
         with bench.loop.open_request(1, EMBED):

@@ -433,7 +433,7 @@ async def test_a_cross_encoder_may_give_scores_as_the_model_computes_them(
     assert row.params == PoolingParams(task="classify", use_activation=False)
 
 
-async def test_whoever_asks_is_told_when_the_device_can_begin(
+async def test_a_request_reports_when_the_device_can_begin(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
     bench = make_bench()

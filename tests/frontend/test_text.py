@@ -94,7 +94,7 @@ async def test_all_tokens_become_text(
 
 
 @pytest.mark.parametrize("includes", [False, True])
-async def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
+async def test_the_text_of_a_stop_token_is_shown_on_request_only(
     engine: TextEngine, answer_ids: list[int], includes: bool
 ) -> None:
     text = TextParams(include_stop_str_in_output=includes)
@@ -103,7 +103,7 @@ async def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
     )
     assert whole.text == (ANSWER if includes else ANSWER[:-1])
     assert (whole.finish_reason, whole.stop_reason) == ("stop", answer_ids[-1])
-    # Clients are told of the token even if its text is left out.
+    # Clients see the token even if its text is left out.
     assert list(whole.token_ids) == answer_ids
 
 

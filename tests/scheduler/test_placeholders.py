@@ -89,7 +89,7 @@ class Loop:
 
 
 class Scripted(FakeDevice):
-    """Gives what it is told for every row that samples."""
+    """Returns given tokens for every row that samples."""
 
     def __init__(self, *rows: tuple[int, ...]) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ def test_an_abort_with_steps_in_flight_frees_at_once_and_says_nothing_more(
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_who_is_preempted_with_steps_in_flight_keeps_what_they_give(depth: int) -> None:
-    """The sequence is told in full when it starts again: it waits for its tokens."""
+    """The sequence starts again once all of its tokens are known."""
     scheduler = make_scheduler(num_blocks=8, max_model_len=32)
     device = make_device()
     loop = Loop(scheduler, device, depth)

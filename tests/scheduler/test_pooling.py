@@ -153,7 +153,7 @@ def test_given_up_inputs_do_not_pile_up() -> None:
     assert len(pickle.dumps((scheduler, flow))) < 20_000
 
 
-def test_an_idle_device_is_told_what_to_forget() -> None:
+def test_releases_reach_an_idle_device() -> None:
     scheduler = make_scheduler()
     scheduler.release(QueryKey(7))
     plan = scheduler.schedule()
@@ -268,7 +268,7 @@ def test_counters_add_up_all_steps() -> None:
     )
 
 
-def test_a_step_whose_duration_nobody_tells_adds_no_seconds() -> None:
+def test_a_step_without_a_duration_adds_no_seconds() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_row(1), PoolingFlow(0))
     run_step(scheduler)

@@ -78,7 +78,7 @@ def test_blocks_have_the_same_hash_if_and_only_if_all_up_to_them_is_the_same(
         assert (first == second) == (one[:end] == other[:end])
 
 
-def test_an_image_of_several_runs_is_told_from_one_that_is_cut_otherwise() -> None:
+def test_images_with_different_runs_have_different_hashes() -> None:
     def make(*runs: tuple[int, int]) -> Prompt:
         num_vectors = sum(end - begin for begin, end in runs)
         item = EmbeddedInput(
@@ -120,7 +120,7 @@ def test_another_salt_shares_no_vector() -> None:
     assert salted != make_sequence(prompt).hash_block(0, BLOCK_SIZE)
 
 
-def test_the_device_is_told_of_vectors_that_nobody_will_read() -> None:
+def test_the_device_learns_of_vectors_that_no_step_will_read() -> None:
     scheduler = Scheduler(
         num_blocks=64,
         block_size=BLOCK_SIZE,
@@ -173,7 +173,7 @@ def test_a_vector_that_stands_elsewhere_in_its_block_gives_another_hash() -> Non
     assert hash_blocks(first)[0] != hash_blocks(second)[0]
 
 
-def test_each_block_is_told_by_the_keys_of_its_own_runs() -> None:
+def test_the_hash_of_a_block_depends_on_the_keys_of_its_own_runs() -> None:
     """One run in each of three blocks: a new key changes its block and those after it."""
     runs = (0, 1), (4, 6), (9, 12)
     keys = bytes(range(6 * KEY_BYTES))

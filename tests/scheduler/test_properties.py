@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
 
     def teardown(self) -> None:
-        """Whatever was left ends in a bounded number of steps: nobody starves."""
+        """All sequences end in a bounded number of steps: none starves."""
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):

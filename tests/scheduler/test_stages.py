@@ -87,7 +87,7 @@ def test_a_lone_sequence_waits_for_its_token_instead_of_a_stage(
     pipeline = Pipeline(make_scheduler(num_stages), num_stages + 1)
     pipeline.scheduler.add(make_sequence(1))
     assert len(pipeline.fill()) == 1
-    # Nothing else can be planned, and the stages are free for whoever comes.
+    # Nothing else can be planned, and the stages are free for a new sequence.
     assert pipeline.scheduler.schedule() is None
     pipeline.drain_one()
     assert len(pipeline.fill()) == 1
@@ -150,7 +150,7 @@ def test_a_prompt_that_comes_is_planned_at_once_beside_the_micro_batch() -> None
     depth=st.integers(1, 6),
     priorities=st.lists(st.integers(-1, 1), min_size=11, max_size=11),
 )
-def test_nobody_is_left_out_however_few_steps_are_in_flight(
+def test_no_sequence_is_left_out_with_few_steps_in_flight(
     num_stages: int, num_sequences: int, depth: int, priorities: list[int]
 ) -> None:
     """By order alone the first ones would be first again before the last had a turn."""
@@ -185,7 +185,7 @@ def test_rows_of_a_micro_batch_stand_in_order() -> None:
         pipeline.drain_one()
 
 
-def test_who_gives_way_to_those_held_back_leaves_them_the_step() -> None:
+def test_a_preempted_micro_batch_leaves_its_step_to_the_others() -> None:
     """If the step stayed empty, nothing in flight would ever wake the loop."""
     # Seven blocks: each of the two may have three, and one of them four.
     scheduler = make_scheduler(2, num_blocks=7, max_model_len=28)
@@ -220,7 +220,7 @@ def test_a_victim_that_was_held_back_leaves_no_room_in_the_budget() -> None:
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("num_blocks", [8, 11, 14])
-def test_whoever_is_preempted_with_steps_in_flight_writes_the_same(
+def test_a_preemption_with_steps_in_flight_changes_no_output(
     num_stages: int, num_blocks: int
 ) -> None:
     scheduler = make_scheduler(

@@ -218,7 +218,7 @@ def test_a_target_that_cannot_be_met_ends_prompts_all_the_same(target: float) ->
 
 
 def test_a_short_prompt_goes_first_where_a_step_has_room_for_one_block() -> None:
-    """But only in every other step: the long one goes on, whoever comes."""
+    """But only in every second step: the long prompt goes on meanwhile."""
     server = Server(1e-9)
     server.ask()
     server.step()

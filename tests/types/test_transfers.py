@@ -66,7 +66,7 @@ def test_the_first_stage_waits_only_for_tokens_that_its_rows_read() -> None:
     assert awaited.take(make_plan(6, make_row(1))) == ()
 
 
-def test_a_token_of_a_slot_that_was_taken_again_is_nobodys() -> None:
+def test_a_token_for_a_former_owner_of_a_slot_is_dropped() -> None:
     awaited = AwaitedTokens(depth=9)
     awaited.take(make_plan(1, make_row(0), make_row(1)))
     assert awaited.take(make_plan(2, make_row(0), starts=(0,))) == ()
@@ -78,7 +78,7 @@ def test_a_token_of_a_slot_that_was_taken_again_is_nobodys() -> None:
     )
 
 
-def test_tokens_that_nobody_reads_are_taken_in_once_they_are_old() -> None:
+def test_old_tokens_are_received_even_if_no_row_reads_them() -> None:
     awaited = AwaitedTokens(depth=3)
     for step_id in range(1, 4):
         assert awaited.take(make_plan(step_id, make_row(step_id))) == ()
