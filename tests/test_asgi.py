@@ -1,4 +1,4 @@
-"""How hypercorn's command finds the app; e2e has the app itself."""
+"""The app under hypercorn's command; e2e tests its answers."""
 
 from __future__ import annotations
 

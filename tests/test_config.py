@@ -302,6 +302,6 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "1e400", "nan", "2 PiB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfig, match="--kv-cache-memory"):
         parse_bytes("kv_cache_memory", text)

@@ -1,4 +1,4 @@
-"""Options of other servers are refused with the name that they have here."""
+"""Options of other servers are refused with advice."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_flag_of_another_server_is_one_line_and_exit_code_2(
     assert run(capsys, arguments) == (2, f"trioserve: {expected}\n")
 
 
-def test_so_is_a_key_of_the_file(
+def test_a_key_of_another_server_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "serve.toml"
@@ -91,17 +91,17 @@ def test_so_is_a_key_of_the_file(
     )
 
 
-def test_so_is_a_keyword_of_a_program() -> None:
+def test_a_keyword_of_another_server_is_explained() -> None:
     with pytest.raises(ForeignOption, match="write --kv-cache-fraction for"):
         build_config(EngineConfig, {"gpu_memory_utilization": 0.9})
 
 
 @pytest.mark.parametrize("name", MOST_USED)
-def test_options_that_vllms_users_have_most_are_known(name: str) -> None:
+def test_the_most_used_options_of_vllm_are_known(name: str) -> None:
     assert name in list_foreign()
 
 
-def test_all_that_is_advised_is_there_and_nothing_of_ours_is_refused() -> None:
+def test_advised_options_exist_and_none_of_ours_is_refused() -> None:
     assert not list_foreign() & (OURS | SWITCHES)
     for name in list_foreign():
         explanation = explain_foreign([f"--{name}"])

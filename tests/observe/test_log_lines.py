@@ -1,4 +1,4 @@
-"""Whoever is quoted in the log writes no lines of his own there."""
+"""Quoted texts cannot forge lines of the log."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_a_line_break_in_an_exceptions_text_begins_no_record(
     assert all(line.startswith("    ") for line in rest)
 
 
-def test_what_moves_a_terminals_cursor_is_an_escape() -> None:
+def test_control_characters_of_a_terminal_are_escapes() -> None:
     assert escape("\x1b[2J\x07\u202e\ud800") == "\\x1b[2J\\x07\\u202e\\ud800"
 
 
-def test_what_can_be_seen_stays_as_it_is() -> None:
+def test_visible_characters_stay() -> None:
     assert escape("Zwölf 你好 🎉 \\n [a]") == "Zwölf 你好 🎉 \\n [a]"
 
 
 @given(st.text())
-def test_whatever_is_escaped_is_one_line_that_can_be_seen(text: str) -> None:
+def test_an_escaped_text_is_one_visible_line(text: str) -> None:
     assert escape(text).isprintable()
     assert escape(escape(text)) == escape(text)
 

@@ -1,4 +1,4 @@
-"""The loop's stalls are counted as they were, and the right task is named."""
+"""The stalls of the event loop, and the tasks that cause them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_table_keeps_the_names_with_the_longest_steps_and_loses_nothing(
     assert math.isclose(sum(row.total_seconds for row in rows), total, abs_tol=1e-9)
 
 
-def test_a_task_called_as_the_rest_is_counted_with_it() -> None:
+def test_a_task_with_the_name_of_the_rest_counts_as_the_rest() -> None:
     table = OffenderTable(1)
     for name in ("a", "b", OTHERS):
         table.add(name, 1.0)
@@ -90,7 +90,7 @@ def test_a_task_called_as_the_rest_is_counted_with_it() -> None:
     ]
 
 
-def test_an_endless_name_is_cut() -> None:
+def test_a_long_name_is_cut() -> None:
     table = OffenderTable(2)
     table.add("x" * 10**6, 1.0)
     (row,) = table.list_offenders()
@@ -118,7 +118,7 @@ async def test_a_threshold_below_the_first_bucket_is_kept() -> None:
     assert offender.num_steps == 3
 
 
-async def test_an_end_without_a_beginning_counts_nothing() -> None:
+async def test_a_step_whose_beginning_was_not_seen_does_not_count() -> None:
     """Whoever adds an instrument does so in the middle of a step and of a turn."""
     clock = Clock()
     stall = LoopStall(clock=clock)

@@ -1,4 +1,4 @@
-"""When to come again, told from how fast work gets done."""
+"""The time after which a client may try again, from the speed of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def work_off(
     ("rate", "amount", "seconds"),
     [(10.0, 200, 20), (0.5, 10, 20), (10.0, 1, 1), (10.0, 0, 1), (2.0, 1000, 60)],
 )
-def test_it_takes_as_long_as_at_the_rate_of_before(
+def test_the_estimate_follows_the_rate_so_far(
     rate: float, amount: int, seconds: int
 ) -> None:
     pace = Pace()
@@ -47,7 +47,7 @@ def test_a_change_of_the_rate_is_learnt_within_minutes() -> None:
     assert pace.estimate_seconds(now, 100) == pytest.approx(20, abs=1)
 
 
-def test_where_nothing_gets_done_it_takes_longer_and_longer() -> None:
+def test_the_estimate_grows_while_nothing_gets_done() -> None:
     pace = Pace()
     now = work_off(pace, begin=0.0, seconds=60.0, rate=10.0)
     waits = [pace.estimate_seconds(now + stall, 50) for stall in (0, 30, 60, 90, 600)]
@@ -56,7 +56,7 @@ def test_where_nothing_gets_done_it_takes_longer_and_longer() -> None:
     assert waits[-1] == 60
 
 
-def test_before_anything_was_done_it_takes_as_if_the_first_were_done_now() -> None:
+def test_the_first_estimate_counts_the_first_work_as_done_now() -> None:
     pace = Pace()
     pace.observe(0.0, 100)
     assert pace.estimate_seconds(0.0, 100) == 1

@@ -1,4 +1,4 @@
-"""How a serving process's interpreter is set; in a process, because it is global."""
+"""Settings of the interpreter; tested in a process, because they are global."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ assert [each for each in gc.get_objects() if isinstance(each, Loaded)] == [kept]
 """
 
 
-def test_what_is_loaded_is_collected_once_and_then_left_alone() -> None:
+def test_loaded_objects_are_collected_once_and_then_frozen() -> None:
     subprocess.run([sys.executable, "-c", STORY], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Messages between processes: what is sent is what comes, and nothing is left behind."""
+"""Messages between processes: they arrive as sent, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def count_descriptors() -> int:
 
 
 @pytest.mark.parametrize("open_sockets", [socket.socketpair, open_tcp])
-async def test_what_is_sent_comes_in_its_order(open_sockets: Any) -> None:
+async def test_messages_arrive_in_their_order(open_sockets: Any) -> None:
     """Small and large, with tensors and without, whatever carries them."""
     messages = [
         Text("a"),
@@ -128,7 +128,7 @@ async def test_no_descriptor_is_left() -> None:
     assert count_descriptors() == before
 
 
-async def test_that_the_other_side_has_gone_is_told_to_who_receives() -> None:
+async def test_receiving_from_an_ended_process_raises_peer_gone() -> None:
     async with open_streams(*socket.socketpair()) as (ours, theirs):
         theirs.send_nowait(Text("last"))
         await trio.testing.wait_all_tasks_blocked()
@@ -141,7 +141,7 @@ async def test_that_the_other_side_has_gone_is_told_to_who_receives() -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_half_a_message_is_none() -> None:
+async def test_half_a_message_is_not_delivered() -> None:
     ours, theirs = socket.socketpair()
     mail = pack(Text("abc"))
     theirs.sendall(mail.data[:-1])

@@ -1,4 +1,4 @@
-"""What leaves the block that an engine runs for; e2e has the real doors."""
+"""Errors that leave the block of an engine; e2e tests the real doors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Engine:
             raise DeviceBroken()
 
 
-async def test_an_error_of_the_block_leaves_it_as_it_is() -> None:
+async def test_an_error_of_the_block_passes_unchanged() -> None:
     cause, context = KeyError("cause"), LookupError("context")
     error = OwnError()
     with pytest.raises(OwnError) as caught:
@@ -56,7 +56,7 @@ async def test_an_error_of_the_block_leaves_it_as_it_is() -> None:
     assert "test_an_error_of_the_block" in str(caught.traceback[-1])
 
 
-async def test_a_group_that_the_block_raises_leaves_it_as_it_is() -> None:
+async def test_a_group_of_the_block_passes_unchanged() -> None:
     group = ExceptionGroup("two", [OwnError(), OwnError()])
     try:
         async with open_engine_task(Engine()):
@@ -67,14 +67,14 @@ async def test_a_group_that_the_block_raises_leaves_it_as_it_is() -> None:
         raise AssertionError("it was swallowed")
 
 
-async def test_a_group_of_one_that_the_block_raises_stays_one() -> None:
+async def test_a_group_of_one_error_stays_a_group() -> None:
     with pytest.RaisesGroup(OwnError):
         async with open_engine_task(Engine()):
             async with trio.open_nursery():
                 raise OwnError()
 
 
-async def test_an_error_that_is_false_is_not_swallowed() -> None:
+async def test_an_error_whose_truth_value_is_false_is_raised() -> None:
     class Problems(Exception):
         """A list of problems, which is empty."""
 
@@ -87,7 +87,7 @@ async def test_an_error_that_is_false_is_not_swallowed() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(5)])
-async def test_an_error_that_ends_programs_leaves_it_as_it_is(
+async def test_an_error_that_ends_programs_passes_unchanged(
     error: BaseException,
 ) -> None:
     with pytest.raises(type(error)) as caught:
@@ -96,7 +96,7 @@ async def test_an_error_that_ends_programs_leaves_it_as_it_is(
     assert caught.value is error
 
 
-async def test_a_cancellation_from_outside_leaves_nothing() -> None:
+async def test_a_cancellation_from_outside_raises_no_error() -> None:
     with trio.CancelScope() as scope:
         async with open_engine_task(Engine()):
             scope.cancel()
@@ -104,7 +104,7 @@ async def test_a_cancellation_from_outside_leaves_nothing() -> None:
     assert scope.cancelled_caught
 
 
-async def test_an_error_raised_on_cancellation_is_the_one_that_leaves() -> None:
+async def test_an_error_raised_on_cancellation_is_raised() -> None:
     with trio.CancelScope() as scope, pytest.raises(OwnError):
         async with open_engine_task(Engine()):
             scope.cancel()
@@ -131,7 +131,7 @@ async def fail_on_cancellation() -> None:
         raise OwnError()
 
 
-async def test_an_engine_that_fails_leaves_engine_died_with_the_cause() -> None:
+async def test_a_failed_engine_raises_engine_died_with_the_cause() -> None:
     engine = Engine()
     with pytest.raises(EngineDied) as caught:
         async with open_engine_task(engine):
@@ -140,7 +140,7 @@ async def test_an_engine_that_fails_leaves_engine_died_with_the_cause() -> None:
     assert isinstance(caught.value.__cause__, DeviceBroken)
 
 
-async def test_engine_died_in_the_block_is_told_once() -> None:
+async def test_engine_died_in_the_block_is_raised_once() -> None:
     """As a stream raises it."""
     engine = Engine()
     with pytest.raises(EngineDied) as caught:
@@ -150,7 +150,7 @@ async def test_engine_died_in_the_block_is_told_once() -> None:
     assert isinstance(caught.value.__cause__, DeviceBroken)
 
 
-async def test_it_is_told_once_to_tasks_of_the_block_too() -> None:
+async def test_engine_died_in_tasks_of_the_block_is_raised_once() -> None:
     engine = Engine()
     with pytest.raises(EngineDied):
         async with open_engine_task(engine):
@@ -158,7 +158,7 @@ async def test_it_is_told_once_to_tasks_of_the_block_too() -> None:
             raise ExceptionGroup("two streams", [EngineDied(), EngineDied()])
 
 
-async def test_another_error_beside_the_engines_is_not_lost() -> None:
+async def test_an_error_of_the_block_joins_that_of_the_engine() -> None:
     engine = Engine()
     with pytest.RaisesGroup(OwnError, EngineDied):
         async with open_engine_task(engine):
@@ -166,7 +166,7 @@ async def test_another_error_beside_the_engines_is_not_lost() -> None:
             raise OwnError()
 
 
-async def test_an_engine_that_fails_beside_a_cancellation_is_told() -> None:
+async def test_a_failed_engine_wins_over_a_cancellation() -> None:
     engine = Engine()
     with trio.CancelScope() as scope, pytest.raises(EngineDied):
         async with open_engine_task(engine):
@@ -182,7 +182,7 @@ async def fail_and_see(engine: Engine) -> None:
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_an_engine_that_does_not_start_is_told() -> None:
+async def test_an_engine_that_does_not_start_raises_engine_died() -> None:
     class Broken:
         async def run(  # noqa: ASYNC128 (it fails before)
             self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -197,7 +197,7 @@ async def test_an_engine_that_does_not_start_is_told() -> None:
 
 
 @pytest.mark.parametrize("is_loose", [False, True])
-def test_how_the_host_runs_trio_does_not_matter(is_loose: bool) -> None:
+def test_the_exception_groups_of_the_program_do_not_matter(is_loose: bool) -> None:
     async def main() -> None:
         with pytest.RaisesGroup(OwnError):
             async with open_engine_task(Engine()):

@@ -1,4 +1,4 @@
-"""Plug-ins are found by flag and by entry point, and what is none ends the start."""
+"""Plug-ins, found by flag and by entry point; an object that is none ends the start."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def load_names(names: Sequence[str]) -> list[str]:
     return [found.name for found in load_logits_processors(names)]
 
 
-def test_without_any_there_are_none() -> None:
+def test_by_default_there_are_no_plug_ins() -> None:
     assert load_logits_processors(()) == ()
 
 
@@ -82,7 +82,7 @@ def test_a_class_is_loaded_by_its_module(write: Write) -> None:
     assert load_names(names) == ["other", "good", "inner"]
 
 
-def test_an_installed_distributions_are_loaded_unasked(
+def test_plug_ins_of_installed_distributions_are_loaded(
     write: Write, offer: Offer
 ) -> None:
     module = write(PLUGIN)
@@ -90,7 +90,7 @@ def test_an_installed_distributions_are_loaded_unasked(
     assert load_names([]) == ["good", "other"]
 
 
-def test_those_of_the_flag_come_first_and_each_comes_once(
+def test_plug_ins_of_the_flag_come_first_and_each_once(
     write: Write, offer: Offer
 ) -> None:
     module = write(PLUGIN)
@@ -132,7 +132,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("attribute", WRONG)
-def test_what_is_no_plug_in_is_explained(write: Write, attribute: str) -> None:
+def test_an_object_that_is_no_plug_in_is_explained(
+    write: Write, attribute: str
+) -> None:
     source, message = WRONG[attribute]
     name = f"{write(source)}:{attribute}"
     with pytest.raises(InvalidConfig, match=message) as caught:
@@ -141,7 +143,7 @@ def test_what_is_no_plug_in_is_explained(write: Write, attribute: str) -> None:
 
 
 @pytest.mark.parametrize("attribute", WRONG)
-def test_what_is_installed_and_no_plug_in_names_its_distribution(
+def test_an_entry_point_that_is_no_plug_in_names_its_distribution(
     write: Write, offer: Offer, attribute: str
 ) -> None:
     source, message = WRONG[attribute]
@@ -153,7 +155,7 @@ def test_what_is_installed_and_no_plug_in_names_its_distribution(
     assert str(caught.value).startswith(f"{name} of some-plugins ")
 
 
-def test_a_module_that_is_not_there_is_told() -> None:
+def test_a_missing_module_is_named() -> None:
     with pytest.raises(InvalidConfig, match="no_such_module:X cannot be imported"):
         load_logits_processors(["no_such_module:X"])
 

@@ -1,4 +1,4 @@
-"""A lack of memory, by whatever name it comes; the real one is at the end."""
+"""A lack of memory in the errors of libraries; the last test has a real one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
         ),
     ],
 )
-def test_a_lack_of_memory_is_told_as_one(error: Exception, told: str) -> None:
+def test_a_lack_of_memory_is_one_sentence(error: Exception, told: str) -> None:
     with pytest.raises(NotEnoughMemory) as caught, telling_shortage():
         raise error
     assert str(caught.value).startswith("there is not enough memory")
@@ -48,7 +48,7 @@ def test_a_lack_of_memory_is_told_as_one(error: Exception, told: str) -> None:
     assert caught.value.__cause__ is error
 
 
-def test_whoever_met_it_may_call_it_something_else() -> None:
+def test_a_lack_of_memory_is_found_in_the_cause() -> None:
     with pytest.raises(NotEnoughMemory, match="Errno 12"), telling_shortage():
         try:
             raise NO_MEMORY
@@ -66,7 +66,7 @@ def test_whoever_met_it_may_call_it_something_else() -> None:
         ImportError("no module named torch"),
     ],
 )
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
+def test_other_errors_pass_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, telling_shortage():
         raise error
     assert caught.value is error

@@ -1,4 +1,4 @@
-"""Threads that load, and what becomes of them when nobody waits for them any more."""
+"""Threads that load models, and their end when nobody waits for them any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_loads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if "loads" in each.name]
 
 
-async def test_it_returns_and_raises_what_the_work_does() -> None:
+async def test_the_result_or_the_error_of_the_work_is_passed_on() -> None:
     assert await run_in_fresh_thread(lambda: 5) == 5
     with pytest.raises(ValueError, match="'x'"):
         await run_in_fresh_thread(lambda: int("x"))

@@ -22,7 +22,7 @@ from .loaded import LoadedCore
 async def main(stream: MessageStream[Any]) -> None:
     """Load the model that the other process names, and serve it."""
     begin = await stream.receive()
-    assert isinstance(begin, StartEngine), "Begin comes first"
+    assert isinstance(begin, StartEngine), "StartEngine comes first"
     set_up_logging(begin.log_level)
     try:
         async with open_core(begin.config, begin.model_kind) as loaded:
