@@ -65,9 +65,10 @@ class ChatRenderer:
           Also raises the errors of the steps.
         """
         seconds = expect_seconds(count_characters(messages))
-        read = partial(self._read, messages, chat, steps)
         if self.processes is not None:
-            conversation = await self._workers.run(read, expected_seconds=seconds)
+            conversation = await self._workers.run(
+                partial(self._read, messages, chat, steps), expected_seconds=seconds
+            )
             return await self._finish_in_process(
                 self.processes, conversation, chat, steps, seconds
             )

@@ -147,9 +147,9 @@ class ReasoningSplitter:
         "_num_read",
         "_opening",
         "_place",
+        "_reasoning",
         "_scanner",
         "_style",
-        "_reasoning",
         "begin",
         "end",
     )
