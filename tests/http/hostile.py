@@ -1,4 +1,4 @@
-"""One packet each: what strangers send to a port that speaks plain HTTP.
+"""Hostile inputs for a port that speaks plain HTTP, one packet each.
 
 The first six of each protocol's list ended the whole process of hypercorn 0.18, or in
 a 500; to the others a server must be indifferent.

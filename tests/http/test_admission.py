@@ -1,4 +1,4 @@
-"""Hostile requests are refused early, and what others wait meanwhile is bounded.
+"""Hostile requests are refused early, and delay other requests only for a bounded time.
 
 Waiting is measured in calls of functions, and not in seconds: so many calls the event
 loop makes at most between two looks at its sockets, on however busy a machine.
@@ -28,7 +28,7 @@ COMPLETION_PATH = "/v1/completions"
 # Long enough for a stream of minutes.
 LONG_LEN = 200_000
 
-# Only whoever tokenizes it finds out, and answers 400.
+# Only the tokenizer finds this error, which is answered 400.
 TOO_LONG = "1" * 2000
 
 # Calls that the loop may make without a look at its sockets. To admit 800 sequences makes
@@ -234,7 +234,7 @@ TEXTS = {
     ],
     ids=["requests", "text"],
 )
-async def test_requests_that_find_the_renderer_full_are_told_when_to_come_again(
+async def test_requests_to_a_full_renderer_are_refused_with_retry_after(
     tokenizer_folder: Path, path: str, render: RenderConfig
 ) -> None:
     answers: list[httpx.Response] = []

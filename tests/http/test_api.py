@@ -23,7 +23,7 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
-# Of each status one, whoever finds the error.
+# One error for each status.
 ERROR_TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowed",
@@ -47,7 +47,7 @@ async def client(server: FakeServer) -> httpx.AsyncClient:
 
 
 async def stream(client: httpx.AsyncClient, path: str, body: object) -> list[Any]:
-    """Return the events' data: decoded, and [DONE] as it is."""
+    """Return the decoded data of the events; [DONE] stays a string."""
     async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -99,7 +99,7 @@ async def test_a_streamed_chat_begins_with_the_role_and_ends_with_done(
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 
 
-async def test_usage_comes_in_a_last_chunk_of_its_own(
+async def test_usage_comes_in_a_separate_last_chunk(
     client: httpx.AsyncClient,
 ) -> None:
     body = CHAT | {
@@ -346,7 +346,7 @@ async def test_readiness_tells_of_templates_that_do_not_end(
     refused = await client.post(CHAT_PATH, json=CHAT)
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
-    # What no template takes part in is still answered.
+    # Requests that need no template are still answered.
     text = {"model": "fake", "prompt": "a", "max_tokens": 1}
     assert (await client.post("/v1/completions", json=text)).status_code == 200
 
@@ -399,7 +399,7 @@ async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> 
     assert f'handler="{CHAT_PATH}/"' not in metrics
 
 
-async def test_nobody_is_sent_to_another_path(client: httpx.AsyncClient) -> None:
+async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
     # A client that follows may drop the body.
     response = await client.post("/v1//chat/completions", json=CHAT)
     assert response.status_code == 404

@@ -1,4 +1,4 @@
-"""Requests whose client leaves are counted, by what they waited for."""
+"""Requests whose client leaves are counted, by their phase."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_one_that_leaves_while_it_is_written_to(
         assert count(server) == {"write": 1}
 
 
-async def test_those_who_stay_are_not_counted(tokenizer_folder: Path) -> None:
+async def test_clients_that_stay_are_not_counted(tokenizer_folder: Path) -> None:
     async with open_server(tokenizer_folder) as server:
         async with httpx.AsyncClient(base_url=server.url) as client:
             for body in (CHAT, CHAT | {"stream": True}, CHAT | {"n": 0}):
@@ -207,7 +207,7 @@ async def test_one_that_leaves_while_its_texts_are_pooled(
             assert count(server) == {"prefill": 1}
 
 
-async def test_a_drain_tells_what_it_ends(
+async def test_a_drain_logs_the_phases_of_the_requests_that_it_ends(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = HttpConfig(drain_timeout=0.01)

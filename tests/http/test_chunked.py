@@ -1,4 +1,4 @@
-"""Chunked bodies: small chunks are joined, and h11 is obeyed in everything else."""
+"""Chunked bodies: small chunks are joined, and all else is as in h11."""
 
 from __future__ import annotations
 

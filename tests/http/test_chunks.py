@@ -1,4 +1,4 @@
-"""Events of a stream: what a client reads back, for every way they are written."""
+"""The events of a stream, in all forms, as a client reads them."""
 
 from __future__ import annotations
 

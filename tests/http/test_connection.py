@@ -54,7 +54,7 @@ LARGE = b"".join(b"%07d\n" % i for i in range(2**20))
 
 @dataclass
 class Story:
-    """What the app's streams wait for, and whether one has been left."""
+    """The gate of the app's streams, and whether a client has left one."""
 
     gate: trio.Event = field(default_factory=trio.Event)
     left: trio.Event = field(default_factory=trio.Event)
@@ -137,7 +137,7 @@ def accepted_from(client: trio.SocketStream) -> socket.socket | None:
     """Find the server's end of a connection, which is in this process too."""
     address = client.socket.getsockname()
     for found in gc.get_objects():
-        # isinstance would ask whatever lies on the heap for its __class__.
+        # isinstance would read __class__ of every object on the heap.
         if issubclass(type(found), socket.socket):
             with contextlib.suppress(OSError):
                 if found.getpeername() == address:
@@ -187,7 +187,7 @@ async def start_server(nursery: trio.Nursery) -> StartServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("enable_h2c", [False, True])
-async def test_a_hostile_packet_hurts_nobody_else(
+async def test_a_hostile_packet_harms_no_other_connection(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, enable_h2c: bool
 ) -> None:
     story = Story()
@@ -321,7 +321,7 @@ async def test_what_the_kernel_does_not_take_at_once_follows_in_order(
 
 @pytest.mark.parametrize("fields", [KEEP, CLOSE])
 @pytest.mark.parametrize("extra", [b"", b"\r\n", HEALTH + KEEP])
-async def test_a_client_that_leaves_cancels_its_request_whatever_it_sent_before(
+async def test_a_client_that_leaves_cancels_its_request(
     start_server: StartServer, fields: bytes, extra: bytes
 ) -> None:
     story = Story()
@@ -586,7 +586,9 @@ async def test_an_unforeseen_error_is_logged_once_and_ends_one_connection(
     assert errors == ["a connection failed and was closed"]
 
 
-async def test_system_exit_is_no_connections_error(start_server: StartServer) -> None:
+async def test_system_exit_is_not_taken_for_a_connection_error(
+    start_server: StartServer,
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http", "no lifespan"
         await receive()
@@ -733,7 +735,7 @@ async def test_http2_frames_of_several_writers_do_not_mix(
     assert client.bodies[1] == LARGE
 
 
-async def test_an_http2_request_cancelled_as_it_answers_hurts_no_other(
+async def test_an_http2_request_cancelled_as_it_answers_harms_no_other(
     start_server: StartServer, certificate: Path
 ) -> None:
     with trio.fail_after(5):
@@ -784,7 +786,7 @@ async def test_http2_over_tls_needs_no_option(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
-async def test_the_kernel_is_told_to_detect_dead_peers(
+async def test_the_kernel_detects_dead_peers(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(5):

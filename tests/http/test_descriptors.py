@@ -1,4 +1,4 @@
-"""Connections take descriptors, and leave enough of them to everything else."""
+"""Connections take descriptors, but leave enough of them free."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def read_well(client: trio.abc.ReceiveStream) -> None:
         data += more
 
 
-async def test_idle_strangers_keep_nobody_waiting(connect: Connect) -> None:
+async def test_idle_peers_do_not_keep_others_waiting(connect: Connect) -> None:
     kept = await connect(GET % b"")
     await read_well(kept)
     strangers = [await connect((GET % b"")[:9]) for _ in range(20)]
@@ -193,19 +193,19 @@ async def test_idle_strangers_keep_nobody_waiting(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "packet", [PREFACE, PREFACE + REQUEST + RESET], ids=["preface", "reset"]
 )
-async def test_idle_http2_strangers_keep_nobody_waiting(
+async def test_idle_http2_peers_do_not_keep_others_waiting(
     connect: Connect, packet: bytes
 ) -> None:
     install_guard(enable_h2c=True, max_connections=3)
     for _ in range(3):
         stranger = await connect(packet)
-        # The server has read what it sent.
+        # The server has read the packet.
         assert await stranger.receive_some()
     await wait_all_tasks_blocked()
     await read_well(await connect(CLOSE))
 
 
-async def test_a_newcomer_is_told_to_come_again_where_all_are_busy(
+async def test_a_new_connection_is_refused_if_all_are_busy(
     connect: Connect,
 ) -> None:
     busy = []
@@ -221,7 +221,7 @@ async def test_a_newcomer_is_told_to_come_again_where_all_are_busy(
     await read_well(await connect(CLOSE))
 
 
-async def test_a_request_that_finds_no_descriptor_is_told_to_come_again() -> None:
+async def test_a_request_without_a_free_descriptor_gets_retry_after() -> None:
     app = create_http_app(ServerState(config=HttpConfig()))
 
     @app.get("/share")

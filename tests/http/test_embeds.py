@@ -1,4 +1,4 @@
-"""Prompts of vectors over real sockets; the device is a fake."""
+"""Prompts of embeddings over real sockets, with a fake device."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_vectors_come_before_prompts_in_the_order_of_choices(
 
 
 @pytest.mark.parametrize("prompt", ["missing", None])
-async def test_vectors_alone_are_a_prompt(
+async def test_embeddings_without_text_are_a_prompt(
     client: httpx.AsyncClient, server: FakeServer, prompt: str | None
 ) -> None:
     body = {"prompt_embeds": make(5), "max_tokens": 6}
@@ -95,7 +95,7 @@ async def test_the_same_vectors_are_found_in_the_prefix_cache(
         for payload in map(encode, (vectors, vectors, longer, vectors + 1))
     ]
     # Whole blocks of 16; of another tensor, whole groups of 64 vectors. Nothing is
-    # shared by what merely has the same length.
+    # shared by prompts of the same length.
     assert cached == [0, 80, 64, 0]
 
 

@@ -1,4 +1,4 @@
-"""Requests with many prompts, and a bystander's stream that does not notice them."""
+"""Requests with many prompts do not slow down the stream of another client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that requests freed goes back to the system."""
+"""Memory that requests freed is given back to the operating system."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = (
 
 
 class Heap:
-    """Tells when it was trimmed."""
+    """Records the times of its trims."""
 
     def __init__(self) -> None:
         self.trimmed_at: list[float] = []
@@ -120,7 +120,7 @@ async def test_bodies_leave_no_memory_behind(
 
 
 async def upload_and_leave(server: FakeServer) -> list[bytes]:
-    """Returns what others took in the meantime: it lies above the bodies' memory."""
+    """Upload bodies and leave; returns objects that lie above them in memory."""
     clients = [
         await trio.open_tcp_stream("127.0.0.1", server.port) for _ in range(NUM_UPLOADS)
     ]

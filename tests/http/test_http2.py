@@ -97,7 +97,7 @@ def guarded(restored_hypercorn: None) -> None:
 
 @dataclass
 class Story:
-    """What the app's requests did, and what they wait for."""
+    """The counts of the app's requests, and the gate that they wait for."""
 
     gate: trio.Event = field(default_factory=trio.Event)
     num_begun: int = 0
@@ -368,7 +368,7 @@ def rapid_resets(reset: Callable[[int], Frame]) -> bytes:
     )
 
 
-# What a peer sends first, and then for ever.
+# The first bytes of a peer, and the bytes that it repeats for ever.
 FLOODS: dict[str, tuple[bytes, bytes]] = {
     "ping": (b"", serialize(PingFrame(0, b"12345678")) * NUM_FRAMES),
     "ping ack": (b"", serialize(PingFrame(0, b"1", flags=["ACK"])) * NUM_FRAMES),
@@ -383,7 +383,7 @@ FLOODS: dict[str, tuple[bytes, bytes]] = {
     ),
     "reset of one stream": (POST, RESET * NUM_FRAMES),
     "rapid reset": (b"", rapid_resets(lambda i: RstStreamFrame(i, error_code=8))),
-    # The server resets the stream, and so h2 counts it no more.
+    # The server resets the stream, so h2 does not count it any more.
     "rapid reset by an overflow": (
         b"",
         rapid_resets(lambda i: WindowUpdateFrame(i, window_increment=2**31 - 1)),
@@ -410,7 +410,7 @@ FLOODS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_a_flood_ends_its_own_connection_and_holds_no_other_up(
+async def test_a_flood_ends_its_own_connection_and_delays_no_other(
     links: Links, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.frames.MAX_COSTLY_FRAMES", BURST)
@@ -488,7 +488,7 @@ AT_ONCE: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
-async def test_a_peer_beyond_a_limit_is_told_so_and_closed(
+async def test_a_peer_beyond_a_limit_gets_the_reason_and_is_closed(
     links: Links, name: str
 ) -> None:
     data, code = AT_ONCE[name]
@@ -498,7 +498,7 @@ async def test_a_peer_beyond_a_limit_is_told_so_and_closed(
             assert link.end == code
 
 
-async def test_the_limits_are_announced_and_what_they_allow_is_served(
+async def test_limits_are_announced_and_requests_within_them_are_served(
     links: Links,
 ) -> None:
     with trio.fail_after(5):
@@ -851,7 +851,7 @@ def test_pieces_are_of_a_few_whole_frames_and_lose_nothing(read_size: int) -> No
         assert max(num_frames) == FRAMES_PER_TURN
 
 
-def test_a_budget_fills_up_again_and_no_further() -> None:
+def test_a_budget_refills_up_to_its_limit() -> None:
     budget = FrameBudget(0.0)
     spend_all(budget, 0.0, MAX_COSTLY_FRAMES)
     spend_all(budget, 10.0, 330)
@@ -877,7 +877,7 @@ def test_a_long_frame_is_refused_by_its_head() -> None:
         list(cutter.cut(PREFACE + b"\x00\x40\x01\0\0\0\0\0\1", 0.0))
 
 
-def test_a_window_must_let_through_what_waited_or_32_kib() -> None:
+def test_a_window_must_let_the_waiting_bytes_or_32_kib_pass() -> None:
     stalled = StalledWindows(15.0)
     stalled.begin(1, 500, 0.0)
     stalled.begin(3, 10**6, 1.0)
@@ -895,7 +895,7 @@ def test_a_window_must_let_through_what_waited_or_32_kib() -> None:
     assert stalled.next_deadline == float("inf")
 
 
-def test_the_encoders_table_stays_small_whatever_the_peer_allows() -> None:
+def test_the_encoders_table_stays_small_even_if_the_peer_allows_more() -> None:
     encoder = BoundedEncoder()
     encoder.header_table_size = 2**32 - 1
     decoder = Decoder()

@@ -1,4 +1,4 @@
-"""What strangers send comes into the log on one line, whoever formats it."""
+"""Text from clients cannot begin a new line of the log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOSTILE: list[dict[str, object]] = [
 ]
 
 
-async def test_what_strangers_send_is_no_line_of_the_log(
+async def test_clients_cannot_write_a_line_of_the_log(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -47,12 +47,12 @@ async def test_what_strangers_send_is_no_line_of_the_log(
         ):
             for request in HOSTILE:
                 await client.request(**request)  # type: ignore[arg-type]
-    # The client, which is the test's, logs as well.
+    # The client runs in the same process, and logs as well.
     ours = [each for each in caplog.records if not each.name.startswith("http")]
     assert [m for each in ours if not (m := each.getMessage()).isprintable()] == []
 
 
-async def test_unknown_fields_are_told_in_one_line(
+async def test_unknown_fields_are_logged_in_one_line(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "trioserve.http.decode.body")

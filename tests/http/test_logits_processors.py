@@ -1,4 +1,4 @@
-"""Requests that name plug-ins: who checks them, where, and what is answered."""
+"""Requests that name logits processors: their checks and their answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ both = pytest.mark.parametrize(
 
 
 class Picky(LogitsProcessor):
-    """Takes sizes; remembers the threads in which it was asked."""
+    """Accepts a size, and records the threads that called it."""
 
     name = "picky"
     threads: set[str] = set()
@@ -59,7 +59,7 @@ class Broken(Picky):
 
 
 class Slow(Picky):
-    """Waits until it is told to go on."""
+    """Waits for its event."""
 
     name = "slow"
     begun = threading.Event()
@@ -95,7 +95,7 @@ async def client(server: FakeServer) -> httpx.AsyncClient:
         yield client
 
 
-# What is decoded.
+# Decoding.
 
 
 def encode(value: str) -> list[tuple[Any, bytes]]:
@@ -139,7 +139,7 @@ def test_names_and_arguments_are_taken(value: str, named: Any) -> None:
     ],
     ids=lambda value: value[:12],
 )
-def test_what_is_no_object_of_few_objects_is_refused(value: str) -> None:
+def test_values_other_than_objects_are_refused(value: str) -> None:
     for decode, body in encode(value):
         with pytest.raises(RequestError) as caught:
             to_sampling(decode(body), {})
@@ -148,17 +148,17 @@ def test_what_is_no_object_of_few_objects_is_refused(value: str) -> None:
         assert len(str(caught.value)) < 200
 
 
-# What is checked before the request is queued.
+# Checks before the request is queued.
 
 
 @both
-async def test_a_request_names_what_takes_part(
+async def test_a_request_selects_processors_by_name(
     client: httpx.AsyncClient, path: str, body: dict[str, object]
 ) -> None:
     Picky.threads.clear()
-    asked = {"logits_processors": {"picky": {"size": 3}}}
+    fields = {"logits_processors": {"picky": {"size": 3}}}
     for streams in (False, True):
-        answer = await client.post(path, json=body | asked | {"stream": streams})
+        answer = await client.post(path, json=body | fields | {"stream": streams})
         assert answer.status_code == 200
     assert Picky.threads
     assert threading.main_thread().name not in Picky.threads
@@ -173,8 +173,8 @@ async def test_wrong_arguments_are_400_in_the_plug_ins_words(
         ({"picky": None}, "logits_processors.picky: size is required"),
         ({"silent": {}}, "logits_processors.silent: wrong arguments"),
     ):
-        asked = body | {"logits_processors": named, "stream": streams}
-        answer = await client.post(path, json=asked)
+        fields = body | {"logits_processors": named, "stream": streams}
+        answer = await client.post(path, json=fields)
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["message"] == message
@@ -182,11 +182,11 @@ async def test_wrong_arguments_are_400_in_the_plug_ins_words(
 
 
 @both
-async def test_an_unknown_name_is_400_and_tells_what_there_is(
+async def test_an_unknown_name_is_400_and_lists_the_known_names(
     client: httpx.AsyncClient, path: str, body: dict[str, object]
 ) -> None:
-    asked = {"logits_processors": {"nobody": {}, "picky": {"size": 1}}}
-    answer = await client.post(path, json=body | asked)
+    fields = {"logits_processors": {"nobody": {}, "picky": {"size": 1}}}
+    answer = await client.post(path, json=body | fields)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "logits_processors"
@@ -196,15 +196,15 @@ async def test_an_unknown_name_is_400_and_tells_what_there_is(
 
 @both
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_plug_ins_defect_is_a_500_for_its_request_alone(
+async def test_a_defect_of_a_plug_in_is_a_500_for_its_own_request_only(
     client: httpx.AsyncClient,
     server: FakeServer,
     path: str,
     body: dict[str, object],
     streams: bool,
 ) -> None:
-    asked = {"logits_processors": {"broken": {}}, "stream": streams}
-    answer = await client.post(path, json=body | asked)
+    fields = {"logits_processors": {"broken": {}}, "stream": streams}
+    answer = await client.post(path, json=body | fields)
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error."
     assert server.engine.statistics().num_streams == 0
@@ -212,7 +212,7 @@ async def test_a_plug_ins_defect_is_a_500_for_its_request_alone(
     assert (await client.get("/health")).status_code == 200
 
 
-async def test_a_plug_in_that_takes_its_time_holds_nobody_up(
+async def test_a_slow_plug_in_does_not_block_the_event_loop(
     client: httpx.AsyncClient,
 ) -> None:
     Slow.begun.clear()
@@ -220,8 +220,8 @@ async def test_a_plug_in_that_takes_its_time_holds_nobody_up(
     answers = []
 
     async def ask() -> None:
-        asked = COMPLETION | {"logits_processors": {"slow": {}}}
-        answers.append(await client.post("/v1/completions", json=asked))
+        fields = COMPLETION | {"logits_processors": {"slow": {}}}
+        answers.append(await client.post("/v1/completions", json=fields))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -256,7 +256,7 @@ async def open_slow(engine: Any) -> None:
         await trio.sleep_forever()
 
 
-async def test_programs_that_embed_an_engine_are_told_the_same(
+async def test_embedding_programs_get_the_same_errors(
     server: FakeServer,
 ) -> None:
     engine: Any = server.state.engine

@@ -114,7 +114,7 @@ async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
     ) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             headers = {"content-type": "application/json"}
-            # What is loaded for the first request of its kind is not measured.
+            # Modules that the first request loads are not measured.
             for salt in ("first", "second"):
                 content = json.dumps({**body, "cache_salt": salt}).encode()
                 if salt == "second":

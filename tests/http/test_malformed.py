@@ -1,4 +1,4 @@
-"""Requests that break HTTP/1.1 are told so in the shape of every other error."""
+"""Requests that violate HTTP/1.1 get an error in the shape of all errors."""
 
 from __future__ import annotations
 

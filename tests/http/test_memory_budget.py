@@ -1,4 +1,4 @@
-"""What the bodies of all requests take together is bounded."""
+"""The memory of all bodies together is bounded."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_what_is_given_back_can_be_taken_again() -> None:
         budget.give_back(76, peer="a")
 
 
-def test_a_peer_takes_three_quarters_of_what_the_others_leave() -> None:
+def test_a_peer_takes_three_quarters_of_the_memory_that_others_leave() -> None:
     budget = MemoryBudget(6400)
     for peer, share in [("a", 4800), ("b", 1200), ("c", 300)]:
         assert budget.take(share, peer=peer, is_large=False)
         assert not budget.take(1, peer=peer, is_large=False)
-    # Whoever has nothing yet gets something, until hardly anything is left.
+    # A new peer gets some memory, until hardly any is left.
     assert budget.take(75, peer="d", is_large=False)
 
 
@@ -141,7 +141,7 @@ async def test_a_body_that_does_not_fit_beside_others_is_503(
         refused = await post(client, HALF + body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
-        # What it had sent is not counted any more, and small ones are taken.
+        # Its bytes are not counted any more, and small bodies are accepted.
         assert (await post(client, body)).status_code == 200
         may_end.set()
     assert answers[0].status_code == 200

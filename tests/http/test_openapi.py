@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, consistent, and no other than what is decoded."""
+"""The OpenAPI document is complete, consistent, and equal to the decoded structs."""
 
 from __future__ import annotations
 

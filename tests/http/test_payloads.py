@@ -1,4 +1,4 @@
-"""A body without its payloads means what it meant with them."""
+"""Taking payloads out of a body does not change the decoded request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_taken_out_is_put_back() -> None:
     assert request.prompt_embeds == (LONG.encode(), b"x", LONG.encode() + b"RA==")
 
 
-def test_one_tensor_and_no_list() -> None:
+def test_one_tensor_without_a_list() -> None:
     body = json.dumps({"prompt_embeds": LONG}).encode()
     assert decode_completion(body).prompt_embeds == (LONG.encode(),)
 
@@ -84,7 +84,7 @@ def test_what_is_escaped_is_left_to_the_decoder() -> None:
         b'{"prompt_embeds":"' + LONG.encode() + b'"',
     ],
 )
-def test_what_is_no_json_stays_none(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_still_refused(body: bytes) -> None:
     rest, _ = take_out(body)
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(rest)
@@ -155,7 +155,7 @@ def test_any_completion_is_the_same_without_its_payloads(
 
 
 @given(st.binary(max_size=60) | st.text('{}[]":,\\ab', max_size=60).map(str.encode))
-def test_whatever_the_bytes_are_they_end_in_json_or_none(body: bytes) -> None:
+def test_any_bytes_end_in_valid_or_invalid_json_as_before(body: bytes) -> None:
     def is_json(data: bytes) -> bool:
         try:
             msgspec.json.decode(data)
@@ -165,7 +165,7 @@ def test_whatever_the_bytes_are_they_end_in_json_or_none(body: bytes) -> None:
 
     rest, strings = take_out(body, long_bytes=3)
     assert strings or rest == body
-    # The one thing that is looked at no more is what was taken out.
+    # Only the bytes that were taken out are not checked any more.
     assert is_json(rest) or not is_json(body)
 
 

@@ -68,7 +68,7 @@ async def tokenize(client: httpx.AsyncClient, **fields: object) -> list[int]:
 
 
 async def embed(client: httpx.AsyncClient, **fields: object) -> Any:
-    """Return what each input became."""
+    """Return the result of each input."""
     answer = await client.post(EMBEDDINGS, json=fields)
     assert answer.status_code == 200, answer.text
     data = answer.json()["data"]
@@ -130,7 +130,7 @@ async def test_many_texts_come_back_in_order(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
-async def test_chats_become_what_their_template_makes_of_them(
+async def test_chats_are_rendered_by_their_template(
     client: httpx.AsyncClient, field: str
 ) -> None:
     ids = await tokenize(client, messages=CHAT, add_generation_prompt=False)
@@ -222,7 +222,7 @@ async def test_a_header_that_no_client_takes_is_not_sent(
         assert "bytes_only" in error["message"]
         assert "32768" in error["message"]
         assert server.device.plans == []
-        # What the number of texts does not tell, their places do.
+        # The places of the texts show the error if their number does not.
         body["input"] = [IDS] * 360
         error = await refuse(client, EMBEDDINGS, **body)
         assert error["param"] == "encoding_format"
@@ -325,7 +325,7 @@ async def test_chunks_of_a_long_text_are_averaged(open_server: Open, by: str) ->
     assert body["usage"]["prompt_tokens"] == 40
 
 
-async def test_only_what_becomes_a_vector_has_chunks(open_server: Open) -> None:
+async def test_only_texts_that_become_a_vector_have_chunks(open_server: Open) -> None:
     async with open_server(task="token_embed", max_model_len=16) as (_, client):
         error = await refuse(client, EMBEDDINGS, input=IDS, long_text="chunk")
         assert error["param"] == "long_text"
@@ -381,7 +381,7 @@ async def test_no_endpoint_takes_a_priority(
 # Tasks.
 
 
-async def test_pooling_does_what_the_model_was_made_for(
+async def test_pooling_does_the_task_of_the_model(
     client: httpx.AsyncClient,
 ) -> None:
     answer = (await client.post("/pooling", json={"input": [IDS, [7]]})).json()
@@ -662,7 +662,7 @@ async def test_cohere_cuts_long_texts(
         assert error["param"] == "texts[1]"
 
 
-async def test_cohere_says_what_texts_are_for(open_server: Open) -> None:
+async def test_cohere_names_the_purpose_of_texts(open_server: Open) -> None:
     prompts = {"query": "query: ", "clustering": "cluster: ", "own": "own: "}
     sentence = SentenceFolder(modes=("mean",), prompts=prompts)
     said = {

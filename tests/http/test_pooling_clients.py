@@ -1,4 +1,4 @@
-"""The clients of OpenAI and Cohere, as they come, pointed at a server that pools."""
+"""The official clients of OpenAI and Cohere with a server that pools."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_openais_client_reads_the_vectors_exactly(
     answer = await run_blocking(ask)
     vectors = await expect(server, TEXTS)
     if encoding_format == "base64":
-        # Who asks for it decodes it, too.
+        # A client that requests it also decodes it.
         assert all(isinstance(entry.embedding, str) for entry in answer.data)
         return
     assert [entry.embedding for entry in answer.data] == [

@@ -54,7 +54,7 @@ async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
     ):
         headers = {"content-type": "application/json"}
         content = json.dumps(body).encode()
-        # What is loaded for the first request of its kind is not measured.
+        # Modules that the first request loads are not measured.
         for is_measured in (False, True):
             if is_measured:
                 trio.lowlevel.add_instrument(stall)

@@ -66,7 +66,7 @@ REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
     "cohere": unsupported.COHERE_EMBED,
 }
 
-# Longer than what is decoded in one call.
+# Longer than a piece that is decoded in one call.
 LONG = "word " * 20_000
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -90,7 +90,7 @@ def refuse(endpoint: str, **fields: Any) -> RequestError:
     return caught.value
 
 
-# Bodies that are no requests.
+# Malformed bodies.
 
 
 @every_endpoint
@@ -113,7 +113,7 @@ def refuse(endpoint: str, **fields: Any) -> RequestError:
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_no_request_is_refused(endpoint: str, body: bytes) -> None:
+def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
     with pytest.raises(InvalidParameter) as caught:
         DECODERS[endpoint](body)
     assert len(str(caught.value)) < 200
@@ -168,7 +168,7 @@ def test_random_bytes_are_decoded_or_refused(body: bytes, endpoint: str) -> None
         assert error.status == 400
 
 
-# What is embedded.
+# Inputs.
 
 
 @pytest.mark.parametrize(
@@ -188,20 +188,20 @@ def test_random_bytes_are_decoded_or_refused(body: bytes, endpoint: str) -> None
 def test_input_comes_in_four_forms_long_or_short(
     value: object, items: tuple[object, ...]
 ) -> None:
-    asked = embedding(input=value)
-    assert asked.items == items
-    assert asked.param == "input"
+    request = embedding(input=value)
+    assert request.items == items
+    assert request.param == "input"
 
 
 @pytest.mark.parametrize("field", ["input", "messages"])
 @pytest.mark.parametrize("size", ["hi", LONG], ids=["short", "long"])
-def test_chats_come_alone_or_as_many_in_either_field(field: str, size: str) -> None:
+def test_one_chat_or_several_come_in_either_field(field: str, size: str) -> None:
     chat = [{"role": "user", "content": size}]
     message = Message(role="user", content=size)
     assert embedding(**{field: chat}).items == ((message,),)
-    asked = embedding(**{field: [chat, chat * 2]})
-    assert asked.items == ((message,), (message, message))
-    assert asked.param == field
+    request = embedding(**{field: [chat, chat * 2]})
+    assert request.items == ((message,), (message, message))
+    assert request.param == field
 
 
 def test_spaces_between_are_json_too() -> None:
@@ -250,7 +250,7 @@ def test_an_input_that_is_none_names_its_place(value: object, param: str) -> Non
 
 
 @pytest.mark.parametrize("item", ['""', "[1]", "[{}]"])
-def test_a_list_of_millions_is_refused_and_not_built(item: str) -> None:
+def test_a_list_of_millions_is_refused_before_it_is_decoded(item: str) -> None:
     body = ('{"input":[%s]}' % ",".join([item] * 500_000)).encode()
     tracemalloc.start()
     try:
@@ -271,11 +271,11 @@ def test_input_and_messages_exclude_each_other() -> None:
     assert refuse("embedding", input=None).param == "input"
 
 
-def test_chats_hold_nothing_but_text() -> None:
+def test_chats_may_contain_text_only() -> None:
     text = {"type": "text", "text": "a"}
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    asked = embedding(messages=[{"role": "user", "content": [text]}])
-    assert asked.has_chats
+    request = embedding(messages=[{"role": "user", "content": [text]}])
+    assert request.has_chats
     error = refuse(
         "embedding", input=None, messages=[[{"role": "user", "content": [text, image]}]]
     )
@@ -292,13 +292,13 @@ def test_chats_hold_nothing_but_text() -> None:
         "chat_template_kwargs",
     ],
 )
-def test_what_chats_alone_have_is_refused_elsewhere(name: str) -> None:
+def test_fields_of_chats_are_refused_without_chats(name: str) -> None:
     value = {"chat_template": "x", "chat_template_kwargs": {"a": 1}}.get(name, True)
     assert getattr(embedding(messages=CHAT, **{name: value}), name) == value
     assert refuse("embedding", **{name: value}).param == name
 
 
-def test_prompts_are_for_texts_alone() -> None:
+def test_prompt_names_are_for_texts_only() -> None:
     assert embedding(input="a", prompt_name="query").prompt_name == "query"
     assert refuse("embedding", input=[1], prompt_name="query").param == "prompt_name"
 
@@ -391,26 +391,28 @@ def test_null_is_the_same_as_nothing(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", REFUSED)
-def test_neutral_values_of_what_is_refused_are_taken(endpoint: str) -> None:
+def test_neutral_values_of_refused_fields_are_accepted(endpoint: str) -> None:
     for name, neutral in REFUSED[endpoint].items():
         for value in (None, *neutral):
             assert decode(endpoint, **{name: value}) == decode(endpoint)
         assert refuse(endpoint, **{name: "something"}).param == name
 
 
-def test_normalize_is_told_what_to_send_instead() -> None:
+def test_the_error_of_normalize_names_the_alternative() -> None:
     assert "use_activation" in str(refuse("embedding", normalize=False))
 
 
 @every_endpoint
-def test_unknown_fields_are_told_and_ignored(endpoint: str) -> None:
+def test_unknown_fields_are_listed_and_ignored(endpoint: str) -> None:
     body = json.dumps(MINIMAL[endpoint] | {"of_the_future": 1, "model": "a"}).encode()
     decoder = find_decoder(type(DECODERS[endpoint](body)))
     assert decoder.list_unknown_fields(body) == ("of_the_future",)
 
 
 @pytest.mark.parametrize("module", [requests, pooling_requests])
-def test_errors_say_what_each_field_with_few_values_takes(module: ModuleType) -> None:
+def test_errors_list_the_values_of_each_field_with_few_values(
+    module: ModuleType,
+) -> None:
     known = {**requests.CHOICES, **pooling_requests.CHOICES}
     structs = [
         value
@@ -460,18 +462,18 @@ def find_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
 def test_scored_texts_come_plain_or_wrapped(
     value: object, texts: tuple[str, ...]
 ) -> None:
-    asked = decode("score", documents=value)
-    assert asked.texts_of("documents") == texts
+    request = decode("score", documents=value)
+    assert request.texts_of("documents") == texts
     assert decode("rerank", documents=value).texts == texts
 
 
 @pytest.mark.parametrize("query", ["queries", "data_1", "text_1"])
 @pytest.mark.parametrize("document", ["documents", "items", "data_2", "text_2"])
 def test_queries_and_documents_have_several_names(query: str, document: str) -> None:
-    asked = decode_score(json.dumps({query: "a", document: ["b", "c"]}).encode())
-    assert (asked.query_param, asked.document_param) == (query, document)
-    assert asked.texts_of(asked.query_param) == ("a",)
-    assert asked.texts_of(asked.document_param) == ("b", "c")
+    request = decode_score(json.dumps({query: "a", document: ["b", "c"]}).encode())
+    assert (request.query_param, request.document_param) == (query, document)
+    assert request.texts_of(request.query_param) == ("a",)
+    assert request.texts_of(request.document_param) == ("b", "c")
 
 
 def test_images_are_not_scored() -> None:
@@ -488,9 +490,9 @@ def test_a_query_may_be_wrapped() -> None:
 def test_cohere_has_texts_and_inputs() -> None:
     assert decode("cohere").plain_texts == ("hi",)
     inputs = [{"content": [{"type": "text", "text": "a"}]}, {"text": "b"}]
-    asked = decode("cohere", texts=None, inputs=inputs)
-    assert asked.plain_texts == ("a", "b")
-    assert asked.param == "inputs"
+    request = decode("cohere", texts=None, inputs=inputs)
+    assert request.plain_texts == ("a", "b")
+    assert request.param == "inputs"
 
 
 def test_cohere_types_count_once_and_are_numbers_by_default() -> None:

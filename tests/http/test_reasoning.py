@@ -1,4 +1,4 @@
-"""Reasoning in chats: a field of its own, counted, and bounded if asked for."""
+"""Reasoning in chats: a separate field, a token count, and a budget."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def list_deltas(events: list[Any]) -> list[dict[str, Any]]:
     return [event["choices"][0]["delta"] for event in events if event["choices"]]
 
 
-async def test_a_whole_answer_has_its_reasoning_in_a_field_of_its_own(
+async def test_a_whole_answer_has_its_reasoning_in_a_separate_field(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     answer = (await client.post(CHAT_PATH, json=ask(server))).json()
@@ -120,7 +120,7 @@ async def test_a_streams_chunks_are_of_the_reasoning_or_of_the_answer(
     assert set(kinds) == {"reasoning", "content"}
     assert "".join(delta.get("reasoning", "") for delta in deltas) == REASONING
     assert "".join(delta.get("content", "") for delta in deltas) == CONTENT
-    # All but the last, which tells why it ended, have something to say.
+    # All have text except the last one, which has the finish reason.
     assert all(text for delta in deltas[:-1] for text in delta.values())
     details = events[-1]["usage"]["completion_tokens_details"]
     assert details == {"reasoning_tokens": count_reasoning(server)}
@@ -140,10 +140,10 @@ async def test_continuous_usage_counts_the_reasoning_so_far(
     assert counts[-1] == count_reasoning(server)
 
 
-async def test_a_slow_readers_tokens_are_told_apart_too(
+async def test_the_reasoning_of_a_slow_reader_is_split_off_too(
     server: FakeServer,
 ) -> None:
-    """All of an answer in one delta, as the engine puts together what nobody read."""
+    """A whole answer in one delta, as the engine joins tokens for a slow reader."""
     engine = server.state.engine
     messages = [{"role": "user", "content": "Hello"}]
     num_tokens = len(server.answer_ids)
@@ -158,7 +158,7 @@ async def test_a_slow_readers_tokens_are_told_apart_too(
     assert counted == count_reasoning(server)
 
 
-async def test_n_answers_are_each_told_apart(
+async def test_the_reasoning_of_each_of_n_answers_is_split_off(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     answer = (await client.post(CHAT_PATH, json=ask(server, n=3))).json()
@@ -169,7 +169,7 @@ async def test_n_answers_are_each_told_apart(
     assert details == {"reasoning_tokens": 3 * count_reasoning(server)}
 
 
-async def test_reasoning_that_is_not_wanted_is_counted_and_not_shown(
+async def test_unwanted_reasoning_is_counted_but_not_shown(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     body = ask(server, include_reasoning=False)
@@ -235,7 +235,9 @@ async def test_an_answer_without_reasoning_says_so(tokenizer_folder: Path) -> No
         assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-async def test_without_a_parser_nothing_is_told_apart(tokenizer_folder: Path) -> None:
+async def test_without_a_parser_no_reasoning_is_split_off(
+    tokenizer_folder: Path,
+) -> None:
     async with open_client(tokenizer_folder, "none") as (server, client):
         answer = (await client.post(CHAT_PATH, json=ask(server))).json()
         message = answer["choices"][0]["message"]
@@ -305,7 +307,7 @@ async def test_a_budget_reaches_the_sampler_with_the_models_tags(
 async def test_a_budget_knows_where_the_prompt_ends(
     tokenizer_folder: Path, end: str, is_open: bool | None
 ) -> None:
-    """Where the template ended the reasoning there is nothing to bound."""
+    """A budget has no effect if the template has already ended the reasoning."""
     template = CHATML_TEMPLATE + "{{ " + repr(end) + " }}"
     async with open_client(tokenizer_folder, chat_template=template) as (server, _):
         engine = server.state.engine
@@ -415,7 +417,7 @@ async def test_earlier_reasoning_reaches_the_template_by_both_names(
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-async def test_reasoning_that_is_no_text_is_refused_by_name(
+async def test_reasoning_that_is_not_text_is_refused_by_name(
     server: FakeServer, client: httpx.AsyncClient, name: str
 ) -> None:
     messages = [{"role": "assistant", "content": "yes", name: 5}]

@@ -1,4 +1,4 @@
-"""What a client reads when fields of its request do not go together."""
+"""The errors of requests whose fields contradict each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each answer bears its request's id, whoever made it."""
+"""Each answer has the id of its request, from the client or from the server."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_request_that_fails_is_found_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
     streams: bool,
 ) -> None:
-    # A defect that nobody expects.
+    # An unexpected defect.
     broken = TextStream if streams else TextEngine
     monkeypatch.setattr(broken, "__anext__" if streams else "open_text", None)
     response = await client.post(CHAT_PATH, json=CHAT | {"stream": streams})

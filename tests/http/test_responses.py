@@ -1,4 +1,4 @@
-"""Responses: what the official client parses, and what vLLM's clients expect besides."""
+"""Answers: the official client parses them, and they have vLLM's fields."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_tokens_may_be_shown_as_ids() -> None:
     legacy = load(build_completion_logprobs([1, 0], [FIRST, None], IDS))
     assert legacy["tokens"] == ["token_id:1", "token_id:0"]
     assert legacy["top_logprobs"][0] == {"token_id:0": -0.25, "token_id:1": -0.5}
-    # Offsets are of the text, whatever tokens are called.
+    # Offsets count characters of the text, even if ids replace the tokens.
     assert legacy["text_offset"] == [0, 2]
 
 

@@ -1,4 +1,4 @@
-"""Requests: whatever the bytes are, a struct or an error that names the field."""
+"""Requests: any bytes become a struct, or an error that names the field."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def completion(**fields: Any) -> CompletionRequest:
 every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
 
 
-# Bodies that are no requests.
+# Malformed bodies.
 
 
 @every_endpoint
@@ -107,7 +107,7 @@ every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_no_request_is_refused(endpoint: str, body: bytes) -> None:
+def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
     with pytest.raises(InvalidParameter) as caught:
         DECODERS[endpoint](body)
     assert caught.value.status == 400
@@ -461,7 +461,7 @@ def test_best_of_may_only_repeat_n() -> None:
     assert caught.value.param == "best_of"
 
 
-# What requests say.
+# The meaning of fields.
 
 
 @pytest.mark.parametrize(
@@ -656,7 +656,7 @@ def test_a_new_struct_needs_no_row_in_the_table_of_decoders() -> None:
     assert caught.value.param == "text"
 
 
-def test_unknown_fields_are_listed_and_nothing_else() -> None:
+def test_only_unknown_fields_are_listed() -> None:
     body = encode("chat", surprise=1, tools=[], metadata={}, temperature=1)
     assert find_decoder(ChatRequest).list_unknown_fields(body) == ("surprise",)
     many = encode("completion", **{f"{i:03}" + "x" * 99: i for i in range(99)})
@@ -818,7 +818,7 @@ def test_a_request_is_of_its_public_type() -> None:
     assert msgspec.structs.asdict(chat(tools=[])) == msgspec.structs.asdict(chat())
 
 
-# What may be megabytes long.
+# Fields that may be megabytes long.
 
 
 def parts(*content: dict[str, Any]) -> list[dict[str, object]]:
@@ -869,7 +869,7 @@ def test_embeddings_in_a_chat_stay_bytes_of_the_body() -> None:
     assert embeds["prompt_embeds"] == b"QUJD"
 
 
-def test_escapes_in_what_stays_bytes_are_resolved() -> None:
+def test_escapes_in_fields_that_stay_bytes_are_resolved() -> None:
     """PHP writes / as \\/, and base64 has slashes."""
     body = b'{"prompt_embeds":"AA\\/BB\\u002f="}'
     (payload,) = decode_completion(body).prompt_embeds or ()
@@ -983,7 +983,7 @@ def test_too_many_ids_are_refused_before_they_are_built() -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         decode_completion(body, 100)
     assert (caught.value.num_tokens, caught.value.limit) == (LONG, 100)
-    # Not where most of them will be cut.
+    # Not if most of them will be cut off.
     cut = json.dumps({"prompt": [1] * LONG, "truncate_prompt_tokens": 5}).encode()
     assert decode_completion(cut, 100).prompts == ((1,) * LONG,)
 
@@ -1122,7 +1122,7 @@ def test_wrong_tools_and_templates_are_named(
     assert caught.value.param == param
 
 
-def test_messages_are_measured_without_what_is_no_text() -> None:
+def test_the_length_of_messages_counts_text_only() -> None:
     request = chat(
         messages=[
             {"role": "user", "content": "Hello"},

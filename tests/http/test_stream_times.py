@@ -1,4 +1,4 @@
-"""A request's times and tokens reach the histograms."""
+"""The times and tokens of a request reach the histograms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads that are stalled, slow, too long, or of a kind that is not read."""
+"""Uploads that are stalled, slow, too long, or of the wrong type."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def read_head(client: trio.SocketStream) -> bytes:
 
 
 class Bystander(trio.abc.Instrument):
-    """A stream beside others.
+    """A stream among others.
 
     Attributes:
       longest_gap: turns of the event loop without a token.
@@ -122,7 +122,7 @@ async def test_small_requests_are_answered_beside_stalled_uploads(
         nursery.cancel_scope.cancel()
 
 
-# Seconds after the request's head, and what comes then.
+# Seconds after the head of the request, and the bytes that come then.
 Script = Iterable[tuple[float, bytes]]
 
 # There is no engine, so a body that has come to its end is refused.
@@ -198,7 +198,9 @@ async def play(state: ServerState, script: Script) -> dict[str, object]:
     return answers[0]
 
 
-async def test_a_slow_upload_is_told_so_and_closed(tokenizer_folder: Path) -> None:
+async def test_a_slow_upload_gets_the_reason_and_is_closed(
+    tokenizer_folder: Path,
+) -> None:
     config = HttpConfig(body_timeout=0.05)
     async with open_fake_server(tokenizer_folder, http=config) as server:
         with trio.fail_after(10):
@@ -278,7 +280,7 @@ async def test_what_comes_after_the_answer_is_not_held() -> None:
     assert body.budget.num_bytes == 0
 
 
-async def test_a_body_in_pieces_that_nobody_reads_leaves_nothing(
+async def test_an_unread_body_in_pieces_leaves_no_memory_behind(
     server: FakeServer,
 ) -> None:
     chunk = b"a;%b\r\n0123456789\r\n" % (b"x" * 20)
