@@ -1,9 +1,9 @@
 """How long does a device wait for each step, with one step in flight and with two?
 
 Question
-  With one step in flight the device waits while the host takes in the step's tokens, plans
-  the next step and hands tokens out. With two (--async-scheduling) the next step lies
-  ready. How long does the device wait for each step?
+  With one step in flight, the device waits while the host takes in the step's tokens, plans
+  the next step and hands tokens out. With two (--async-scheduling), the next step is ready
+  before. How long does the device wait for each step?
 
 Machine
   Any; run it alone. No model: the device is an executor whose steps take as long as a
@@ -52,18 +52,18 @@ STEP_SECONDS = (0.002, 0.005, 0.01, 0.02)
 DEPTHS = (1, 2)
 PROMPT_TOKENS = 16
 
-# So that a round of short steps has enough of them.
+# A round of long steps has at least so many tokens.
 MIN_TOKENS = 100
 ROUND_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """Of one round with an executor that has no model.
+    """Figures of one round with an executor that has no model.
 
     Args:
-      idle_ms: what the device waited for a step, on average.
-      share: of the tokens that steps of this length could have given.
+      idle_ms: the mean time that the device waited for a step.
+      share: the share of the tokens that steps of this length could give at most.
     """
 
     idle_ms: float
@@ -105,7 +105,7 @@ async def step_device(
                 async for _ in deltas:
                     pass
 
-    # As the server does: a collection of all that was imported would take 0.1 s.
+    # The server does so, too: a collection of all imported objects would take 0.1 s.
     gc.collect()
     gc.freeze()
     async with trio.open_nursery() as nursery:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=read_positive, default=5)
     parser.add_argument("--json", type=read_output)
     options = parser.parse_args()
-    # As the server has it.
+    # The server's own switch interval.
     sys.setswitchinterval(0.0005)
     with TemporaryDirectory() as folder:
         tokenizer = tiny_tokenizer(Path(folder))

@@ -1,9 +1,9 @@
 """Does a real model on the CPU write faster with two steps in flight?
 
 Question
-  On a CPU the host plans with the cores that the model computes with. How many tokens a
-  second do clients get with one step in flight and with two (--async-scheduling), and how
-  long do they wait for the first token and between tokens?
+  On a CPU, the host and the model share the cores. How many tokens a second do clients get
+  with one step in flight and with two (--async-scheduling), and how long do they wait for
+  the first token and between tokens?
 
 Machine
   Any; run it alone.
@@ -53,7 +53,7 @@ class ModelFigures:
 async def load_model(
     engine: TextEngine, num_clients: int, num_tokens: int, name: str
 ) -> ModelFigures:
-    """Let so many clients write at once; each prompt is new to the prefix cache."""
+    """Generate for so many clients at once; each prompt is new to the prefix cache."""
     firsts: list[float] = []
     gaps: list[float] = []
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=read_positive, default=48)
     parser.add_argument("--json", type=read_output)
     options = parser.parse_args()
-    # As the server has it.
+    # The server's own switch interval.
     sys.setswitchinterval(0.0005)
     found = trio.run(
         measure, options.model, options.clients, options.rounds, options.tokens

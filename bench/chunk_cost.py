@@ -1,8 +1,8 @@
 """What does a streamed chunk cost the server, and does another checkout do it for less?
 
 Question
-  A token's way out leads from the engine's step through text, JSON and HTTP to a socket.
-  How much CPU time does the server's thread spend on one streamed chunk, all included?
+  A token goes from the engine's step through text, JSON and HTTP to a socket. How much CPU
+  time does the server's thread spend on all of that for one streamed chunk?
   With --against PATH: how much does the code of another checkout spend?
 
       python bench/chunk_cost.py

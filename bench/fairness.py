@@ -1,20 +1,20 @@
-"""What do a long prompt and a request with many prompts do to somebody else's stream?
+"""How do a long prompt and a request with many prompts slow down another stream?
 
 Question
-  A step with 512 tokens behind 7,000 others takes seconds on a CPU, and streams have no
-  token until it is done. With --max-step-seconds such steps are cut short. How long are a
-  stream's gaps then, and how much later does the long prompt have its first token?
+  A step with 512 tokens behind 7,000 others takes seconds on a CPU, and streams get no
+  token until it is done. --max-step-seconds makes such steps shorter. How long are the gaps
+  of a stream then, and how much later does the first token of the long prompt come?
 
 Machine
   Any; SmolLM2-135M-Instruct unless told otherwise, in an engine process.
 
 How to read it
   alone       gaps of a stream that has the server for itself.
-  long        the same beside a prompt of 8,000 tokens: its first token came after `first`,
-              and that of a short prompt, which came when a third of the long one's time was
-              over, after `short`.
-  many        the same beside a request of 127 prompts of 64 tokens, which write 32 each and
-              take `all` until the last is done.
+  long        its gaps beside a prompt of 8,000 tokens. `first` is the time to the first
+              token of that prompt. `short` is the time to the first token of a short prompt,
+              which is sent after a third of `first`.
+  many        its gaps beside a request of 127 prompts of 64 tokens, which write 32 tokens
+              each. `all` is the time until the last of them is done.
   Seconds; medians of the rounds. In each round all settings take turns, in another order.
 
     python bench/fairness.py [--settings inf 0.25] [--rounds 3]
@@ -43,7 +43,7 @@ from trioserve.types.prompt import Prompt
 NUM_MANY = 127
 MANY_TOKENS = 32
 
-# How long a stream is watched that has the server for itself.
+# A stream that has the server for itself is watched for so long.
 ALONE_SECONDS = 3.0
 
 Figures = dict[str, float]
@@ -57,7 +57,7 @@ class Asker:
         self._chance = chance
 
     def make_prompt(self, num_tokens: int) -> Prompt:
-        # Below them are special ones.
+        # Ids below 1000 may be special tokens.
         return Prompt(
             token_ids=tuple(
                 self._chance.randrange(1000, self._engine.info.vocab_size)
@@ -66,7 +66,7 @@ class Asker:
         )
 
     async def ask(self, prompts: Sequence[Prompt], max_tokens: int) -> list[float]:
-        """Return when tokens came, in seconds since the question."""
+        """Return the arrival of each token, in seconds since the request."""
         begin = trio.current_time()
         times = []
         sampling = SamplingParams(
@@ -135,8 +135,8 @@ async def measure(engine: TokenEngine, seed: int, long_tokens: int) -> Figures:
 async def measure_long(asker: Asker, stream: Stream, num_tokens: int) -> Figures:
     """Return the figures beside a long prompt, which is sent twice.
 
-    Once for the gaps and the time that it takes. Once more for the short prompt, which
-    comes when a third of that time is over.
+    The first time gives the gaps, and the time to its first token. The second time a short
+    prompt follows after a third of that time.
     """
     stream.reset()
     [first] = await asker.ask([asker.make_prompt(num_tokens)], 1)

@@ -1,4 +1,4 @@
-"""What does LoopStall cost, so that a server may keep it on for good?
+"""How much does LoopStall cost, which a server always keeps on?
 
 Question
   How much CPU time does it add to each task step of a program that does nothing but task
@@ -43,7 +43,7 @@ CHUNKS_PER_ROUND = MAX_STREAMS * CHUNKS_PER_STREAM
 
 
 class EmptyHooks(trio.abc.Instrument):
-    """Hooks with nothing in them, which cost what trio takes to call them."""
+    """Hooks that do nothing; they cost the time that trio takes to call them."""
 
     __slots__ = ()
 

@@ -1,13 +1,13 @@
-"""What does keeping rendering off the event loop buy?
+"""How much does a server gain by rendering off the event loop?
 
 Question
   Requests that are expensive to read arrive in a burst. How long does ``GET /health``
   take meanwhile, how long is the event loop away from its sockets, and how long are the
   gaps of unrelated streams, if the work is done
 
-      inline     right on the loop: the renderer workers' calls are made where they are
-                 awaited (the server has no such option; kit/rendering/server.py does it)
-      threads    by the renderer workers, as by default (--renderer-num-workers 1)
+      inline     on the loop itself (the server has no such option; kit/rendering/server.py
+                 replaces the calls of the renderer workers)
+      threads    by renderer workers, as by default (--renderer-num-workers 1)
       processes  as threads, and chat templates in a process (--renderer-processes 1)?
 
   All clients of a burst begin at once, and it is over with the last answer:
@@ -25,9 +25,9 @@ Question
       python bench/loop_stall.py --small
 
 Machine
-  Any; the report names it. On two cores the server's loop, its threads, this process,
-  which sends the burst, and the prober share them: `generator cpu` is the share of a core
-  that sending took. The bodies are encoded before.
+  Any; the report names it. The server's loop, its threads, this process, which sends the
+  burst, and the prober share its cores. `generator cpu` is the share of a core that sending
+  took. The bodies are encoded before the burst.
 
 How to read the answer
   req/s          requests over the time from the first byte to the last answer.

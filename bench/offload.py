@@ -1,14 +1,14 @@
-"""Does a thread keep the event loop free, whatever the renderer does in it?
+"""Does a thread keep the event loop free, for each function that the renderer runs in it?
 
 Question
-  A function that holds the GIL stops the event loop from whichever thread it is called.
-  For each function that the server hands to a worker: how long does it take, how long
-  is the loop away while it runs in a worker's thread, and how long is it away where it
-  is called on the loop?
+  A function that holds the GIL stops the event loop, even if it runs in another thread.
+  For each function that the server hands to a worker: how long does it take, how long is
+  the loop away while it runs in a worker's thread, and how long is the loop away if it is
+  called on the loop itself?
 
 Machine
-  Any; run it alone. The tokenizer and the image processor are the test kit's, so that
-  nothing is fetched; what is measured are their libraries.
+  Any; run it alone. The tokenizer and the image processor come from the test kit, so
+  nothing is downloaded; the bench measures their libraries.
 
 How to read it
   time      of the function, in the thread; median of the rounds.
@@ -77,7 +77,7 @@ def decode_completion(body: bytes) -> object:
 
 
 def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
-    """Yield every function that is handed to a worker, with an input of its kind."""
+    """Yield every function that the server hands to a worker, with an input."""
     text = write_words(10**5, 0, words="the dog sleeps on and on in Rome".split())
     parts = load_text_parts(
         folder,
@@ -171,7 +171,7 @@ async def measure_gap(work: Work, *, in_thread: bool) -> tuple[float, float]:
         else:
             result = work()
         seconds = time.perf_counter() - began
-        # Freeing it is part of the work, and happens on the loop.
+        # The loop frees the result, so that is part of the work.
         del result
         await trio.sleep(0.005)
         nursery.cancel_scope.cancel()

@@ -1,31 +1,32 @@
-"""What do two stages bring, and what is it worth that tokens seldom go back?
+"""How much faster are two stages, and how much of that is because tokens seldom go back?
 
 Question
-  A pipeline's first stage needs a token that the last one samples only for a sequence
-  that decodes. Most chunks of long prompts sample nothing, and their steps send nothing
-  back (trioserve/exchanges.py). How much faster are prompts read by two stages than by
-  one, and how much of that would be lost if every step sent tokens back? And how much
+  The first stage of a pipeline needs the tokens that the last stage samples, but only for
+  sequences that decode. Most chunks of long prompts sample nothing, and their steps send
+  nothing back (trioserve/types/transfers.py). How much faster do two stages read prompts
+  than one, and how much of that would be lost if every step sent tokens back? And how much
   faster do many streams decode?
 
 Machine
-  Two cores or more; run it alone. Every stage computes in one thread, so that two stages
-  have twice what one has.
+  Two cores or more; run it alone. Every stage computes in one thread, so two stages have
+  twice the cores of one.
 
 How to read it
   one      the whole model in the process of the bench, whose event loop is idle while a
            step runs.
   two      two stages in processes of their own.
-  forced   the same, but tokens go back in every step and the first stage waits for those
-           of the step before, as without a plan that says when nothing will come.
-  read     prompts that come all at once, in chunks; nothing is shared between them. A
-           token each is written. Tokens read per second until the last prompt's token is
-           there; milliseconds to the first token, the median of the prompts.
-  write    streams of short prompts: tokens per second from when all of them have their
-           first one. Every step samples, so that nothing could be forced.
-  All three are opened once and take turns in each round, in an order that changes; a
-  short round before does not count. Figures are medians of the rounds, and a ratio is the
-  median of the rounds' ratios, with the least and the largest. idle: the share of a core
-  that the stages take which have not their turn; it is to be nothing.
+  forced   two stages, but every step sends tokens back, and the first stage waits for the
+           tokens of the step before. A pipeline would have to do so if a plan did not say
+           which steps sample.
+  read     all prompts arrive at once and are read in chunks; they share no prefix. Each gets
+           one token. Tokens read per second until the last prompt has its token;
+           milliseconds to the first token, the median of the prompts.
+  write    streams of short prompts: tokens per second after each stream has its first
+           token. Every step samples, so there is nothing to force.
+  All three are opened once and take turns in each round, in an order that changes; a short
+  first round does not count. Figures are medians of the rounds, and a ratio is the median
+  of the rounds' ratios, with the least and the largest. idle: the share of a core that
+  stages take while others have their turn; it should be 0.
 
     python bench/pipeline.py [--dtype float32] [--rounds 5] [--quick]
         [--plot pipeline.png] [--json pipeline.json]
@@ -77,10 +78,11 @@ CONFIGURATIONS = ("one", "two", "forced")
 CHUNK_TOKENS = 256
 MAX_NUM_SEQS = 64
 SHORT_PROMPT = 16
-# All prompts at once: of SmolLM2-135M a token's keys and values are 46 KiB in float32.
+# Holds all prompts at once: a token's keys and values of SmolLM2-135M take 46 KiB in
+# float32.
 KV_CACHE_MIB = 1536
 
-# Name of a figure -> what it is called in tables and plots.
+# Name of a figure -> its title in tables and plots.
 FIGURES = {
     "read": "tokens read per second",
     "first_ms": "ms to the first token",
@@ -93,11 +95,11 @@ Rounds = dict[str, list[dict[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked for in each turn.
+    """The requests of each turn.
 
     Args:
-      num_prompts, prompt_tokens: that are read.
-      num_streams, stream_tokens: that are written.
+      num_prompts, prompt_tokens: the prompts that are read, and the length of each.
+      num_streams, stream_tokens: the streams that are written, and the length of each.
     """
 
     num_prompts: int = 16
@@ -127,7 +129,7 @@ class Opened:
         return float(sum(each.user + each.system for each in times))
 
 
-# ---- what is measured ----------------------------------------------------------------
+# ---- measurement ---------------------------------------------------------------------
 
 
 def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
@@ -142,7 +144,7 @@ def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
             "max_num_batched_tokens": CHUNK_TOKENS,
             "prefix_caching": False,
             "pipeline_parallel_size": num_stages,
-            # Of which each stage keeps its layers' part.
+            # Each stage keeps the keys and values of its own layers.
             "kv_cache_memory": f"{KV_CACHE_MIB // num_stages}MiB",
         },
     )
@@ -301,7 +303,7 @@ async def measure(
     return found, statistics.median(idle)
 
 
-# ---- what is told --------------------------------------------------------------------
+# ---- report --------------------------------------------------------------------------
 
 
 def describe_figures(figures: dict[str, float]) -> str:

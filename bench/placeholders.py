@@ -1,4 +1,4 @@
-"""Does a step cost more the longer outputs already are?
+"""Does a step cost the host more as outputs grow longer?
 
 Question
   Tokens that are still on the device leave placeholders in the history of outputs, which
@@ -13,10 +13,11 @@ Machine
 How to read it
   scheduler   one `schedule` and one `update`, with another step in flight.
   history     the work of the device's thread for a plug-in that wants all output tokens
-              of all sequences: fill in the last step's, note this one's.
-  forward     stands for the defect: a list with a placeholder at its end each, searched
-              from the front by `list.index`, the fastest way that Python has.
-  backward    vLLM's repair: searched from the end.
+              of all sequences: it fills in the tokens of the last step, and notes those of
+              this step.
+  forward     the defect: each sequence has a list with a placeholder at its end, which is
+              searched from the front by `list.index`, the fastest way that Python has.
+  backward    vLLM's repair: the same lists, searched from the end.
   Medians of the rounds' medians in ms; the lines of the first two should be flat. Each
   round visits all lengths in an order of its own, and measures all kinds at each.
 
@@ -65,7 +66,7 @@ def open_scheduler(num_output: int) -> Step:
         max_num_seqs=NUM_SEQUENCES,
         max_num_batched_tokens=2**24,
         max_model_len=max_model_len,
-        # As a server on a CPU; the cost of each step is learned.
+        # The default of a server on a CPU; the scheduler learns the cost of steps.
         max_step_seconds=0.25,
     )
     for number in range(NUM_SEQUENCES):
@@ -80,7 +81,7 @@ def open_scheduler(num_output: int) -> Step:
         )
     plan = scheduler.schedule()
     assert plan is not None
-    # A device that tells them all at once spares us the steps.
+    # A device that reports all tokens at once saves the bench these steps.
     written = tuple(i % 49_000 for i in range(num_output))
     rows = (written,) * NUM_SEQUENCES
     scheduler.update(plan, StepResult(step_id=plan.step_id, sampled=rows))
@@ -110,7 +111,7 @@ class Reader(LogitsProcessor):
 
 
 def open_history(num_output: int) -> Step:
-    """Return what a step does for plug-ins that want the tokens of all sequences."""
+    """Return the work of a step for plug-ins that want the tokens of all sequences."""
     device = torch.device("cpu")
     processors = LogitsProcessors([Reader], vocab_size=8, device=device)
     for slot in range(NUM_SEQUENCES):
@@ -175,7 +176,7 @@ def measure(num_output: int, steps: int) -> dict[str, float]:
     medians = {}
     for kind, make in KINDS.items():
         step = make(num_output)
-        # Of the first ones, tokens are planned that nobody has computed yet.
+        # The first steps plan tokens that are not computed yet.
         for _ in range(4):
             step()
         times = []

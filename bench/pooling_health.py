@@ -122,7 +122,7 @@ class Seen:
         return max(buckets, key=_read_bound).write() if buckets else "-"
 
     def list_doubts(self) -> Iterator[str]:
-        """Write a line for everything that a reader should know before the row."""
+        """Write a line for each reason to doubt the row."""
         slow: Counter[str] = Counter()
         for before, after in self._list_pairs():
             counts = (

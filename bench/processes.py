@@ -1,19 +1,20 @@
-"""What does an engine process bring to many streams?
+"""How much do many streams gain from an engine process?
 
 Question
   With --no-engine-process the server and its engine share a process, and so the GIL: the
   code that writes to many clients and the code that plans and launches steps take turns.
   With --engine-process, the default, they share nothing but a socket. How long does a
-  step take, how many tokens come, and how long do /health and the event loop take,
+  step take, how many tokens come each second, and how long do /health and a turn of the
+  event loop take,
 
       inside     with the engine in the server's process
       outside    with the engine in a process of its own,
 
-  while 1, 32 and 128 clients each read a stream? Of four devices:
+  while 1, 32 and 128 clients each read a stream? There are four devices:
 
       model      a real model on the CPU, by `trioserve serve --num-threads 1`
-      2 ms       a thread that sleeps so long for a step, as one does that waits for a
-      5 ms       GPU: it costs no CPU, and needs the GIL once a step
+      2 ms       a thread that sleeps for that long in place of a step, as a thread that
+      5 ms       waits for a GPU: it costs no CPU, and needs the GIL once a step
       2 ms / 20  the same, but it asks for the GIL 20 times a step. torch gives it away in
                  every operation, so a step whose kernels are launched one by one asks for
                  it hundreds of times; one that replays a CUDA graph, a few times
@@ -27,9 +28,9 @@ Question
 Machine
   Any; the report names it. On two cores the server, its engine, the device's threads, the
   reader of all streams (this process) and the prober of /health (one more) share them:
-  `cpu` is the share of a core of each of the first three. Once they sum to the machine's
-  cores, the reader takes its share from the others, so that outside is shown at its
-  worst: it can only use a core that is there. --num-threads 1 leaves one.
+  `cpu` is the number of cores that each of the first three takes. If they take all cores,
+  the reader takes its share from the others. Then `outside` looks worse than it is, because
+  it needs a core of its own. --num-threads 1 leaves one core free.
 
 How to read the answer
   ms a step      the time over the steps that were counted in it, from /metrics: the time
@@ -138,7 +139,7 @@ async def measure_device(device: Device, load: Load) -> list[Result]:
             command = write_command(device, mode, load.model, folder)
             server = await stack.enter_async_context(open_server(command))
             servers[mode] = server
-            # For all work that is slow only once.
+            # Some work is slow the first time only.
             seeds = (device.name, "warm", mode)
             await measure_turn(server, device.max_tokens, 1, 0.5, *seeds)
         return await take_turns(device, load, servers)

@@ -1,8 +1,8 @@
 """Which library should decode requests?
 
 Question
-  msgspec or pydantic? A body is decoded in one call that holds the GIL, so that its time
-  is a pause of every stream, in whichever thread it runs. Three bodies: a completion with
+  msgspec or pydantic? A body is decoded in one call that holds the GIL, in any thread, so
+  every stream pauses for that time. Three bodies: a completion with
   20 MB of text, one with 20 MB of token ids, and a chat of 200 messages. Both sides check
   the same types and lengths: for msgspec trioserve's own requests, for pydantic the models
   below.
@@ -12,8 +12,7 @@ Machine
 
 How to read the answer
   Medians over rounds in which the two take turns; "x" is how many times as long pydantic
-  takes. Read the milliseconds first: every other stream waits so long for one such
-  request.
+  takes. Read the milliseconds first: every other stream waits for that time.
 
     python bench/schema.py [--rounds 7]
 """

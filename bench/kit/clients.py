@@ -13,7 +13,7 @@ from kit.probe import HealthProbe
 from kit.statistics import Spread, spread
 import trio
 
-# Above this share of one core the generator itself may be what is measured; a guess.
+# Above this share of one core the bench may measure the load generator itself; a guess.
 BUSY_CLIENT = 0.7
 
 AnswerT = TypeVar("AnswerT")
@@ -98,7 +98,7 @@ class ClientReport:
         return sum(self.errors.values())
 
     def list_doubts(self) -> Iterator[str]:
-        """Write a line for everything that a reader should know before the figures."""
+        """Write a line for each reason to doubt the figures."""
         if self.cpu > BUSY_CLIENT:
             yield "client cpu is high: the load generator may be the limit"
         if self.num_health_failures:

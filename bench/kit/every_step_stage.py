@@ -1,4 +1,4 @@
-"""A stage of a pipeline whose tokens go back in every step.
+"""A stage of a pipeline that sends tokens back in every step.
 
 bench/pipeline.py starts it in place of trioserve's own stage, to measure what a pipeline
 gains because most steps of long prompts send no tokens back.
@@ -57,7 +57,7 @@ class EveryStepLinks(StageLinks):
 
 @dataclass(frozen=True)
 class Arrived:
-    """A message that is here already."""
+    """A message that has arrived already."""
 
     tensor: Tensor
 

@@ -1,4 +1,4 @@
-"""A server's own counts, from its /metrics; what happened between two looks at them."""
+"""A server's own counts, from its /metrics, and their changes between two looks."""
 
 from __future__ import annotations
 

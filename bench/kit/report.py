@@ -1,4 +1,4 @@
-"""Results of a run: who measured when, saved files, several of them side by side."""
+"""Results of a run: machine and time, saved files, several reports side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def describe_machine() -> str:
-    """Name the machine, and say how busy it is right now: call it before the run."""
+    """Describe the machine and its present load; call it before the run."""
     busy = os.getloadavg()[0]
     cores = f"{os.cpu_count()} cores, load average before {busy:.1f}"
     return f"{platform.platform()}, {cores}"

@@ -1,4 +1,4 @@
-"""Turns: what is compared takes turns, so that a slow minute of the machine hits all."""
+"""Turns: systems take turns, so that a slow minute of the machine hits all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_turns(
 
 
 def time_calls(call: Callable[[], object], num_calls: int) -> float:
-    """Return the seconds of one call, of so many in a row."""
+    """Return the mean seconds of one of so many calls in a row."""
     began = time.perf_counter()
     for _ in range(num_calls):
         call()

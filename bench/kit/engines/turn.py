@@ -55,7 +55,7 @@ class StreamEnded(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Readers:
-    """Read streams, and look at nothing but when they begin.
+    """Reads streams, and notes only their beginnings.
 
     On two cores the reader must be cheap: to decode an event costs as much as it costs
     the server to write it. The server counts.
@@ -109,7 +109,7 @@ def write_stream(max_tokens: int, *seeds: object) -> Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What each process had done at one moment."""
+    """The counts of all processes at one moment."""
 
     at: float
     metrics: Metrics
@@ -163,7 +163,7 @@ async def wait_idle(server: RunningServer) -> None:
 
 
 def sum_up(before: Look, after: Look, firsts: Iterable[float], seen: Probes) -> Figures:
-    """Divide what was counted between two looks by the time between them.
+    """Divide the counts between two looks by the time between them.
 
     Raises:
       StreamEnded: no step was done.

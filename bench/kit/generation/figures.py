@@ -38,7 +38,7 @@ class LevelReport:
         return self.clients.health
 
     def list_doubts(self) -> Iterator[str]:
-        """Write a line for everything that a reader should know before the figures."""
+        """Write a line for each reason to doubt the figures."""
         if self.counted_by != "usage":
             yield f"tokens counted by {self.counted_by}"
         if self.clients.num_requests and abs(self.tokens_per_event - 1) > 0.05:
@@ -121,7 +121,7 @@ def find_speed(seen: Round[Answer]) -> float:
 
 
 def find_counting(answers: Sequence[Answer]) -> Counting:
-    """Find out what the tokens were counted by."""
+    """Find out how the tokens were counted."""
     from_usage = [answer.usage_tokens is not None for answer in answers]
     if all(from_usage):
         return "usage"

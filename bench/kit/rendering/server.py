@@ -28,7 +28,7 @@ MAX_MODEL_LEN = 9216
 
 
 class LoopReport(msgspec.Struct, kw_only=True):
-    """What a server saw of its event loop since it was last told to forget."""
+    """A server's figures of its event loop since the last reset."""
 
     loop_gap_seconds: float
     longest_step_seconds: float
@@ -45,7 +45,7 @@ class RenderingServer:
         self.port = port
 
     async def reset(self) -> None:
-        """Let the server forget what it saw of its loop."""
+        """Let the server forget the figures of its loop."""
         await self._child.ask("reset")
 
     async def report(self) -> LoopReport:
@@ -92,7 +92,7 @@ async def serve(mode: str, folder: Path) -> None:
 
 
 def render_inline() -> None:
-    """Make the renderer workers' calls where they are awaited, on the loop.
+    """Make the calls of renderer workers on the loop, at the place that awaits them.
 
     The server has no such option; the method is replaced for this process alone.
     """
