@@ -221,4 +221,4 @@ async def test_a_drain_logs_the_phases_of_the_requests_that_it_ends(
                 await wait_until(lambda: server.engine.statistics().num_streams == 2)
                 server.state.lifecycle.begin_drain()
                 assert b" 503 " in await client.receive_some()
-    assert "it ends requests: 1 in queue, 1 in prefill" in caplog.text
+    assert "and ends requests: 1 in queue, 1 in prefill" in caplog.text
