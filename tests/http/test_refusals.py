@@ -75,8 +75,8 @@ def read_refusal(request_type: type[ModelRequest], fields: dict[str, Any]) -> st
         ),
         (
             {"tools": [TOOL], "parallel_tool_calls": False},
-            "parallel_tool_calls is not supported by this server: nothing limits how "
-            "many calls the model writes",
+            "parallel_tool_calls is not supported by this server: "
+            "the number of calls cannot be limited",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_fields_of_a_chat_that_exclude_each_other(
         ({}, "prompt: either prompt or prompt_embeds is required"),
         (
             {"prompt": "hi", "best_of": 2},
-            "best_of is not supported by this server: only the value of n is taken",
+            "best_of is not supported by this server: must be equal to n",
         ),
         (
             {"prompt_embeds": "AAAA", "echo": True},
@@ -155,7 +155,7 @@ def test_fields_of_tokenize_that_exclude_each_other(
         (
             EmbeddingRequest,
             {"input": "hi", "truncate_prompt_tokens": 5, "long_text": "chunk"},
-            "long_text: with truncate_prompt_tokens only truncate is taken",
+            "long_text: must be truncate if truncate_prompt_tokens is sent",
         ),
         (
             EmbeddingRequest,
@@ -165,7 +165,7 @@ def test_fields_of_tokenize_that_exclude_each_other(
         (
             ScoreRequest,
             {"queries": "a", "documents": "b", "long_text": "chunk"},
-            "long_text: chunks are not scored",
+            "long_text: chunk is not possible with scores",
         ),
         (
             ScoreRequest,
