@@ -183,14 +183,14 @@ async def test_clients_get_vectors_and_ranks(tokenizer_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with the vocabulary of the tiny tokenizer."""
+    """A random Llama with the vocabulary of the tiny tokenizer, whose answers never end."""
     folder = save_tiny_model(
         "llama",
         tmp_path_factory.mktemp("model") / "tiny-llama",
         vocab_size=512,
         max_position_embeddings=512,
         bos_token_id=0,
-        eos_token_id=1,
+        eos_token_id=None,
     )
     return tiny_tokenizer(folder)
 

@@ -141,7 +141,9 @@ async def test_a_program_learns_of_the_death_of_its_idle_engine(
         ) as engine:
             [child] = list_children() - before
             fresh = engine.engine.statistics()
-            async with engine.open_completion("Once", max_tokens=20) as one:
+            async with engine.open_completion(
+                "Once", max_tokens=20, ignore_eos=True
+            ) as one:
                 [text] = await one.collect()
             assert len(text.token_ids) == 20
             with trio.fail_after(180):
