@@ -18,12 +18,13 @@ from trioserve.http.wire.chunks import (
     CompletionChunks,
     ReasoningChunks,
     StreamHeader,
-    chat_usage_event,
-    completion_usage_event,
     error_event,
+    usage_event,
 )
 from trioserve.http.wire.responses import (
+    ChatChunk,
     ChatLogprobs,
+    CompletionChunk,
     CompletionLogprobs,
     TokenLogprob,
     Usage,
@@ -196,9 +197,9 @@ def test_usage_is_absent_null_or_counted(
 
 def test_the_usage_event_has_no_choices() -> None:
     header = make_header(include_usage=True)
-    chat = read_chat(chat_usage_event(header, USAGE))
+    chat = read_chat(usage_event(ChatChunk, header, USAGE))
     assert (chat.choices, chat.usage and chat.usage.prompt_tokens) == ([], 5)
-    event = completion_usage_event(header, USAGE)
+    event = usage_event(CompletionChunk, header, USAGE)
     completion = OpenAICompletion.model_validate(read(event), strict=True)
     assert completion.choices == []
     assert completion.usage and completion.usage.completion_tokens == 2

@@ -19,7 +19,7 @@ from ..decode.message_mappings import MessageMappings, to_chat_options
 from ..decode.requests import ChatRequest
 from ..respond import respond_built
 from ..state import ServerState
-from ..wire.chunks import ChatChunks, ReasoningChunks, StreamHeader, chat_usage_event
+from ..wire.chunks import ChatChunks, ReasoningChunks, StreamHeader, usage_event
 from ..wire.logprobs import (
     TokenTexts,
     build_chat_logprobs,
@@ -28,6 +28,7 @@ from ..wire.logprobs import (
 )
 from ..wire.responses import (
     ChatChoice,
+    ChatChunk,
     ChatCompletion,
     ChatLogprobs,
     ChatMessage,
@@ -118,7 +119,7 @@ class _ChatEvents:
     def end(self) -> bytes:
         if not self._body.reports_usage:
             return b""
-        return chat_usage_event(self._header, self._meter.usage)
+        return usage_event(ChatChunk, self._header, self._meter.usage)
 
     def _write_rest(self, delta: TextDelta, reasoning: str) -> bytes:
         """Write one event with the reasoning or the answer, and all other fields."""

@@ -19,14 +19,20 @@ from ..decode.body import read_request
 from ..decode.requests import CompletionRequest
 from ..respond import respond_built
 from ..state import ServerState
-from ..wire.chunks import CompletionChunks, StreamHeader, completion_usage_event
+from ..wire.chunks import CompletionChunks, StreamHeader, usage_event
 from ..wire.logprobs import (
     TokenTexts,
     build_completion_logprobs,
     build_prompt_logprobs,
     count_entries,
 )
-from ..wire.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
+from ..wire.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionLogprobs,
+    Usage,
+)
 from ..wire.usage import StreamMeter
 from .generation import (
     make_header,
@@ -210,7 +216,7 @@ class _CompletionEvents:
     def end(self) -> bytes:
         if not self._choices.body.reports_usage:
             return b""
-        return completion_usage_event(self._header, self._choices.meter.usage)
+        return usage_event(CompletionChunk, self._header, self._choices.meter.usage)
 
     def _find_chunks(self, index: int) -> CompletionChunks:
         # Each is made when it is needed, because there may be thousands of choices.

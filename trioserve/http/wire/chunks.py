@@ -222,22 +222,13 @@ class CompletionChunks(_Chunks[CompletionLogprobs]):
         return _event(chunk)
 
 
-def chat_usage_event(header: StreamHeader, usage: Usage) -> bytes:
-    """Return the last event of a chat with the usage, which has no choices."""
-    chunk = ChatChunk(
-        id=header.id,
-        created=header.created,
-        model=header.model,
-        system_fingerprint=header.system_fingerprint,
-        choices=(),
-        usage=usage,
-    )
-    return _event(chunk)
-
-
-def completion_usage_event(header: StreamHeader, usage: Usage) -> bytes:
-    """Return the last event of a completion with the usage."""
-    chunk = CompletionChunk(
+def usage_event(
+    chunk_type: type[ChatChunk] | type[CompletionChunk],
+    header: StreamHeader,
+    usage: Usage,
+) -> bytes:
+    """Return the last event of a stream with the usage, which has no choices."""
+    chunk = chunk_type(
         id=header.id,
         created=header.created,
         model=header.model,
