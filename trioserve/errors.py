@@ -19,9 +19,9 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
-    * InternalError                 500; a defect of the server ended this request alone
+    * InternalError                 500; a defect of the server ended only this request
     * EngineDied                    500; the engine is broken, nothing can be retried
-    * EngineStalled                 503; the answer of /progressz alone
+    * EngineStalled                 503; only an answer of /progressz
     * StartupError                  never reaches a client: the command line ends with 2
       - WeightsNotFound
       - WeightsBroken
@@ -81,7 +81,7 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def find_first(errors: ExceptionGroup[ErrorT]) -> ErrorT:
-    """Return the first error of a group, also of nested groups: an answer has one."""
+    """Return the first error of a group and its nested groups: an answer has one."""
     error = errors.exceptions[0]
     return find_first(error) if isinstance(error, ExceptionGroup) else error
 
@@ -112,7 +112,7 @@ class InvalidParameter(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """Raised when a prompt, with the output asked for, cannot fit the model."""
+    """Raised when a prompt and its max_tokens exceed the model's context length."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ContextLengthExceeded(RequestError):
         is_lower_bound: bool = False,
     ) -> None:
         at_least = "at least " if is_lower_bound else ""
-        asked = f" and {max_tokens} output tokens were asked for" if max_tokens else ""
+        asked = f" and {max_tokens} output tokens were requested" if max_tokens else ""
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, the "
             f"prompt has {at_least}{num_tokens} tokens{asked}. Please reduce the "
@@ -156,7 +156,7 @@ class ModelNotFound(RequestError):
 
 
 class TaskNotServed(RequestError):
-    """Raised when a request is for another task than that of the model.
+    """Raised when a request needs a task that the model is not served for.
 
     Args:
       wanted, served: such as "generate" and "embed".
@@ -164,7 +164,7 @@ class TaskNotServed(RequestError):
 
     def __init__(self, name: str, *, wanted: str, served: str) -> None:
         super().__init__(
-            f"The model `{name}` does not {wanted}; the server runs it to {served}.",
+            f"The model `{name}` does not {wanted}; this server uses it to {served}.",
             param="model",
         )
 
@@ -173,7 +173,7 @@ class UploadTooSlow(RequestError):
     """Raised when the body of a request arrives too slowly.
 
     Args:
-      num_bytes, seconds: this number of bytes may take this time.
+      num_bytes, seconds: the longest time for each part of the body of so many bytes.
     """
 
     status = 408
@@ -181,13 +181,13 @@ class UploadTooSlow(RequestError):
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         super().__init__(
-            f"The request body came too slowly: {num_bytes} bytes of it, or its rest, "
-            f"took longer than {seconds:g} seconds."
+            f"The request body arrived too slowly: {num_bytes} bytes, or the rest, "
+            f"must arrive within {seconds:g} seconds."
         )
 
 
 class PayloadTooLarge(RequestError):
-    """Raised when a request's body is longer than the server takes."""
+    """Raised when a request's body is longer than the server accepts."""
 
     status = 413
     code = "PayloadTooLarge"
@@ -227,7 +227,7 @@ class MalformedRequest(RequestError):
 
 
 class Unavailable(TrioserveError):
-    """Raised when the server is well but cannot take this request now."""
+    """Raised when the server works but cannot take this request now."""
 
     status = 503
     code = "ServiceUnavailableError"
@@ -238,7 +238,7 @@ class Unavailable(TrioserveError):
 
 
 class QueueFull(Unavailable):
-    """Raised when the most sequences wait that the server may hold.
+    """Raised when the number of waiting sequences has reached its limit.
 
     Args:
       limit: the number of sequences that wait.
@@ -249,7 +249,7 @@ class QueueFull(Unavailable):
 
     def __init__(self, *, limit: int, retry_after_seconds: int) -> None:
         super().__init__(
-            f"{limit} sequences are waiting already; please try again later.",
+            f"{limit} sequences are already waiting; please try again later.",
             retry_after_seconds=retry_after_seconds,
         )
 
@@ -262,8 +262,8 @@ class RendererFull(Unavailable):
 
     def __init__(self, *, num_requests: int, retry_after_seconds: int) -> None:
         super().__init__(
-            f"{num_requests} requests are waiting already to be turned into tokens; "
-            "please try again later.",
+            f"{num_requests} requests are already waiting for the renderer; please try "
+            "again later.",
             retry_after_seconds=retry_after_seconds,
         )
 
@@ -272,9 +272,9 @@ class RendererStuck(Unavailable):
     """Raised when endless templates or images hold too many threads."""
 
     def __init__(self) -> None:
-        # Nobody knows when such a thread ends.
+        # The server cannot estimate when such a thread ends.
         super().__init__(
-            "Too many templates or images take longer than they may; please try again "
+            "Too many templates or images exceed their time limit; please try again "
             "later.",
             retry_after_seconds=10,
         )
@@ -289,8 +289,8 @@ class MemoryFull(Unavailable):
 
     def __init__(self, what: str, *, retry_after_seconds: int = 1) -> None:
         super().__init__(
-            f"The {what} of other requests take all the memory that there is for them; "
-            "please try again later.",
+            f"The {what} of other requests use all the memory for {what}; please try "
+            "again later.",
             retry_after_seconds=retry_after_seconds,
         )
 
@@ -306,7 +306,7 @@ class DescriptorsFull(Unavailable):
 
 
 class ShuttingDown(Unavailable):
-    """Raised when a request comes after the server was told to stop."""
+    """Raised when a request comes after the server has begun to stop."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", retry_after_seconds=10)
@@ -336,12 +336,12 @@ class EngineDied(TrioserveError):
 
 
 class EngineStalled(TrioserveError):
-    """Raised when a client asks for the engine's progress, and there is none."""
+    """Raised by GET /progressz when the engine makes no progress."""
 
     status = 503
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The engine has told nothing for {seconds:.1f} seconds.")
+        super().__init__(f"The engine made no progress for {seconds:.1f} seconds.")
 
 
 class StartupError(TrioserveError):
@@ -374,14 +374,14 @@ class UnsupportedQuantization(StartupError):
 
     Args:
       method: its name in the checkpoint.
-      detail: the unsupported part, if the method alone does not tell it.
+      detail: the unsupported part, if the method alone does not identify it.
     """
 
     def __init__(self, method: str, detail: str = "") -> None:
         form = f" ({detail})" if detail else ""
         super().__init__(
             f"weights that are quantised by {method}{form} are not supported: take the "
-            "model as it was before, or a GGUF file of it"
+            "unquantised model, or a GGUF file of it"
         )
 
 
@@ -451,7 +451,7 @@ class PluginBroken(StartupError):
 
 
 class StagesNotMet(StartupError):
-    """Raised when the processes that torchrun has started do not come together."""
+    """Raised when the stages that torchrun has started cannot work together."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the stages of the pipeline did not meet: {reason}")

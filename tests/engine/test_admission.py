@@ -259,7 +259,7 @@ def test_a_refusal_for_length_says_what_was_asked_for() -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         check_request([make_prompt(num_tokens=30)], SamplingParams(max_tokens=7), INFO)
     assert (caught.value.num_tokens, caught.value.limit) == (30, 32)
-    assert "30 tokens and 7 output tokens were asked for" in str(caught.value)
+    assert "30 tokens and 7 output tokens were requested" in str(caught.value)
 
 
 @pytest.mark.parametrize("start, end", [((), (1,)), ((1,), ())])

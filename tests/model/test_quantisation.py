@@ -201,8 +201,8 @@ def test_all_else_is_refused_by_its_name_before_anything_is_read(
     with pytest.raises(UnsupportedQuantization) as caught:
         load_model(folder, ModelConfig(), name="tiny")
     assert str(caught.value) == (
-        f"weights that are quantised by {method} are not supported: take the model as "
-        "it was before, or a GGUF file of it"
+        f"weights that are quantised by {method} are not supported: take the "
+        "unquantised model, or a GGUF file of it"
     )
     # So it is for what the model is for, which is looked for first.
     with pytest.raises(UnsupportedQuantization):

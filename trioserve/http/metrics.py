@@ -3,11 +3,11 @@
 To add a metric, add a row to the table of its source below, and the same row to
 docs/operations.rst. A row names the metric, says what it counts and in which unit, and
 reads it from the source: the statistics() or counters() of a room, or RequestCounts for
-numbers that the HTTP side counts itself. A new source needs a table of its own, which is
-named in METRICS and read in _collect.
+numbers that the HTTP side counts itself. A new source needs its own table; METRICS names
+the table, and _collect reads it.
 
-A metric that vLLM has, too, has vLLM's name after the prefix, so that its dashboards need
-only another prefix. A metric of vLLM's that this server cannot fill is left out.
+A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's dashboards
+need only another prefix. Metrics of vLLM that this server cannot fill are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SLOW = f"task steps longer than {1000 * SLOW_STEP_SECONDS:g} ms"
 def _read_offenders(
     read: Callable[[Offender], float],
 ) -> Callable[[StallStatistics], Mapping[tuple[str, ...], float]]:
-    # Labels are names of functions, and few of them: never a client's words.
+    # Labels are a few names of functions, and never texts of clients.
     return lambda seen: {(each.name,): read(each) for each in seen.offenders}
 
 
@@ -66,7 +66,8 @@ SERVER: Rows[ServerState] = (
     ),
     GaugeMetric(
         "trioserve_engine_stalled_seconds",
-        "Seconds since the engine was last heard of while a step runs; 0 without a step.",
+        "Seconds since the last sign of progress of the running step; 0 without a "
+        "step.",
         lambda state: state.stalled_seconds,
     ),
 )
@@ -74,12 +75,12 @@ SERVER: Rows[ServerState] = (
 LOOP: Rows[StallStatistics] = (
     HistogramMetric(
         "trioserve_event_loop_turn_seconds",
-        "Seconds from one look of the event loop at its sockets to the next.",
+        "Seconds between two checks of the sockets by the event loop.",
         lambda seen: Distribution.of_durations(seen.turns),
     ),
     HistogramMetric(
         "trioserve_task_step_seconds",
-        "Seconds for which a task ran without giving way to others.",
+        "Seconds for which a task ran before other tasks could run.",
         lambda seen: Distribution.of_durations(seen.steps),
     ),
     CounterMetric(
@@ -111,8 +112,8 @@ REQUESTS: Rows[RequestCounts] = (
     ),
     CounterMetric(
         "trioserve_requests_cancelled_total",
-        "Requests whose client left before the end of the answer, by the phase in which "
-        "it left.",
+        "Requests whose client closed the connection before the end of the answer, by "
+        "phase.",
         lambda counts: counts.cancelled,
         ("phase",),
     ),
@@ -126,7 +127,7 @@ REQUESTS: Rows[RequestCounts] = (
 GENERATION_REQUESTS: Rows[RequestCounts] = (
     CounterMetric(
         "trioserve_request_success_total",
-        "Sequences that came to their end, by its reason: stop or length.",
+        "Finished sequences, by the reason of their end: stop or length.",
         lambda counts: counts.finished,
         ("finished_reason",),
     ),
@@ -137,8 +138,8 @@ GENERATION_REQUESTS: Rows[RequestCounts] = (
     ),
     HistogramMetric(
         "trioserve_inter_token_latency_seconds",
-        "Seconds from one chunk of a sequence to the next, divided by the next one's "
-        "tokens.",
+        "Seconds between two chunks of a sequence, divided by the tokens of the "
+        "second one.",
         lambda counts: counts.inter_token_latency.statistics(),
     ),
     HistogramMetric(
@@ -168,22 +169,22 @@ GENERATION_REQUESTS: Rows[RequestCounts] = (
     ),
     HistogramMetric(
         "trioserve_request_prompt_tokens",
-        "Prompt tokens of a request; of all its prompts together.",
+        "Prompt tokens of a request, in all its prompts together.",
         lambda counts: counts.prompt_tokens.statistics(),
     ),
     HistogramMetric(
         "trioserve_request_generation_tokens",
-        "Generated tokens of a request; of all its sequences together.",
+        "Generated tokens of a request, in all its sequences together.",
         lambda counts: counts.generation_tokens.statistics(),
     ),
     HistogramMetric(
         "trioserve_request_params_n",
-        "Sequences for each prompt that a request asks for.",
+        "Number of sequences for each prompt of a request.",
         lambda counts: counts.params_n.statistics(),
     ),
     HistogramMetric(
         "trioserve_request_params_max_tokens",
-        "Limit on the tokens of a sequence that a request sets; not counted without one.",
+        "Limit on the tokens of a sequence, for requests that set a limit.",
         lambda counts: counts.params_max_tokens.statistics(),
     ),
 )
@@ -204,7 +205,7 @@ def _count_prompt_tokens(engine: TokenEngine | TensorEngine) -> int:
 ENGINE: Rows[TokenEngine | TensorEngine] = (
     GaugeMetric(
         "trioserve_num_requests_open",
-        "Requests in the engine, whatever the number of their sequences or texts.",
+        "Requests in the engine; one with many sequences or texts counts once.",
         _count_requests,
     ),
     GaugeMetric(
@@ -219,7 +220,7 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
     ),
     CounterMetric(
         "trioserve_prompt_tokens_total",
-        "Prompt tokens taken in; those found in the prefix cache count, too.",
+        "Prompt tokens, including those found in the prefix cache.",
         _count_prompt_tokens,
     ),
     CounterMetric(
@@ -283,13 +284,13 @@ GENERATION: Rows[TokenEngine] = (
     ),
     CounterMetric(
         "trioserve_computed_tokens_total",
-        "Tokens that went through the model: of prompts, generated, and again after a "
+        "Tokens that the model computed: prompts, output, and both again after a "
         "preemption.",
         lambda engine: engine.counters().num_computed_tokens,
     ),
     CounterMetric(
         "trioserve_num_preemptions_total",
-        "Times that a running sequence had to give its blocks back and wait again.",
+        "Times that a running sequence lost its blocks and had to wait again.",
         lambda engine: engine.counters().num_preemptions,
     ),
 )
@@ -303,7 +304,7 @@ POOLING: Rows[TensorEngine] = (
     ),
     GaugeMetric(
         "trioserve_pooling_texts_reserved",
-        "Texts that open requests have announced.",
+        "Texts for which open requests have reserved places.",
         lambda engine: engine.statistics().num_reserved,
     ),
     GaugeMetric(
@@ -313,7 +314,7 @@ POOLING: Rows[TensorEngine] = (
     ),
     GaugeMetric(
         "trioserve_pooling_results_to_release",
-        "Results that the device has yet to be told to forget.",
+        "Kept results that the next step will release.",
         lambda engine: engine.statistics().scheduler.num_releases,
     ),
 )
@@ -321,17 +322,18 @@ POOLING: Rows[TensorEngine] = (
 RENDERER: Rows[Renderer | PoolingRenderer] = (
     GaugeMetric(
         "trioserve_renderer_requests",
-        "Requests that are being turned into tokens or wait for it.",
+        "Requests that are being converted to tokens, or wait for that.",
         lambda renderer: renderer.room.statistics().num_requests,
     ),
     GaugeMetric(
         "trioserve_renderer_characters",
-        "Characters of the text of those requests.",
+        "Characters of text in those requests.",
         lambda renderer: renderer.room.statistics().num_characters,
     ),
     CounterMetric(
         "trioserve_renderer_requests_refused_total",
-        "Requests refused because too many, or too much text, waited for the renderer.",
+        "Requests refused because too many requests or too much text waited for the "
+        "renderer.",
         lambda renderer: renderer.room.counters().refused,
     ),
     GaugeMetric(
@@ -341,7 +343,7 @@ RENDERER: Rows[Renderer | PoolingRenderer] = (
     ),
     GaugeMetric(
         "trioserve_renderer_workers_busy",
-        "Renderer threads that work.",
+        "Renderer threads that are working.",
         lambda renderer: renderer.workers.statistics().busy,
     ),
     GaugeMetric(
@@ -364,7 +366,7 @@ TEMPLATES: Rows[TemplateProcesses] = (
     ),
     GaugeMetric(
         "trioserve_template_processes_busy",
-        "Processes for chat templates that work.",
+        "Processes for chat templates that are working.",
         lambda processes: processes.statistics().busy,
     ),
     GaugeMetric(

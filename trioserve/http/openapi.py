@@ -29,7 +29,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
 _BODY_ERRORS: Final[Mapping[str, str]] = {
     "400": "The body is not JSON, or a field is wrong; `param` names the field.",
     "404": "The model is not served here.",
-    "408": "The body came too slowly.",
+    "408": "The body arrived too slowly.",
     "413": "The body is too long.",
     "415": "The body is not declared as JSON, or is compressed.",
     "429": "Too many requests wait; Retry-After says when to try again.",

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-# As in testing_models: small, with what makes architectures differ left in. The
-# vocabulary holds the tokens of testing_tokenizer and of testing_processors.
+# Small, but with the differences between architectures, as in models.py. The vocabulary
+# holds the tokens of tokenizer.py and of processors.py.
 _COMMON: dict[str, Any] = {
     "vocab_size": 640,
     "hidden_size": 32,
@@ -25,7 +25,7 @@ _COMMON: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
-# Position 0 of a text is the third of the table: 128 positions are left.
+# A text begins at the third row of the table of positions, so it may have 128 tokens.
 _PADDED_POSITIONS = {"max_position_embeddings": 130, "pad_token_id": 1}
 
 _DECODER: dict[str, Any] = {
@@ -36,7 +36,7 @@ _DECODER: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-# Windows are shorter than the texts that tests read.
+# Attention windows are shorter than the texts of the tests.
 TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "bert": _COMMON,
     "electra": {**_COMMON, "embedding_size": 16},
@@ -94,7 +94,7 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "attn_logit_softcapping": 5.0,
     },
-    # What cannot be read as an encoder.
+    # These architectures cannot be served as encoders.
     "t5": {
         "vocab_size": 640,
         "d_model": 32,
@@ -116,15 +116,15 @@ def save_tiny_encoder(
     seed: int = 0,
     **changes: object,
 ) -> Path:
-    """Save a model with random weights the way `save_pretrained` does; no tokenizer.
+    """Save a model with random weights by `save_pretrained`, without a tokenizer.
 
     Args:
       kind: a key of TINY_ENCODERS.
-      folder: created where it does not exist.
-      head: what classifies texts or their tokens; None is the model alone.
-      num_labels: of that head.
-      seed: of the weights.
-      changes: fields of the configuration to set otherwise.
+      folder: the target; it is created if it does not exist.
+      head: the classifier of texts or of their tokens; None saves no classifier.
+      num_labels: number of labels of the head.
+      seed: seed of the weights.
+      changes: fields of the configuration that replace those of TINY_ENCODERS.
 
     Returns:
       folder
@@ -150,7 +150,8 @@ def save_tiny_encoder(
         config = AutoConfig.for_model(kind, **fields)
         model = build.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
-            # Fresh biases are 0 and fresh norms 1, which hides what mixes them up.
+            # A new model has equal biases (0) and norms (1); if the code mixed them up,
+            # tests would not notice.
             if parameter.ndim == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)

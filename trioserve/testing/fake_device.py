@@ -1,7 +1,7 @@
 """Fake devices and a fake executor, for our tests and for programs that embed us.
 
-FakeExecutor stands for a device whose steps take virtual seconds: under trio's
-autojump clock a story of a hundred seconds takes a millisecond.
+FakeExecutor simulates a device whose steps take virtual seconds: under trio's autojump
+clock, a test of a hundred virtual seconds takes a millisecond.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make_info(
     hidden_size: int = 8,
     takes_images: bool = False,
 ) -> ModelInfo:
-    """Describe a model that does not exist."""
+    """Return the facts about an imaginary model."""
     return ModelInfo(
         name="fake",
         architecture="Fake",
@@ -74,17 +74,16 @@ def count_up(seed: int, index: int) -> int:
 
 
 class FakeDevice:
-    """Answers plans without a model: output token i is `token(seed, i)`.
+    """Runs plans without a model: output token i is `token(seed, i)`.
 
-    It checks what a real runner relies on: a slot's rows follow each other without a
-    gap, and their blocks cover what they compute.
+    It checks conditions that a real runner relies on: the tokens of a row are known,
+    its blocks have room for them, and a row that samples ends at the last token.
 
     Args:
-      token: gives the id of output token i of a sequence from its seed.
+      token: returns the id of an output token, from its sequence's seed and its index.
       block_size: tokens in one KV block; None does not check the blocks.
-      reads_blocks: also check that a row reads from its blocks what its own sequence, or
-        one with the same beginning, wrote there. The cost grows with the sequence, in
-        every step.
+      reads_blocks: also check that the blocks of a row still hold the tokens of its
+        sequence. The cost of a step then grows with the length of its sequences.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class FakeDevice:
             assert row.end <= room, "a row's tokens have blocks"
 
     def _compute(self, plan: StepPlan) -> None:
-        """Write all rows, then let each read: as every layer of a model does."""
+        """Write the tokens of all rows, then read all blocks, as each layer does."""
         for row in plan.rows:
             slot = self._slots[row.slot]
             for position in range(row.start, row.end):
@@ -163,7 +162,7 @@ def make_pooling_info(
     labels: tuple[str, ...] = (),
     matryoshka: tuple[int, ...] | None = None,
 ) -> PoolingInfo:
-    """Describe how a model pools that does not exist."""
+    """Return the pooling facts about an imaginary model."""
     tasks: tuple[PoolingTask, ...] = (task,)
     if task == "embed":
         tasks = ("embed", "token_embed")
@@ -187,14 +186,14 @@ def fake_vector(token_ids: Sequence[int], size: int) -> list[float]:
 
 
 class FakePoolingDevice:
-    """Answers pooling plans without a model: the vector of a text is its fake_vector.
+    """Runs pooling plans without a model: the vector of a text is its fake_vector.
 
     The vector of a token is the fake_vector of the token alone. A query must be kept
     before a plan uses it, as on a real device.
 
     Attributes:
       plans: all plans so far.
-      kept: the vectors of queries that it keeps.
+      kept: the vectors of the queries that are kept at present.
     """
 
     def __init__(self, num_outputs: int = 8) -> None:
@@ -233,7 +232,7 @@ class FakePoolingDevice:
         vectors = self._compute(row)
         if row.compare_with is not None:
             query = self.kept[row.compare_with]
-            # Of two vectors it is their cosine.
+            # For texts with one vector each, MaxSim is the cosine.
             return _to_tensor([_max_sim(query, vectors)], ())
         numbers = [number for vector in vectors for number in vector]
         if row.params.task.startswith("token_"):
@@ -268,8 +267,8 @@ class FakeExecutor(Generic[PlanT, ResultT]):
     """An Executor whose steps take `step_seconds + token_seconds * num_tokens`.
 
     Args:
-      seconds_of: returns the duration of a plan, in place of that.
-      step: such as FakeDevice's or FakePoolingDevice's.
+      seconds_of: returns the duration of a plan; it replaces this formula.
+      step: runs a plan, such as FakeDevice.step or FakePoolingDevice.step.
       fail_at_step: the step with this number raises RuntimeError.
 
     Attributes:

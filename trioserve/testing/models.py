@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Small enough for a step in a millisecond, with what makes architectures differ left
-# in: grouped heads, head dimensions that are not hidden_size / num_heads, windows
-# shorter than the sequences that tests write, tied and untied output projections.
+# Small enough that a step takes a millisecond, but with the differences between
+# architectures: grouped heads, head dimensions that are not hidden_size / num_heads,
+# windows shorter than the sequences of tests, tied and untied output projections.
 _COMMON: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 32,
@@ -28,8 +28,8 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    # Embeddings and projections of this size make some token clearly the likeliest,
-    # so that rounding does not decide what is greedy.
+    # With weights of this size one token is clearly the likeliest, so rounding cannot
+    # change the greedy choice.
     "initializer_range": 0.4,
 }
 
@@ -47,7 +47,8 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "query_pre_attn_scalar": 24,
-        # Its embeddings are scaled up: tied ones would repeat one token for ever.
+        # The model multiplies its embeddings by a large factor. With tied embeddings it
+        # would repeat one token for ever.
         "tie_word_embeddings": False,
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 10.0,
@@ -93,11 +94,11 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The text models of those that see: wide enough for the vectors of an image to weigh
-# something against the tokens around them.
+# The text part of vision models: wide enough that the vectors of an image influence the
+# output, in spite of the tokens around them.
 _VISION_COMMON: dict[str, Any] = {
     **_COMMON,
-    # testing_processors.VOCAB_SIZE
+    # processors.VOCAB_SIZE
     "vocab_size": 640,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -114,7 +115,7 @@ _VISION_TOWER: dict[str, Any] = {
     "initializer_range": 0.4,
 }
 
-# Sizes of patches and of images are those of testing_processors.
+# Patches and images have the sizes of processors.py.
 TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         "text_config": {**_VISION_COMMON, "rope_parameters": _MROPE},
@@ -135,7 +136,8 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
             "intermediate_size": 48,
             "out_hidden_size": 64,
             "num_heads": 2,
-            # Two by two vectors see each other in the first layer, all in the second.
+            # In the first layer only groups of 2 x 2 vectors attend to each other, in
+            # the second layer all vectors do.
             "window_size": 56,
             "fullatt_block_indexes": [1],
             "initializer_range": 0.4,
@@ -165,7 +167,7 @@ TINY_VISION_MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Field of the configuration -> what the token is called by one tokenizer or another.
+# Field of the configuration -> the names of its token in different tokenizers.
 _VISION_TOKENS: dict[str, tuple[str, ...]] = {
     "image_token_id": ("<|image_pad|>", "<image>"),
     "video_token_id": ("<|video_pad|>",),
@@ -177,13 +179,13 @@ _VISION_TOKENS: dict[str, tuple[str, ...]] = {
 def save_tiny_model(
     model_type: str, folder: Path, *, seed: int = 0, **changes: object
 ) -> Path:
-    """Save a model with random weights the way `save_pretrained` does.
+    """Save a model with random weights by `save_pretrained`.
 
     Args:
       model_type: a key of TINY_MODELS.
-      folder: created where it does not exist.
-      seed: of the weights.
-      changes: fields of the configuration to set otherwise.
+      folder: the target; it is created if it does not exist.
+      seed: seed of the weights.
+      changes: fields of the configuration that replace those of TINY_MODELS.
 
     Returns:
       folder
@@ -202,18 +204,18 @@ def save_tiny_vision_model(
     seed: int = 0,
     **changes: Mapping[str, object] | object,
 ) -> Path:
-    """Save a model that sees images beside a processor that is there already.
+    """Save a vision model in a folder that has a processor already.
 
     Args:
       model_type: a key of TINY_VISION_MODELS.
-      folder: what testing_processors.save_tiny_processor gave; idefics3 reads what
-        the processor of smolvlm makes.
-      seed: of the weights.
-      changes: fields of the configuration to set otherwise; of text_config and
-        vision_config, what is to change in them.
+      folder: the folder that save_tiny_processor returned; idefics3 uses the processor
+        of smolvlm.
+      seed: seed of the weights.
+      changes: fields of the configuration that replace those of TINY_VISION_MODELS. In
+        text_config and vision_config, only the given fields are replaced.
 
     Returns:
-      folder, which then is a whole model.
+      folder, which then has a complete model.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 

@@ -1,4 +1,4 @@
-"""Cores behind a connection, in the same event loop and so in virtual time, too."""
+"""Cores behind a connection in the same event loop, so they can run in virtual time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _Stream = MessageStream[Any]
 
 @contextmanager
 def open_streams(*, ours: Any, theirs: Any) -> Iterator[tuple[_Stream, _Stream]]:
-    """Connect two ends, which somebody has yet to run.
+    """Open both ends of a connection; the caller runs them.
 
     Args:
-      ours, theirs: types of the messages that come to each.
+      ours, theirs: types of the messages that each end receives.
     """
     sockets = socket.socketpair()
     with sockets[0], sockets[1], ExitStack() as stack:
@@ -41,7 +41,7 @@ async def _describe_end() -> str:
 
 
 async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
-    """Do what a process does: when it fails, it is gone."""
+    """Serve a core; close the connection if it fails, as the end of a process would."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.run)
         try:
@@ -52,7 +52,7 @@ async def _serve(stream: _Stream, host: Callable[[], Awaitable[None]]) -> None:
 
 
 class _Nowhere:
-    """The stream of an engine that does not run."""
+    """The stream of a core that does not run yet; it drops all messages."""
 
     def send_nowait(self, message: object) -> None:
         pass
@@ -62,7 +62,7 @@ class _Hosted:
     """A remote core with both sides of its connection.
 
     Args:
-      core: what it serves.
+      core: the core on the far side.
     """
 
     _host: Callable[..., Awaitable[None]]
@@ -73,7 +73,7 @@ class _Hosted:
         self._stream: Any = _Nowhere()
 
     def statistics(self) -> Any:
-        # A fresh one's, for comparison, may be asked for before it runs.
+        # Tests compare with the statistics of a new core, which does not run yet.
         remote: Any = super()
         return (remote if self._is_open else self._core).statistics()
 
@@ -101,6 +101,6 @@ class HostedCore(_Hosted, RemoteCore):
 
 
 class HostedPoolingCore(_Hosted, RemotePoolingCore):
-    """The same for a core that pools."""
+    """A PoolingCore in this event loop, behind a connection."""
 
     _host = staticmethod(host_pooling_core)

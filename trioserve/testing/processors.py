@@ -1,10 +1,10 @@
-"""Tiny processors of vision-language models, for tests that show images to models.
+"""Tiny processors of vision-language models, for tests with images.
 
     folder = save_tiny_processor("qwen2_vl", tmp_path / "model")
 
-A folder holds what a model's has on the Hub besides its weights: a tokenizer with the
-special tokens of that kind of model, its chat template and its image processor's
-settings, small enough that an image costs a few tokens. Part of the shipped test kit.
+A folder has the files of a model on the Hub except the weights: a tokenizer with the
+special tokens of the model, a chat template, and settings of the image processor with
+which an image takes only a few tokens. Part of the shipped test kit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .tokenizer import tiny_tokenizer
 
 ProcessorKind = Literal["qwen2_vl", "qwen2_5_vl", "smolvlm", "llava"]
 
-# Tokens of every tokenizer here: text, special ones, and reserved ones up to this.
+# Size of every vocabulary here. Reserved tokens follow the tokens of text and the
+# special tokens, up to this size.
 VOCAB_SIZE = 640
 
 _QWEN_TOKENS = (
     *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
-# SmolVLM names up to 6 x 6 parts of a large image.
+# SmolVLM cuts a large image into up to 6 x 6 parts, and has a token for each.
 _SMOLVLM_TOKENS = (
     *("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"),
     *(f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)),
@@ -46,7 +47,7 @@ _PLACEHOLDERS: dict[ProcessorKind, str] = {
     "llava": "<image>",
 }
 
-# Contents are strings or lists of parts, as in Qwen2-VL's own template.
+# The content of a message is a string or a list of parts, as in Qwen2-VL's template.
 _TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -65,12 +66,12 @@ _QWEN_IMAGES: dict[str, Any] = {
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
-    # From one to eight vectors an image, one for each 28 x 28 pixels.
+    # One vector for each 28 x 28 pixels, so one to eight vectors for an image.
     "min_pixels": 28 * 28,
     "max_pixels": 8 * 28 * 28,
 }
 
-# What stands in preprocessor_config.json.
+# The content of preprocessor_config.json.
 _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
     "qwen2_vl": {**_QWEN_IMAGES, "processor_class": "Qwen2VLProcessor"},
     "qwen2_5_vl": {**_QWEN_IMAGES, "processor_class": "Qwen2_5_VLProcessor"},
@@ -89,12 +90,12 @@ _IMAGE_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
     },
 }
 
-# What stands in processor_config.json, where such a model has one.
+# The content of processor_config.json, for models that have this file.
 _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
-    # A part of 64 x 64 pixels has 4 x 4 patches of 16 x 16, of which the model's
-    # connector makes one vector of each 2 x 2 (scale_factor 2).
+    # A part of 64 x 64 pixels has 4 x 4 patches of 16 x 16 pixels. The model's
+    # connector turns each 2 x 2 patches into one vector (scale_factor 2).
     "smolvlm": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
-    # 4 x 4 patches and CLIP's class token, which the strategy "default" drops.
+    # 4 x 4 patches and CLIP's class token. The strategy "default" drops that token.
     "llava": {
         "processor_class": "LlavaProcessor",
         "image_token": "<image>",
@@ -106,10 +107,10 @@ _PROCESSOR_SETTINGS: dict[ProcessorKind, dict[str, Any]] = {
 
 
 def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Path:
-    """Save a tokenizer and an image processor as a model's folder has them.
+    """Save a tokenizer and an image processor in the layout of a model's folder.
 
     Args:
-      changes: settings of the image processor that replace those of this module.
+      changes: settings of the image processor that replace the tiny ones.
 
     Returns:
       The folder, in Hugging Face layout.
@@ -126,9 +127,9 @@ def save_tiny_processor(kind: ProcessorKind, folder: Path, **changes: Any) -> Pa
 
 
 def special_token_ids(folder: Path) -> dict[str, int]:
-    """Tell the ids of a saved tokenizer's special tokens, reserved ones included.
+    """Return the ids of a saved tokenizer's special tokens, reserved ones included.
 
-    A model's config wants, for example, "<|image_pad|>" as its image_token_id.
+    A model's config needs some of them: image_token_id may be that of "<|image_pad|>".
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     added = tokenizer.get_added_tokens_decoder()
@@ -137,8 +138,8 @@ def special_token_ids(folder: Path) -> dict[str, int]:
 
 def _add_special_tokens(path: Path, special: tuple[str, ...]) -> None:
     tokenizer = Tokenizer.from_file(str(path))
-    # Reserved tokens fill the vocabulary, so that whatever a random model samples is
-    # a token.
+    # Reserved tokens fill the vocabulary, so every id that a random model samples is a
+    # token.
     num_reserved = VOCAB_SIZE - tokenizer.get_vocab_size() - len(special)
     reserved = [f"<|reserved_{number}|>" for number in range(num_reserved)]
     tokenizer.add_special_tokens(

@@ -1,9 +1,9 @@
 """A whole server without a model, for tests that speak HTTP.
 
     async with open_fake_server(tokenizer_folder) as server:
-        ...  # server.url answers; the text is server.answer, over and over
+        ...  # send requests to server.url; every answer repeats server.answer
 
-Real sockets, the real renderer, scheduler and engine; only the device is a fake.
+Sockets, renderer, scheduler and engine are real; only the device is a fake.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ ANSWER = "The quick brown fox jumps over the lazy dog. "
 
 @dataclass(frozen=True, kw_only=True)
 class FakeServer:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-      url: where, as http://127.0.0.1:PORT.
-      answer: what every sequence says, over and over, until max_tokens.
-      answer_ids: its tokens.
-      device: what came to it is in its `plans`.
+      url: its address, as http://127.0.0.1:PORT.
+      answer: the text that every sequence repeats until max_tokens.
+      answer_ids: the tokens of this text.
+      device: its `plans` are all plans so far.
     """
 
     url: str
@@ -79,7 +79,7 @@ async def open_fake_server(
     answer: str = ANSWER,
     chat_template: str | None = None,
 ) -> AsyncIterator[FakeServer]:
-    """Serve until the block is left; the device asks no plug-in."""
+    """Serve until the block is left; the device does not call the plug-ins."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     ids = tuple(tokenizer.encode(answer).ids)
     device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
@@ -136,11 +136,11 @@ async def open_fake_server(
 
 @dataclass(frozen=True, kw_only=True)
 class FakePoolingServer:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-      url: where, as http://127.0.0.1:PORT.
-      device: what a text gives is testing.fake_vector of its tokens.
+      url: its address, as http://127.0.0.1:PORT.
+      device: it turns a text into the fake_vector of its tokens.
     """
 
     url: str
@@ -167,7 +167,7 @@ async def open_fake_pooling_server(
     max_num_waiting: int = 4096,
     max_model_len: int = 256,
 ) -> AsyncIterator[FakePoolingServer]:
-    """Serve a model that pools until the block is left."""
+    """Serve a pooling model until the block is left."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     info = make_info(max_model_len, vocab_size=tokenizer.get_vocab_size())
     pooling = make_pooling_info(

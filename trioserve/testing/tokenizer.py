@@ -1,6 +1,6 @@
 """Tiny tokenizers for tests, trained in milliseconds and the same every time.
 
-Both cover every text: one spells bytes as characters (as GPT-2, Llama 3 and SmolLM
+Both can encode every text. One writes bytes as characters (as GPT-2, Llama 3 and SmolLM
 do), the other falls back to byte tokens (as Llama 2 and Gemma do).
 """
 
@@ -19,8 +19,8 @@ from tokenizers import (
 )
 from tokenizers.processors import TemplateProcessing
 
-# Enough words, spaces and line ends for merges worth having; the umlauts and the
-# Chinese words also give tokens that hold more than one character beyond ASCII.
+# Enough words, spaces and line ends for useful merges. The umlauts and the Chinese
+# words also give tokens with more than one character beyond ASCII.
 _CORPUS = (
     "The quick brown fox jumps over the lazy dog. The dog sleeps on and on.",
     "Paris is the capital of France, and Rome is the capital of Italy.",
@@ -35,7 +35,7 @@ _CORPUS = (
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
 
-# What one of the tokenizers reads as a token, or as a space, where it stands in a text.
+# Texts that one of the tokenizers reads as a special token or as a space.
 NOT_PLAIN = (IM_START, IM_END, "<unk>", "<s>", "</s>", "\u2581")
 
 CHATML_TEMPLATE = (
@@ -109,8 +109,8 @@ def tiny_sentencepiece_tokenizer(folder: Path, *, vocab_size: int = 512) -> Path
 
 
 def _train_fallback_model(special: list[str], vocab_size: int) -> models.BPE:
-    # Trained by a tokenizer of its own, for which the byte tokens are special: a
-    # trainer adds no other tokens. In the model they are ordinary ones.
+    # A separate tokenizer trains the merges. Its trainer adds given tokens only as
+    # special ones, so the byte tokens are special there. In the model they are not.
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
