@@ -67,7 +67,7 @@ with the real scheduler. Defaults are in brackets. --help=WORD explains the
 options whose names contain WORD, and --help=all explains all.
 """
 
-# Values that somebody writes behind a switch, and that would be taken for a model.
+# Values that users write behind a switch by mistake; they would be read as a model.
 _SWITCH_VALUES = {"true", "false", "on", "off", "yes", "no"}
 
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code.
 
     Args:
-      argv: None means the command line of this process, which then does nothing else.
+      argv: None means that this command is the whole process, and takes its arguments.
     """
     if argv is not None:
         return _run(argv)
@@ -86,12 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _die_of_interrupts() -> None:
-    """Let SIGINT end the process at once, as SIGTERM does, unless somebody handles it.
+    """Let SIGINT end the process at once, as SIGTERM does, unless it has a handler.
 
-    Python would raise KeyboardInterrupt in the midst of an import. Before the server
-    watches for signals, and after, nothing has to be put in order.
+    Python would raise KeyboardInterrupt in the middle of an import. Before and after the
+    time in which the server handles signals, there is nothing to clean up.
     """
-    # Background processes of scripts ignore the signal, and shall go on doing so.
+    # Scripts start background processes that ignore the signal. This must not change.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -130,7 +130,7 @@ def _run_command(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"trioserve: {word!r} is not a command\n\n{_USAGE}")
             return 2
         case _:
-            # A script that lost its arguments must notice, so this is no success.
+            # A script that lost its arguments must notice that, so this is an error.
             sys.stderr.write(_USAGE)
             return 2
 
@@ -163,7 +163,7 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _obey_torchrun(config: ServeConfig) -> None:
-    """Be a stage, and never return, if torchrun has started this process as one.
+    """Run a stage, and never return, if torchrun has started this process as one.
 
     Raises:
       InvalidConfig: torchrun has started another number of processes.
@@ -175,7 +175,8 @@ def _obey_torchrun(config: ServeConfig) -> None:
     if torchrun is None:
         return
     torchrun.check(config.engine.parallel)
-    # All processes of torchrun do so. A second Ctrl-C ends it at once and leaves none.
+    # Every process of torchrun does this, so none is left after a second Ctrl-C, which
+    # ends torchrun at once.
     die_with_parent(os.getppid())
     if torchrun.rank > 0:
         from .startup.stage_process import run_joining_stage
@@ -189,7 +190,7 @@ def _simulate(arguments: Sequence[str]) -> int:
 
     line = _read_arguments(SimulateConfig, arguments, _SIMULATE_HELP)
     if line.words:
-        raise StartupError(f"simulate: {line.words[0]!r} belongs to no option")
+        raise StartupError(f"simulate: {line.words[0]!r} is not an option")
     config = build_config(SimulateConfig, line.values, strict=False)
     return _print(report_simulation(config))
 
@@ -210,7 +211,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
     values = line.values | _name_model(line)
     in_file = {} if path is None else _read_file(path)
     try:
-        # Alone first: an error of the file names the file.
+        # The file is checked alone first, so that its errors can name the file.
         config = build_config(ServeConfig, in_file)
     except StartupError as error:
         raise InvalidConfig("config", f"{path}: {error}") from error

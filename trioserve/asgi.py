@@ -46,7 +46,7 @@ class _AppConfig:
 
 
 def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
-    """Make the app; the model is loaded when hypercorn starts it.
+    """Make the app; the model is loaded when hypercorn starts the app.
 
     Args:
       model: as on the command line.
@@ -129,9 +129,9 @@ async def _run_engine(
     except* Exception:
         if not is_serving:
             raise
-        # hypercorn would log the error, go on without an engine, and end with 0 some
-        # day. Nobody restarts a server that looks alive.
-        logger.critical("the engine is dead, so the server ends", exc_info=True)
+        # hypercorn would log the error, go on without an engine, and end with 0 later. A
+        # supervisor would not restart a server that looks alive.
+        logger.critical("the engine failed, so the server ends", exc_info=True)
         logging.shutdown()
         os._exit(3)
 
@@ -164,8 +164,8 @@ async def _cancel_on_next(
 
 @trio.lowlevel.enable_ki_protection
 def _interrupt_hypercorn() -> None:
-    # Only SIGINT stops it gracefully. Without the protection KeyboardInterrupt would be
-    # raised here, in a task that is not hypercorn's.
+    # Only SIGINT stops hypercorn gracefully. Without the protection, KeyboardInterrupt
+    # would be raised here, in a task that is not hypercorn's.
     signal.raise_signal(signal.SIGINT)
 
 

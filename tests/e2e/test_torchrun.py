@@ -119,7 +119,7 @@ def test_two_machines_answer_as_one_does_and_fail_together(
         assert last["error"]["code"] == 500
         codes = cluster.wait(processes)
         assert 0 not in codes
-    assert "StageDied: stage 1 hung up" in cluster.server.read_log()
+    assert "StageDied: stage 1 closed its connection" in cluster.server.read_log()
 
 
 def test_a_stopped_server_waits_for_streams_and_ends_all_stages(
@@ -138,4 +138,4 @@ def test_a_stopped_server_waits_for_streams_and_ends_all_stages(
         # 1 is torchrun's own code after a signal. Its processes ended without errors.
         assert cluster.wait(processes) == (1, 0)
     assert "the engine failed" not in cluster.server.read_log()
-    assert "the engine has hung up, so this stage ends" in log.read_text()
+    assert "the engine closed its connection, so this stage ends" in log.read_text()

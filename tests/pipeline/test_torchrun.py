@@ -188,7 +188,7 @@ async def test_a_stage_that_does_not_come_is_named(
     rendezvous = Rendezvous(listener, num_stages=4, come_seconds=0.3)
     address = find_address(rendezvous, listener)
     stage = await connect_stage(address, make_hello(2))
-    with pytest.raises(StagesNotMet, match="stage 1, stage 3 did not come within"):
+    with pytest.raises(StagesNotMet, match="stage 1, stage 3 did not connect within"):
         await rendezvous.gather()
     stage.close()
     rendezvous.close()

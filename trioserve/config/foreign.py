@@ -89,7 +89,7 @@ _NO_OFFLOAD = (
     "keys and values stay on the device, and preempted sequences are computed again"
 )
 _NO_REVISION = "a hub id is taken at its main revision, so name a folder for another"
-_HUB_FOLDER = "the hub's client keeps models where HF_HOME says"
+_HUB_FOLDER = "HF_HOME sets the folder of the models from the hub"
 _FORMATS = (
     "the format is recognised, and only safetensors, .gguf files and pypi: wheels are "
     "read"
@@ -168,12 +168,12 @@ _EXPLAINED = {
         "wrap the app of trioserve.asgi in a program of your own, and serve that by "
         "hypercorn's command"
     ),
-    "uds": "only TCP is listened on, at --host and --port",
+    "uds": "the server listens on TCP only, at --host and --port",
     "disable-log-requests": _NO_ACCESS_LOG,
     "no-enable-log-requests": _NO_ACCESS_LOG,
     "enable-log-requests": _NO_ACCESS_LOG,
     "disable-uvicorn-access-log": _NO_ACCESS_LOG,
-    "disable-log-stats": "figures are not logged, and GET /metrics has them",
+    "disable-log-stats": "statistics are not logged, and GET /metrics has them",
     "max-log-len": "neither prompts nor answers are logged",
     "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
     # SGLang
@@ -213,7 +213,7 @@ _EXPLAINED = {
     "embedding": "write --task embed",
     "embeddings": "write --task embed",
     "reranking": "write --task classify",
-    "mmproj": "a model that sees has its vision weights in its own folder",
+    "mmproj": "a vision model has its vision weights in its own folder",
     "metrics": "GET /metrics is always there",
 }
 

@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin
 
 from .options import Option
 
-# Where the short lines begin: behind most flags, and with room for them on 80 columns.
+# The column at which the short lines begin: behind most flags, with room for both on 80
+# columns.
 _COLUMN = 34
 
 # Longer lines are hard to read.
@@ -92,7 +93,7 @@ def _describe_value(option: Option) -> str:
 
 
 def _describe_default(option: Option) -> list[str]:
-    """Return the default in brackets; a list of nothing if there is none to tell."""
+    """Return the default in brackets; an empty list if there is none to show."""
     if option.default is None or option.default == ():
         return []
     if isinstance(option.default, bool):

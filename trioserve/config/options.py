@@ -148,7 +148,7 @@ def build_config(
 
 
 def explain_unknown(name: str, known: Mapping[str, Option]) -> str:
-    """Refuse an option by the name that may have been meant; "" if none is similar."""
+    """Return a message with the most similar name; "" if no name is similar."""
     matches = get_close_matches(name.replace("-", "_"), known, n=1)
     if not matches:
         return ""

@@ -1,4 +1,4 @@
-"""The base of both engines: start, end, restart, and the questions that servers ask.
+"""The base of both engines: start, end, restart, and the state that servers read.
 
     TokenEngine    (generation/engine.py)   token ids in, token ids out
     TensorEngine   (pooling/engine.py)      token ids in, tensors out
@@ -111,7 +111,7 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
                 logger.error("the engine failed and starts again", exc_info=True)
             self._requests.pause(EngineRestarting())
             self._forget_jobs()
-            # A fresh one, because the lost work must not count as done.
+            # A new one, because the lost work must not count as done.
             self._pace = Pace()
             assert self._reopen is not None, "without it the failure was raised"
             self._core = await self._reopen()

@@ -77,7 +77,7 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
         return trio.current_time() - self._step_began
 
     def wake(self) -> None:
-        """Wake the loop because there may be work, or because a step is done."""
+        """Wake the loop: there may be work, or a step is done."""
         self._work.set()
 
     async def run(
@@ -105,9 +105,9 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 # Other tasks have their turn, however fast the device is.
                 await trio.lowlevel.checkpoint()
                 continue
-            # New work is planned at once if the device would wait otherwise. But the last
-            # step of the depth is left open: a request that comes a moment later can still
-            # join it, and prompts that come one by one need one step less.
+            # New work is planned at once only if the device would wait otherwise. The
+            # last step of the depth is planned later: a request that comes a moment later
+            # can join it, and prompts that come one by one need one step less.
             self._fill(in_flight, max(1, depth - 1))
             await self._work.wait()
             self._work = trio.Event()

@@ -30,7 +30,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self._requests: set[OpenRequest] = set()
         self._all_closed = trio.Event()
-        # Why no request can be opened: any more, and for now.
+        # Reasons why no request can be opened: for ever, and for now.
         self._end: Exception | None = None
         self._pause: Exception | None = None
 
@@ -86,7 +86,7 @@ class OpenRequests:
         except Exception:
             logger.error("the engine failed", exc_info=True)
             self.close(EngineDied())
-            # Shielded, or a cancellation meanwhile would hide the failure.
+            # Shielded, because a cancellation during this time would hide the failure.
             with trio.move_on_after(FAREWELL_SECONDS, shield=True):
                 await self._wait_all_closed()
             raise

@@ -26,10 +26,10 @@ _Item = tuple[Handle[Any], outcome.Outcome[Any]] | None
 class LocalExecutor(Generic[PlanT, ResultT]):
     """Runs steps in threads, in the order of submission.
 
-    Each stage has one thread for all steps; trio's own threads would change from step to
-    step. GNU OpenMP keeps a team of threads for every thread that ever called it. If all
-    teams together have more threads than there are cores, waiting threads sleep at once:
-    12 tokens of a small encoder then take 9 ms instead of 5.5.
+    Each stage has one thread for all steps; trio's own threads would change from step
+    to step. GNU OpenMP keeps a team of threads for every thread that ever called it. If
+    all teams together have more threads than there are cores, waiting threads do not
+    spin but sleep at once: 12 tokens of a small encoder then take 9 ms instead of 5.5.
 
     Args:
       stages: blocking functions. The first takes the plan, each other takes the output of
@@ -42,7 +42,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     def __init__(self, *stages: Callable[[Any], Any], depth: int = 1) -> None:
         self.depth = depth
         self._stages = stages
-        # Unbounded in type, bounded by the loop, which keeps `depth` steps in flight.
+        # The queues have no limit of their own: the loop keeps at most `depth` steps in
+        # flight.
         self._queues: list[SimpleQueue[_Item]] = [SimpleQueue() for _ in stages]
         # Set in the loop, read in the threads.
         self._is_over = False
@@ -90,7 +91,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
     ) -> None:
         while (item := queue.get()) is not None and not self._is_over:
             handle, given = item
-            # A failure passes through the other stages unchanged, in its turn.
+            # A failure passes through the other stages unchanged, in order of steps.
             if isinstance(given, outcome.Value):
                 given = outcome.capture(stage, given.value)
             put((handle, given))

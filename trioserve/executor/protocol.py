@@ -18,7 +18,7 @@ class StepHandle(Protocol[ResultT]):
     def is_done(self) -> bool: ...
 
     def take(self) -> ResultT:
-        """Return the result of a step that is done, or raise what the step raised."""
+        """Return the result of a step that is done, or raise the error of the step."""
 
 
 class Executor(Protocol[PlanT, ResultT]):

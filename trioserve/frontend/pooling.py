@@ -311,7 +311,7 @@ def _finish(
     tensors: Sequence[TensorBytes],
     finish: Callable[[int, TensorBytes], T],
 ) -> list[tuple[T, int]]:
-    """Average the chunks of each text and convert its tensor; blocking."""
+    """Average the chunks of each text and convert its tensor. Blocking."""
     from ..render.pooling.vectors import average
 
     done = []

@@ -70,8 +70,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
         Raises:
           all errors of TokenEngine.open_stream, and
-          InvalidParameter: the request has a budget and the server no parser of reasoning,
-            or a plug-in refuses its arguments.
+          InvalidParameter: the request has a reasoning budget, but the server has no
+            reasoning parser; or a plug-in refuses its arguments.
         """
         if text.thinking_token_budget is not None:
             if not splits_reasoning:
@@ -106,7 +106,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
     def _make_budget(
         self, prompts: Sequence[Prompt], num_tokens: int
     ) -> ReasoningBudget | None:
-        """Return the limit on the reasoning; None if the prompts have ended it already."""
+        """Return the limit on the reasoning; None if it ends in the prompts already."""
         tags = self.renderer.reasoning
         if tags is None:
             raise InvalidParameter("thinking_token_budget", "needs --reasoning-parser")

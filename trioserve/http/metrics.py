@@ -1,10 +1,10 @@
 """The table of all metrics that GET /metrics shows.
 
 To add a metric, add a row to the table of its source below, and the same row to
-docs/operations.rst. A row names the metric, says what it counts and in which unit, and
-reads it from the source: the statistics() or counters() of a room, or RequestCounts for
-numbers that the HTTP side counts itself. A new source needs its own table; METRICS names
-the table, and _collect reads it.
+docs/operations.rst. A row has the metric's name and meaning with its unit, and reads it
+from the source: the statistics() or counters() of a room, or RequestCounts for numbers
+that the HTTP side counts itself. A new source needs its own table; METRICS lists the
+table, and _collect reads it.
 
 A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's dashboards
 need only another prefix. Metrics of vLLM that this server cannot fill are left out.

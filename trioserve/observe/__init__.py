@@ -1,6 +1,6 @@
 """Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
-It knows trio and prometheus-client. It does not know the names of metrics: they stand in
+It uses trio and prometheus-client. It does not contain the names of metrics: they are in
 the table of http/metrics.py.
 """
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 # In seconds; each bucket includes its bound. Nearly all steps of tasks take less than
-# 0.1 ms, which nobody notices. Everybody notices a second.
+# 0.1 ms, too little to be noticed by users. A second is noticed by all of them.
 BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.25, 0.5, 1.0),

@@ -36,8 +36,8 @@ class Histogram:
     """Counts values by bucket.
 
     prometheus_client's Histogram takes a lock and goes through the buckets one by one,
-    which takes 5 times as long. A streamed chunk cannot afford that. This one belongs to
-    a single thread.
+    which takes 5 times as long: too long for each streamed chunk. Only a single thread
+    may use this class.
 
     Args:
       bounds: upper bounds of the buckets, inclusive, rising.

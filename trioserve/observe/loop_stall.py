@@ -128,9 +128,9 @@ class LoopStall(trio.abc.Instrument):
         self._forget_beginnings()
 
     def _forget_beginnings(self) -> None:
-        # The task that adds or resets an instrument is in the middle of a step, whose end
-        # comes. A duration computed from NaN is NaN, which fails the only comparison on
-        # the quick path.
+        # The task that adds or resets an instrument is in the middle of a step, and the
+        # end of this step will be reported. Its duration is computed from NaN, so it is
+        # NaN, and the only comparison on the quick path is false.
         self._step_began = math.nan
         self._turn_began = math.nan
 

@@ -1,4 +1,4 @@
-"""The speed of work, from which a refused client learns when to try again."""
+"""The speed of work, which gives refused clients the time of their next try."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_SECONDS = 60
 
 
 class Pace:
-    """Measures how fast held work gets done.
+    """Measures the speed at which held work is done.
 
     Time without work does not count. Callers pass the time, in seconds.
     """
@@ -35,7 +35,7 @@ class Pace:
     def estimate_seconds(self, now: float, amount: float) -> int:
         """Return the time that an amount of work takes: 1 to 60 seconds.
 
-        A client that tries again after it finds the work done that waits now.
+        If a client tries again after this time, the work that waits now is done.
         """
         self._advance(now)
         # Before the first work is done, the estimate counts it as done now.

@@ -7,5 +7,5 @@
     executor      PipelineExecutor: submits steps to all stages
     messages      the messages between the engine and a stage
 
-The layers themselves are the concern of model/stages/.
+model/stages/ has the layers themselves.
 """

@@ -38,9 +38,9 @@ class StagePeer:
     """The connection to a stage.
 
     Args:
-      name: for people, such as "stage 1".
-      stream: to its process.
-      describe_end: says how the process ended, after it has hung up.
+      name: for messages, such as "stage 1".
+      stream: the connection to its process.
+      describe_end: describes the end of the process after it has closed the connection.
     """
 
     name: str
@@ -142,8 +142,8 @@ class PipelineExecutor:
             began = trio.current_time()
             await trio.sleep(_WATCH_SECONDS)
             now = trio.current_time()
-            # This process did not run for a while. It has yet to read the messages that
-            # came meanwhile, so silence means nothing now.
+            # This process did not run for a while. Messages that came in this time have
+            # not been read yet, so silence means nothing now.
             if now - began > 2 * _WATCH_SECONDS:
                 continue
             for name, heard_at in self._heard_at.items():

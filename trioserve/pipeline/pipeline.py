@@ -80,7 +80,7 @@ async def open_pipeline(config: EngineConfig) -> AsyncIterator[Pipeline]:
 async def load_stages(
     config: EngineConfig, stages: tuple[StartedStage, ...]
 ) -> Pipeline:
-    """Let freshly started stages load the model.
+    """Let newly started stages load the model.
 
     Raises:
       StartupError, StageDied
@@ -147,7 +147,7 @@ def _check_alike(first: StageLoaded, other: StageLoaded, name: str) -> None:
 async def _for_each(
     stages: Sequence[StagePeer], ask: Callable[[StagePeer], Awaitable[None]]
 ) -> None:
-    """Ask all stages at the same time; the first failure ends the others."""
+    """Run a call for all stages at the same time; the first failure ends the others."""
     failure: Exception | None = None
     try:
         async with trio.open_nursery() as nursery:

@@ -6,13 +6,13 @@
 
 After that, both exchange the same messages as with a child process (messages.py).
 
-torch's TCPStore, which torchrun runs, carries the address. It cannot carry the messages:
-it has only blocking reads of single values, and notices no process that ends. So each
-stage needs a connection of its own, and the rest of this module makes those.
+torch's TCPStore, which torchrun runs, holds the address. It is not suited to messages:
+it has only blocking reads of single values, and does not report that a process has
+ended. So each stage needs its own connection; the rest of this module makes those.
 
-A stage shows in its hello the secret that is in the store beside the address. The engine
-hangs up on stray connections and on stages of another run. The secret keeps no attacker
-out, because the store tells it to everybody.
+A hello contains the secret that the store holds beside the address. So the engine can
+close stray connections and those of stages of another run. The secret does not protect
+from attackers, because everybody can read the store.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .torchrun import Torchrun
 
 logger = logging.getLogger(__name__)
 
-# The time for all stages to come after the engine listens. torchrun starts all processes
-# together, and they import torch, which takes seconds, or much longer from a slow disk.
+# The time for all stages to connect after the engine listens. torchrun starts all
+# processes together, and they import torch: seconds, or much longer from a slow disk.
 _COME_SECONDS = 300.0
 
 # The time for the few bytes of a hello.
@@ -64,7 +64,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first message of a stage. Its size is fixed, and it is read before all else.
+    """The first message of a stage. Its size is fixed.
 
     Args:
       stage: from 1, because the engine starts the first one itself.
@@ -78,7 +78,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConnection:
-    """A stage that has said hello."""
+    """The connection to a stage, after its hello."""
 
     hello: Hello
     sock: trio.socket.SocketType
@@ -91,7 +91,7 @@ class Rendezvous:
       listener: where the stages connect.
       num_stages: all stages; the first one is a child process and does not connect.
       come_seconds: time for all stages to connect.
-      hello_seconds: time for each stage to say hello after it has connected.
+      hello_seconds: time for each stage to send its hello after it has connected.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Rendezvous:
         self._waiting = trio.CancelScope()
 
     async def gather(self) -> tuple[StageConnection, ...]:
-        """Wait for all stages, which come in any order; returns them by their number.
+        """Wait for all stages, in any order; returns them in order of their numbers.
 
         Raises:
-          StagesNotMet: a stage does not come.
+          StagesNotMet: a stage does not connect.
         """
         with trio.move_on_after(self._come_seconds) as self._waiting:
             async with trio.open_nursery() as nursery:
@@ -124,7 +124,9 @@ class Rendezvous:
         missing = sorted({*range(1, self._num_stages)} - {*self._connections})
         if missing:
             stages = ", ".join(f"stage {stage}" for stage in missing)
-            raise StagesNotMet(f"{stages} did not come within {self._come_seconds:g} s")
+            raise StagesNotMet(
+                f"{stages} did not connect within {self._come_seconds:g} s"
+            )
         return tuple(self._connections[stage] for stage in sorted(self._connections))
 
     def close(self) -> None:
@@ -140,11 +142,11 @@ class Rendezvous:
                 hello = await _receive_hello(sock, self.secret)
             if hello is None or not self._is_expected(hello):
                 logger.warning(
-                    "hung up on a peer that is not one of the awaited stages"
+                    "closed the connection of a peer that is not an awaited stage"
                 )
                 return
             hanging_up.pop_all()
-        logger.info("stage %s has come", hello.stage)
+        logger.info("stage %s has connected", hello.stage)
         _notice_loss(sock)
         self._connections[hello.stage] = StageConnection(hello=hello, sock=sock)
         if len(self._connections) == self._num_stages - 1:
@@ -183,7 +185,7 @@ async def open_stage_connections(
 
 
 async def join_engine(torchrun: Torchrun) -> trio.socket.SocketType:
-    """Wait for the engine, connect to it and say hello.
+    """Wait for the engine, connect to it and send a hello.
 
     Raises:
       StagesNotMet
@@ -232,7 +234,7 @@ async def _listen(host: str) -> trio.SocketListener:
 
 
 async def _receive_hello(sock: trio.socket.SocketType, secret: bytes) -> Hello | None:
-    """Read the first message of a peer; None if it is no hello with the secret."""
+    """Read the first message of a peer; None if it is not a hello with the secret."""
     data = b""
     while len(data) < _HELLO.size:
         try:
@@ -251,7 +253,7 @@ async def _receive_hello(sock: trio.socket.SocketType, secret: bytes) -> Hello |
 
 
 def _notice_loss(sock: trio.socket.SocketType) -> None:
-    """Let the system notice if the other machine is gone and can close nothing."""
+    """Let the system detect a lost machine, which cannot close its connections."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)

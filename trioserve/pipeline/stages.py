@@ -44,7 +44,7 @@ async def open_stages(
 
     Raises:
       InvalidConfig: torchrun has started a different number of processes.
-      StagesNotMet: a stage did not come.
+      StagesNotMet: a stage did not connect.
     """
     torchrun = find_torchrun()
     async with AsyncExitStack() as stack:
@@ -134,7 +134,7 @@ def _make_peer(connection: StageConnection) -> StagePeer:
 
     async def describe_end() -> str:
         await trio.lowlevel.checkpoint()
-        return f"{name} hung up"
+        return f"{name} closed its connection"
 
     stream = MessageStream[Any](connection.sock, receives=FromStage)
     return StagePeer(name=name, stream=stream, describe_end=describe_end)

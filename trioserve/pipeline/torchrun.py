@@ -25,8 +25,8 @@ LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}
 # agent is gone, too.
 _CONNECT_SECONDS = 60.0
 
-# To wait for another process. It may download a model first. If it fails, the store ends
-# with it, and so does the wait.
+# The wait for another process, which may download a model first. If that process fails,
+# the store ends with it, and so does the wait.
 _READ_SECONDS = 86400.0
 
 
@@ -51,7 +51,7 @@ class Torchrun:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """Whether all processes are on this machine, as far as the environment tells."""
+        """Whether all processes are on this machine, according to the environment."""
         is_loopback = self.master_addr in (LOOPBACK, "localhost")
         return is_loopback or self.local_world_size == self.world_size
 

@@ -3,7 +3,7 @@
     open_child       starts `python -m MODULE` and ends it, whatever happens
     run_as_child     the entry of such a module
     run_with_parent, serve_peer    its two halves, for a process that torchrun starts
-    beat             sends a sign of life again and again
+    beat             sends a sign of life every second
     MessageStream    msgspec structs both ways, tensors through shared memory
 
 It knows no engine and no device. Nothing is pickled: messages hold data alone.

@@ -50,19 +50,19 @@ class Child:
         )
 
     async def describe_end(self) -> str:
-        """Wait for the end of a process that has hung up; return a sentence about it."""
+        """Wait until a process with a closed connection ends; describe its end."""
         code = None
         with trio.move_on_after(_HANG_UP_SECONDS):
             code = await self.wait()
         if code is None:
             await self.kill()
-            return f"{self.name} closed its connection and went on"
+            return f"{self.name} closed its connection but did not end"
         if code < 0:
             return f"{self.name} was ended by {signal.Signals(-code).name}"
         return f"{self.name} ended with the exit code {code}"
 
     async def kill(self) -> None:
-        """End it now; it has nothing to put in order."""
+        """End it now; it has nothing to clean up."""
         self._process.kill()
         await self.wait()
 
@@ -106,8 +106,8 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """Start a process in this thread; trio would start it in another one.
 
-    The process shall die with its parent. For the system the parent is a thread, and the
-    threads of trio end when they have been idle for a while.
+    The system must end the process with its parent. For the system the parent is a
+    thread, and trio's threads end when they have been idle for a while.
     """
     return subprocess.Popen(
         [

@@ -3,9 +3,10 @@
     | length, 4 bytes | descriptors, 1 byte | MessagePack |
                         0, or 1: memory with the message's tensors comes along
 
-Large tensors go through anonymous shared memory (memfd_create), whose descriptor is sent
-along. The memory has no name, so nobody has to remove it. The system frees it when both
-processes have closed it or were killed, even if the descriptor was still on its way.
+Large tensors go through anonymous shared memory (memfd_create), and its descriptor is
+sent with the message. The memory has no name, so no process has to remove it. The system
+frees it when both processes have closed it or were killed, even if the descriptor was
+never received.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class PackedMessage:
 
 
 def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
-    """Encode a message; in another thread than the loop's if tensors are large.
+    """Encode a message. If its tensors are large, call this in another thread.
 
     Args:
       shares_memory: the receiver is on this machine.

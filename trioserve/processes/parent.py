@@ -80,7 +80,7 @@ async def beat(tell: Callable[[], None]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the system to kill this process when the one that started it ends."""
+    """Let the system kill this process when the process that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before the request.
     if os.getppid() != parent:
@@ -91,7 +91,7 @@ class _DrivingStream(MessageStream[Any]):
     """A stream to the process for which this one exists.
 
     Args:
-      farewell: logged at the end, if nobody else reports it.
+      farewell: a message for the log at the end; None if another process reports it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _DrivingStream(MessageStream[Any]):
         try:
             await super()._fill(num_bytes)
         except PeerGone:
-            # The other process has left, so this one ends.
+            # The other process has closed the connection, so this one ends.
             if self._farewell is not None:
                 logger.info("%s", self._farewell)
             os._exit(0)
@@ -117,7 +117,7 @@ async def serve_peer(
     receives: Any,
     farewell: str | None = None,
 ) -> None:
-    """Run a function for another process; end this process when that one hangs up.
+    """Run a function for another process; end this process with the connection.
 
     Args:
       main: receives all the time, so that it notices a closed connection.

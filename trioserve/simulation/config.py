@@ -105,7 +105,7 @@ class SimulateConfig:
         return self.pipeline_parallel_size + self.async_scheduling
 
     def seconds_of(self, num_tokens: int) -> float:
-        """Return what the whole model takes for a step."""
+        """Return the time that the whole model takes for a step."""
         return self.step_seconds + self.token_seconds * num_tokens
 
     def _check_weights(self) -> None:

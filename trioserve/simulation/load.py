@@ -17,7 +17,7 @@ from .config import SimulateConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A request, of which only the arrival and the sizes are known.
+    """The arrival and the sizes of a request.
 
     Args:
       arrival_seconds: after the start.

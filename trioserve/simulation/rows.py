@@ -1,8 +1,8 @@
 """The row of one stage in the picture.
 
-Steps that are too narrow for a bar are drawn as columns of pixels. Each column has the
-mixed colour of its steps. Narrow bars would consist of edges alone; without edges they
-would be rounded to whole pixels, some to no pixel and some to two.
+Steps that are too narrow for a bar are drawn as columns of pixels, and each column has
+the mixed colour of its steps. Narrow bars would show only their edges; without edges
+they would be rounded to whole pixels: some to none and some to two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTH_INCHES = 14.0
 ROW_INCHES = 0.55
 DOTS_PER_INCH = 130
 BAR_HEIGHT = 0.8
-# Four pixels: in a narrower bar, edges could not be told from its colour.
+# Four pixels: in a narrower bar, the edges would hide the colour.
 _MIN_BAR_POINTS = 2.0
 _EDGE_POINTS = 0.4
 # Edges of more than a sixth of a bar would make its colour pale.

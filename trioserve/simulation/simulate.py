@@ -26,8 +26,8 @@ from .pipeline import EveryStepTransfers, PipelineSimulator, PipelineTimes
 from .report import Report, RequestRecord, make_report
 from .timeline import check_matplotlib, draw_timeline
 
-# Every message is checked when it comes, but a message that never comes would be waited
-# for without end. No simulation takes so many seconds: thirty years.
+# Every message is checked when it comes, but the wait for a message that never comes
+# would have no end. No simulation takes so many seconds: thirty years.
 _NEVER_SECONDS = 1e9
 
 
@@ -98,8 +98,8 @@ async def open_simulated_engine(
 
     Args:
       step: returns the result of a plan; by default a FakeDevice does.
-      prefix_caching: as in Scheduler; off, because a trace does not tell what its prompts
-        have in common.
+      prefix_caching: as in Scheduler; by default off, because a trace does not contain
+        the text of its prompts.
     """
     pipeline = PipelineSimulator(
         step or _make_step(config.block_size),
@@ -188,8 +188,8 @@ async def play(
 ) -> list[RequestRecord]:
     """Open requests at their arrival times; returns when all of them have ended.
 
-    trio runs the tasks of an instant in any order. So that a load is played the same way
-    every time, this one task opens all requests, after all other tasks of the instant.
+    trio runs the tasks of an instant in any order. A load must be played the same way
+    every time, so one task opens all requests, after all other tasks of the instant.
 
     Args:
       requests: by arrival; request k samples with the seed k.

@@ -22,7 +22,7 @@ def bind_address(config: BindConfig) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it: a token must not wait for the next one.
+        # Accepted sockets inherit this option: a token must not wait for the next one.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((config.host, config.port))
     # Python raises TypeError for a name that it cannot encode for a resolver.

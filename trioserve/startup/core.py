@@ -69,8 +69,8 @@ def _find_for_pipeline(
 ) -> tuple[Source, tuple[type[LogitsProcessor], ...]]:
     """Find the model and the plug-ins for the engine of a pipeline.
 
-    The stages find out the task of the model, and refuse the model if they must. So this
-    process needs no torch, which takes seconds and hundreds of megabytes.
+    The stages find out the task of the model, and refuse unsupported models. So this
+    process does not import torch, which takes seconds and hundreds of megabytes.
     """
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)

@@ -20,7 +20,7 @@ from .loaded import LoadedCore
 
 
 async def main(stream: MessageStream[Any]) -> None:
-    """Load the model that the other process names, and serve it."""
+    """Load the model of the first message, and serve it."""
     begin = await stream.receive()
     assert isinstance(begin, StartEngine), "StartEngine comes first"
     set_up_logging(begin.log_level)

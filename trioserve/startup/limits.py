@@ -25,7 +25,7 @@ def check_room(
     """Refuse a KV cache that is too small, before weights are read.
 
     Args:
-      outline: None means that only the loaded model can tell; nothing is checked then.
+      outline: None if only the loaded model has these facts; nothing is checked then.
       num_sharing: as in model.count_blocks.
 
     Raises:
@@ -42,7 +42,7 @@ def check_room(
 
 
 def limit_length(info: ModelInfo, config: EngineConfig, num_blocks: int) -> ModelInfo:
-    """Limit sequences to the KV cache: a longer one would wait for itself forever."""
+    """Limit sequences to the KV cache: a longer one would wait for blocks forever."""
     _check_length(config, num_blocks)
     room = num_blocks * config.cache.block_size
     return replace(info, max_model_len=min(info.max_model_len, room))

@@ -1,7 +1,7 @@
 """A running engine, opened from a configuration: the door for programs that embed us.
 
-It installs no signal handler and changes nothing global. It starts no child process unless
-it is asked to. Everything that it starts has ended when its block is left.
+It installs no signal handler and changes nothing global. It starts child processes only
+if an option says so. Everything that it starts has ended when its block is left.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def open_engine(
     Raises:
       StartupError: the model cannot be found, read or run, it does not generate, or an
         option is wrong.
-      errors.EngineDied: the engine failed; __cause__ tells why.
+      errors.EngineDied: the engine failed; __cause__ has the reason.
       ExceptionGroup: the engine failed, and the block raised another error. An error of
         the block passes unchanged while the engine is well.
     """
@@ -236,5 +236,5 @@ def _make_config(
         return build_config(EngineConfig, {"model": model, **options})
     if options:
         names = ", ".join(options)
-        raise TypeError(f"options belong into the EngineConfig: {names}")
+        raise TypeError(f"options must be in the EngineConfig: {names}")
     return model

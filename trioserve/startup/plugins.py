@@ -95,7 +95,8 @@ def _check(found: object) -> Found:
     """Return a plug-in that requests can name.
 
     Raises:
-      ValueError: it is none; the message continues a sentence that begins with its name.
+      ValueError: it is not a plug-in; the message continues a sentence that begins with
+        its name.
     """
     if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
         raise ValueError("is no subclass of trioserve.LogitsProcessor")

@@ -99,7 +99,7 @@ class Server:
     async def _serve_http(
         self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        # It logs the address, too, and has no option against that.
+        # hypercorn logs the address, too, and has no option to turn that off.
         logging.getLogger("hypercorn.error").addFilter(_is_no_address)
         await hypercorn.trio.serve(
             create_http_app(self._state),

@@ -18,7 +18,8 @@ _WORDS = (
     "out of memory",
 )
 
-# A message for a limit of threads, too. It means memory if the process has such a limit.
+# A limit of threads has this message, too. It is about memory if the process has a limit
+# of memory.
 _WORDS_IF_LIMITED = ("can't start new thread",)
 
 
@@ -59,7 +60,7 @@ def _find_shortage(error: BaseException | None, *, is_limited: bool) -> str | No
 
 def _read_shortage(error: BaseException, words: tuple[str, ...]) -> str | None:
     """Return the line of an error that is about memory, or None."""
-    # The system's errors have a number, and name a file that may be called anything.
+    # The system's errors have a number. The words may be part of a file's name in them.
     if isinstance(error, OSError) and error.errno is not None:
         return str(error) if error.errno == errno.ENOMEM else None
     for line in str(error).splitlines():

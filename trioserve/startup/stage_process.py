@@ -73,7 +73,7 @@ async def serve_stage(
     """
     begin = await stream.receive()
     assert isinstance(begin, LoadStage), "LoadStage comes first"
-    # A stage that torchrun has started has logged before, without knowing the level.
+    # A stage that torchrun has started has logged before, with the default level.
     set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
         stage = await _work(partial(_load, begin, links_type), stream)
@@ -91,7 +91,7 @@ async def serve_stage(
 
 
 async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
-    """Do long work in a thread; end the process if the engine ends meanwhile."""
+    """Do long work in a thread; end the process if the engine ends during the work."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.listen)
         result = await outcome.acapture(run_in_fresh_thread, work)
@@ -100,12 +100,12 @@ async def _work(work: Callable[[], T], stream: MessageStream[Any]) -> T:
 
 
 def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
-    """Be the stage of this process's rank: join the engine and end with it.
+    """Run the stage of this process's rank: join the engine and end with it.
 
-    Exit codes: 0 when the engine has hung up, for whatever reason; 2 if there is none.
+    Exit codes: 0 when the engine has closed the connection; 2 if there is no engine.
     """
     set_up_logging(log_level, origin=f"stage {torchrun.rank}")
-    # Before there is an engine nothing has to be put in order, so a signal may kill.
+    # Before the stage joins an engine, nothing has to be cleaned up: a signal may kill.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if torchrun.is_on_one_machine:
@@ -123,7 +123,7 @@ def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
             serve_stage,
             sock,
             receives=ToStage,
-            farewell="the engine has hung up, so this stage ends",
+            farewell="the engine closed its connection, so this stage ends",
         )
 
     run_with_parent(join, parent=os.getppid())
@@ -134,9 +134,9 @@ class _Stage:
     """A loaded stage.
 
     Args:
-      listener: where the first stage waits for the others; None elsewhere.
+      listener: the socket where the first stage waits for the others; None elsewhere.
       links_type: as in serve_stage.
-      held: what is never left, because the process ends with it.
+      held: a stack of contexts that end only with the process.
     """
 
     begin: LoadStage

@@ -14,10 +14,10 @@ from .stopping import stopped_by
 
 T = TypeVar("T")
 
-# The time that unwanted work has to end when the block is left. Work that loads a model
+# The time for unfinished work to end when the block is left. Work that loads a model
 # checks at each call of torch: on a CPU, a model of 135M parameters took 0.2 s at most
-# between two checks. An import cannot be stopped and may take several seconds. Waiting for
-# it would make a cancellation slow, and would free no memory.
+# between two checks. An import cannot be stopped and may take several seconds. To wait
+# for it would make a cancellation slow, and would free no memory.
 _STOP_SECONDS = 1.0
 
 
@@ -34,19 +34,19 @@ class FreshThread(Generic[T]):
         self._is_unwanted = threading.Event()
         self._is_over = trio.Event()
         self._outcome: outcome.Outcome[T]
-        # Not a daemon: the interpreter waits for it before it ends. CPython before 3.14
-        # ends daemons by unwinding their stacks when they ask for the GIL, which torch's
-        # C++ and tokenizers' Rust answer by ending the process: "terminate called
+        # Not a daemon, so the interpreter waits for the thread before it ends. CPython
+        # before 3.14 ends a daemon by unwinding its stack when it takes the GIL. In
+        # torch's C++ and tokenizers' Rust that ends the process: "terminate called
         # without an active exception", exit code 134.
         threading.Thread(target=self._run, name="trioserve loads a model").start()
 
     async def wait(self) -> T:
-        """Return what the work returns, or raise what it raises."""
+        """Return the result of the work, or raise its error."""
         await self._is_over.wait()
         return self._outcome.unwrap()
 
     async def stop(self) -> None:
-        """Ask the work to end, and wait for its end."""
+        """Tell the work to end, and wait for its end."""
         self._is_unwanted.set()
         await self._is_over.wait()
 
@@ -56,7 +56,7 @@ class FreshThread(Generic[T]):
         # The result of unwanted work may be half a model.
         if not self._is_unwanted.is_set():
             self._outcome = result
-        # The event loop may have ended meanwhile.
+        # The event loop may have ended before the work.
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._is_over.set)
 

@@ -1,4 +1,4 @@
-"""Work in a thread that ends early once nobody wants its result.
+"""Work in a thread that ends early if its result is no longer needed.
 
 A thread cannot be ended from outside, so the work checks a flag now and then. fresh_thread.py
 sets the flag.
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Stopped(BaseException):
-    """Raised in work that nobody wants any more.
+    """Raised in work whose result is no longer needed.
 
     It is no Exception, so that code that reports broken files as errors lets it pass.
     """
@@ -41,11 +41,11 @@ def stopped_by(flag: threading.Event) -> Iterator[None]:
 
 
 def check_stopped() -> None:
-    """Ask whether this thread's work is still wanted; cheap.
+    """Check whether the result of this thread's work is still needed; cheap.
 
     Raises:
-      Stopped: it is not. Never while a module is imported, because many modules (torch's
-        among them) cannot be imported again after half an import.
+      Stopped: it is not needed. This is never raised while a module is imported, because
+        many modules (torch's among them) cannot be imported again after half an import.
     """
     flag = _current.flag
     if flag is not None and flag.is_set() and not _is_importing(sys._getframe()):

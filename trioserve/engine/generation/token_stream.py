@@ -88,7 +88,7 @@ class TokenStream:
         if delta.token_ids:
             self.phase = "decode"
         elif not delta.prompt_logprobs:
-            # It is empty: a step with the sequence has begun.
+            # An empty delta reports that a step with the sequence has begun.
             if self.phase == "queue":
                 self.phase = "prefill"
                 self.started_at = trio.current_time()

@@ -95,7 +95,7 @@ class LocalPoolingCore:
         self._loop.wake()
 
     def abort(self, jobs: Collection[JobId]) -> None:
-        # Unknown jobs have their results.
+        # Unknown jobs have their results already.
         known = [self._jobs.pop(job) for job in jobs if job in self._jobs]
         for job in known:
             del self._ids[job]
