@@ -58,8 +58,8 @@ __all__ = [
     "open_pooling_engine",
 ]
 
-# The modules of the public names. Each is imported at its first use: to import all takes
-# a third of a second, during which the command could not react to an interrupt.
+# The modules of the public names. Each is imported at its first use: to import all
+# takes a third of a second, during which the command could not react to an interrupt.
 _HOMES = {
     "config": (
         "CacheConfig",

@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _die_of_interrupts() -> None:
     """Let SIGINT end the process at once, as SIGTERM does, unless it has a handler.
 
-    Python would raise KeyboardInterrupt in the middle of an import. Before and after the
-    time in which the server handles signals, there is nothing to clean up.
+    Python would raise KeyboardInterrupt in the middle of an import. Before and after
+    the time in which the server handles signals, there is nothing to clean up.
     """
     # Scripts start background processes that ignore the signal. This must not change.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

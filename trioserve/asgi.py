@@ -129,8 +129,8 @@ async def _run_engine(
     except* Exception:
         if not is_serving:
             raise
-        # hypercorn would log the error, go on without an engine, and end with 0 later. A
-        # supervisor would not restart a server that looks alive.
+        # hypercorn would log the error, go on without an engine, and end with 0 later.
+        # A supervisor would not restart a server that looks alive.
         logger.critical("the engine failed, so the server ends", exc_info=True)
         logging.shutdown()
         os._exit(3)

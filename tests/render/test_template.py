@@ -188,7 +188,7 @@ async def test_earlier_calls_come_in_the_form_that_the_template_reads(
         (STRINGS, call(), "has no place for calls"),
         (STRINGS, call("so"), "has no place for calls"),
         (TEXT_CALLS, call("so"), "no place for calls in a message with content"),
-        (ONE_CALL, call(None, CALL, CALL), "a place for one call"),
+        (ONE_CALL, call(None, CALL, CALL), "a place for only one call"),
         (CALLS_OF_TOOLS, call(), "has no place for calls"),
     ],
 )

@@ -100,7 +100,8 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
     else:
         assert printed == (
             "cannot find the model 'org/tiny': it is neither a local folder nor in the "
-            "Hugging Face cache, and HF_HUB_OFFLINE is set, so the hub is not asked\n"
+            "Hugging Face cache, and HF_HUB_OFFLINE is set, so the hub is not "
+            "contacted\n"
         )
 
 

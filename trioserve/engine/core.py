@@ -35,7 +35,7 @@ class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
         """
 
     def statistics(self) -> StatisticsT:
-        """Return what is held at this moment."""
+        """Return the present state."""
 
     def counters(self) -> CountersT:
         """Return the counts since the start."""

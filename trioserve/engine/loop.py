@@ -106,8 +106,8 @@ class StepLoop(Generic[PlanT, ResultT, OutputsT]):
                 await trio.lowlevel.checkpoint()
                 continue
             # New work is planned at once only if the device would wait otherwise. The
-            # last step of the depth is planned later: a request that comes a moment later
-            # can join it, and prompts that come one by one need one step less.
+            # last step of the depth is planned later, so that requests of the next
+            # moment can join it: prompts that come one by one need one step less.
             self._fill(in_flight, max(1, depth - 1))
             await self._work.wait()
             self._work = trio.Event()

@@ -18,7 +18,7 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 
 class HasPhase(Protocol):
-    """An object that knows the phase of a request."""
+    """An object with the phase of a request."""
 
     @property
     def phase(self) -> Phase: ...

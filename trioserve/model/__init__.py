@@ -4,8 +4,8 @@ This room knows torch and transformers. It does not know requests, text, threads
 It runs any decoder that transformers builds. A function over a paged cache replaces the
 model's attention (attention/); everything else is transformers' own. Prompts may hold
 vectors besides tokens (inputs/): either vectors that came with the request, or vectors
-that the model's own encoder makes of an image (loading/vision.py lists the models that
-see).
+that the model's own encoder makes of an image (loading/vision.py lists the models with
+such an encoder).
 
 A model may be spread over processes; stages/ runs one part of it.
 

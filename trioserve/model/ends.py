@@ -1,9 +1,9 @@
-"""The two ends of a step: what the layers read, and what becomes of their output.
+"""The two ends of a step: the input of the layers, and the use of their output.
 
     reader  -- token ids, vectors -->  layers  -- logits -->  writer
 
 A whole model reads tokens and samples tokens. A stage of a pipeline receives and sends
-instead, at one end or at both (stages/ends.py). The runner knows only these protocols.
+instead, at one end or at both (stages/ends.py). The runner uses only these protocols.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StepWriter(Protocol):
         """Take the sampling parameters of a sequence, in place of its slot's former one."""
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
-        """Return the tokens whose logits a step needs; no stage but the last needs any."""
+        """Return the tokens whose logits a step needs: none except in the last stage."""
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         """Use the output of a step.

@@ -75,8 +75,8 @@ class ModelRunner:
       max_model_len: tokens of prompt and output that a slot can hold.
       logits_processors: plug-ins that sequences may name; no stage but the last one of a
         pipeline needs them.
-      ends: what a step begins and ends with, if the model is a stage of a pipeline; a
-        whole model reads tokens and samples.
+      ends: the two ends of a step, if the model is a stage of a pipeline; by default a
+        step reads tokens and samples.
 
     Raises:
       InvalidConfig: a plug-in cannot be made.

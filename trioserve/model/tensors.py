@@ -49,8 +49,8 @@ def read_tensor(tensor: TensorBytes) -> Tensor:
 def read_rows(tensor: TensorBytes, begin: int, end: int) -> Tensor:
     """Make a tensor of the rows [begin, end) from a tensor's bytes, by a copy.
 
-    A view would not do, because the bytes may be read-only or shared. numpy makes the
-    copy, because it releases the interpreter's lock meanwhile.
+    A view is not possible, because the bytes may be read-only or shared. numpy makes
+    the copy, because it releases the interpreter's lock during the copy.
     """
     dtype: torch.dtype = getattr(torch, tensor.dtype)
     row_shape = tensor.shape[1:]

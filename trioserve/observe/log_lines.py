@@ -39,8 +39,8 @@ class LineFormatter(logging.Formatter):
 def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -> None:
     """Let the root logger write to stderr, unless it has been set up before.
 
-    For our own processes. It also disables the progress bars of Hugging Face's libraries,
-    which read the variable when they are imported.
+    For our own processes. It also disables the progress bars of Hugging Face's
+    libraries, which read the variable when they are imported.
 
     Args:
       level: as in logging.

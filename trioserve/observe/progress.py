@@ -64,7 +64,7 @@ def describe_progress(task: str, seconds: float, num_bytes: int | None) -> str:
 
 
 def _measure(folder: Path) -> int:
-    """Return the bytes of all files below a folder, which may change during the call."""
+    """Return the bytes of all files below a folder; files may come and go."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -16,8 +16,8 @@ def prepare_interpreter() -> None:
     # With the default of 5 ms a thread in pure Python delays the event loop seven times
     # as long.
     sys.setswitchinterval(0.0005)
-    # The collector would repeatedly search objects that live as long as the process. That
-    # takes a seventh of the start.
+    # The collector would repeatedly search objects that live as long as the process.
+    # That takes a seventh of the start.
     gc.disable()
 
 

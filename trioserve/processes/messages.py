@@ -4,9 +4,9 @@
                         0, or 1: memory with the message's tensors comes along
 
 Large tensors go through anonymous shared memory (memfd_create), and its descriptor is
-sent with the message. The memory has no name, so no process has to remove it. The system
-frees it when both processes have closed it or were killed, even if the descriptor was
-never received.
+sent with the message. The memory has no name, so no process has to remove it. The
+system frees it when both processes have closed it or were killed, even if the
+descriptor was never received.
 """
 
 from __future__ import annotations

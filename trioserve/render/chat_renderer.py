@@ -1,7 +1,7 @@
 """Conversations to text: checked messages, then the chat template, in a bounded time.
 
 Both renderers, of models that generate and of models that pool, render their
-conversations here. What they do before and after the template is a `ChatSteps`.
+conversations here. A `ChatSteps` has their own steps before and after the template.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sans-I/O: no trio, no torch, no clock, no logging. Every decision is a value, so tests run
 through a thousand steps in a millisecond. The scheduler knows sequences, blocks and
-budgets; it knows no requests, no clients and no text, and not the time.
+budgets. It does not know requests, clients, text or the time.
 
 The doors are Scheduler, and PoolingScheduler for models that read each input in one step.
 Both have the methods add, abort, schedule, update and statistics.

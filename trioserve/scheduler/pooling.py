@@ -1,11 +1,11 @@
 """The planning of steps of pooling models: whole inputs, in turns, up to a budget.
 
-An input is one pass of the model, so it owns no blocks and is never resumed. Only the order
-is left to decide. Requests differ in size by a factor of thousands. First come, first served
-would let one question wait for a whole library of documents; so requests share the device
-by *fair queueing*. The clock counts the tokens that were read. A new request has its turn
-at once. After an input of 512 tokens beside two other requests it has its next turn
-3 * 512 tokens later.
+An input is one pass of the model, so it owns no blocks and is never resumed. The
+scheduler only decides the order. Requests differ in size by a factor of thousands.
+First come, first served would let one question wait for a whole library of documents;
+so requests share the device by *fair queueing*. The clock counts the tokens that were
+read. A new request has its turn at once. After an input of 512 tokens beside two other
+requests it has its next turn 3 * 512 tokens later.
 
     clock       0       512     521    1033
     request A   |  512  |       |  512  |  512  | ...
@@ -71,7 +71,7 @@ class PoolingJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingStatistics:
-    """What is held at this moment; equal to a fresh scheduler's when all is done.
+    """The present state; equal to a fresh scheduler's when all is done.
 
     Args:
       num_running: inputs of steps in flight.

@@ -13,8 +13,9 @@ The coefficients minimise the squared relative errors of past steps. Each step c
 less than the one after it. Three rules make the predictions robust:
 
 * No coefficient is negative: more work never saves time.
-* A step that took much longer than predicted counts as twice the prediction. If another
-  program had the CPU, that is enough; otherwise the next steps repeat the lesson.
+* A step that took much longer than predicted counts as twice the prediction. So a step
+  that lost the CPU to another program changes little. If steps really cost more, the
+  next ones raise the prediction again.
 * Predictions are multiplied by the recent slowness: the ratio of measured to predicted time
   of the last few steps. On a shared CPU many steps in a row are slow.
 
@@ -64,7 +65,7 @@ _MIN_SQUARES = 1e-12
 
 @dataclass(slots=True)
 class StepSize:
-    """The work of a step, as far as its duration depends on it."""
+    """The part of a step's work that determines its duration."""
 
     num_rows: int = 0
     num_tokens: int = 0

@@ -90,7 +90,7 @@ def _is_echo(error: Exception) -> bool:
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """Take an error out of groups with one member, which the engine's nurseries make."""
+    """Take an error out of the groups of one member that the nurseries make."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -28,7 +28,8 @@ class LoadedCore:
 def fingerprint_model(folder: Path, dtype: str) -> str:
     """Return a name that changes if the same request may get another answer.
 
-    It depends on the version of the code, the model's files and the type of its numbers.
+    It depends on the version of the code, the model's files and the type of its
+    numbers.
     """
     parts = blake2b(digest_size=6)
     for path in sorted(folder.iterdir()):

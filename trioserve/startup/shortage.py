@@ -18,8 +18,8 @@ _WORDS = (
     "out of memory",
 )
 
-# A limit of threads has this message, too. It is about memory if the process has a limit
-# of memory.
+# A limit of threads has this message, too. It is about memory if the process has a
+# limit of memory.
 _WORDS_IF_LIMITED = ("can't start new thread",)
 
 

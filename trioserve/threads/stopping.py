@@ -44,8 +44,9 @@ def check_stopped() -> None:
     """Check whether the result of this thread's work is still needed; cheap.
 
     Raises:
-      Stopped: it is not needed. This is never raised while a module is imported, because
-        many modules (torch's among them) cannot be imported again after half an import.
+      Stopped: it is not needed. This is never raised while a module is imported,
+        because many modules (torch's among them) cannot be imported again after half an
+        import.
     """
     flag = _current.flag
     if flag is not None and flag.is_set() and not _is_importing(sys._getframe()):

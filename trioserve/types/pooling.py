@@ -43,10 +43,10 @@ class PoolingInput:
       token_ids: of type "i", special tokens included; at least one.
       second_begin: position of the second text of a pair, for models that distinguish
         the two (token_type_ids); 0 for one text and for other models.
-      num_unseen: number of tokens at the end that attend to the others, while no token
-        attends to them, not even they themselves. Some ColBERT models fill up queries
-        with mask tokens in this way.
-      left_out: positions that the model reads and that are no part of the result: an
+      num_unseen: number of last tokens that attend to the others, but to which no token
+        attends, themselves included. Some ColBERT models fill up queries with such mask
+        tokens.
+      left_out: positions that the model reads but that are not part of the result: an
         instruction that is not pooled, punctuation in late interaction.
     """
 
@@ -82,8 +82,8 @@ class PoolingInfo:
 
     Args:
       task: the task that the model was made for, or that an option chose.
-      tasks: the tasks that requests may name: the task, and tasks whose results come up
-        on the way to it (an embedding model's token vectors).
+      tasks: the tasks that requests may name: the task, and tasks whose results are its
+        intermediate results (an embedding model's token vectors).
       num_outputs: numbers of one vector, or labels of a classifier.
       labels: names of a classifier's labels, in the order of its numbers.
       matryoshka: sizes that vectors may be cut to; an empty tuple is all sizes, None is
@@ -108,9 +108,9 @@ class PoolingRow:
     Args:
       keep_as: the result stays on the device under this key until it is released; the
         returned tensor is empty.
-      compare_with: return the similarity with the result kept under this key instead: the
-        cosine of two vectors, or MaxSim of two matrices, where the kept one is the
-        query's. An earlier step has kept it, or this one does.
+      compare_with: return instead the similarity with the result that is kept under
+        this key: the cosine of two vectors, or MaxSim of two matrices, of which the
+        kept one is the query's. An earlier step has kept the result, or this step does.
     """
 
     input: PoolingInput

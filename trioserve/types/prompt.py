@@ -12,7 +12,7 @@ from .tensors import TensorBytes
 # The id in `Prompt.token_ids` of a position whose vector the client sent.
 NO_TOKEN = -1
 
-# Bytes of a vector's key: enough that nobody finds two vectors with the same key.
+# Bytes of a vector's key: enough that two vectors with the same key cannot be found.
 KEY_BYTES = 16
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 class TensorBytes:
     """The bytes of a tensor, with its type and shape.
 
-    It is no dataclass, because msgspec would encode one as part of its message. Its bytes
-    go another way between processes (processes/messages.py).
+    It is not a dataclass, because msgspec would encode a dataclass as part of its
+    message. Between processes, the bytes are sent separately (processes/messages.py).
 
     Args:
       data: its elements in C order and the machine's byte order.

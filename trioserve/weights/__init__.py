@@ -4,7 +4,7 @@ This room fetches, checks, unpacks and converts files. It knows no trio, no engi
 no HTTP. It never runs code from a model: it loads no pickle and installs no wheel. Its
 functions block, so callers run them in a thread.
 
-Its doors are `resolve_weights`, which is `resolve_description` and then
+Its doors are `resolve_weights`, which calls `resolve_description` and then
 `complete_weights`, and `read_sentence_folder`, which reads the settings of embeddings.
 
     source            recognises the kind of MODEL

@@ -49,7 +49,7 @@ def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
 
     Raises:
       WeightsNotFound: the cache cannot be written.
-      Whatever build raises; the entry is then as it was.
+      All errors of `build`; the entry is then unchanged.
     """
     if model := _find_model(entry):
         return model

@@ -70,9 +70,9 @@ def _explain(error: Exception) -> str:
             return "there is no such file or folder, and it is not a hub id (org/name)"
         # Invariant: a gated repository's error is also a RepositoryNotFoundError.
         case hub.GatedRepoError():
-            return "the hub wants you to accept its terms and to `hf auth login`"
+            return "accept the model's terms on the hub, and run `hf auth login`"
         case hub.RepositoryNotFoundError():
-            return "neither a local folder nor a public model of the hub is called so"
+            return "there is no local folder or public model on the hub with this name"
         case hub.LocalEntryNotFoundError() | hub.OfflineModeIsEnabled():
             where = "it is neither a local folder nor in the Hugging Face cache"
             return f"{where}, and {_explain_absence()}"
@@ -89,4 +89,4 @@ def _explain_absence() -> str:
     # Either variable keeps the client offline. The client reads them at its import.
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     name = next((name for name in names if os.environ.get(name)), names[0])
-    return f"{name} is set, so the hub is not asked"
+    return f"{name} is set, so the hub is not contacted"

@@ -29,7 +29,7 @@ _WHEEL_ALONE = ("--no-deps", "--only-binary=:all:")
 
 
 def find_newest_version(name: str, source: str) -> str:
-    """Ask the index for a distribution's newest version that runs on this Python.
+    """Find a distribution's newest version in the index that runs on this Python.
 
     Raises:
       WeightsNotFound: the index has no version, or cannot be reached.

@@ -1,4 +1,4 @@
-"""Recognises the kind of MODEL, and has it resolved."""
+"""Recognises the kind of MODEL, and resolves it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def complete_weights(weights: Weights) -> Weights:
 
 
 def resolve_description(source: str) -> Weights:
-    """Find a model; of the hub's models, only the files besides the weights.
+    """Find a model; from the hub, fetch all files but the weights.
 
     So a model that cannot be served is refused before gigabytes are fetched.
 
@@ -87,7 +87,7 @@ def resolve_description(source: str) -> Weights:
 
 def _resolve_file(path: Path, source: str) -> Path:
     if path.suffix != ".gguf":
-        reason = "of single files only .gguf is read; otherwise name the model's folder"
+        reason = "only a .gguf file can be a model; otherwise name the model's folder"
         raise WeightsNotFound(source, reason)
     return resolve_gguf(path, source)
 

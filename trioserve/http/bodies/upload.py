@@ -53,7 +53,7 @@ class ChunkedBody(TrioBody):
 
     Attributes:
       budget: counts the memory of all bodies.
-      heap: is told when memory becomes free.
+      heap: trims the heap when much memory has become free.
       peer: the name of the sender, from memory_budget.name_peer.
       deadline: cancels a slow upload.
     """

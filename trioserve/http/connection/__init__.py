@@ -12,8 +12,8 @@ pinned to 0.18.*, and h11 to 0.16.*. The door:
     make_config    makes a hypercorn Config for token streams.
     INVITE_BODY    the key of an ASGI extension. The app calls it to ask for a body; then
                    `Expect: 100-continue` is answered.
-    PEER           the key of another extension. The app puts a Peer there, which knows
-                   whether a peer that has left got its answer.
+    PEER           the key of another extension. The app puts a Peer there, which
+                   records whether the peer got its answer before it left.
 
 Each class mends these defects:
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Answer:
     """Sends the answer of one request, with the id of the request in its head.
 
-    All answers pass here, also those with errors.
+    All answers go through this class, also errors.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Answer:
             self._begin(event)
         await self._send(event)
         if self._peer.is_lost:
-            # The request runs until it is cancelled, but its output reaches nobody.
+            # The request runs until it is cancelled, but its output is dropped.
             self._progress.stop("write")
 
     def _begin(self, event: HTTPResponseStartEvent) -> None:

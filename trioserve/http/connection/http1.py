@@ -144,7 +144,7 @@ class GuardedH11(H11Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether the peer may have sent bytes that nobody has read."""
+        """Whether the peer may have sent bytes that were not read yet."""
         is_amid = self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
         return is_amid or self.connection.is_paused
 

@@ -61,7 +61,7 @@ class GuardedH2(H2Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether the peer may have sent bytes that nobody has read."""
+        """Whether the peer may have sent bytes that were not read yet."""
         return self._is_refused
 
     async def handle(self, event: Event) -> None:
@@ -88,7 +88,8 @@ class GuardedH2(H2Protocol):
         if self._is_refused:
             return
         self._is_refused = True
-        # h2 may have queued a GOAWAY itself, behind answers that nobody will read.
+        # h2 may have queued a GOAWAY itself, behind answers that the peer will not
+        # read.
         self.connection.clear_outbound_data_buffer()
         reason = str(error) if isinstance(error, DenialOfServiceError) else ""
         self.connection.close_connection(error.error_code, reason.encode())

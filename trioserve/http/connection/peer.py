@@ -1,4 +1,4 @@
-"""Tells a request whether its peer got the answer, which ASGI does not.
+"""Reports to a request whether its peer got the answer; ASGI does not report that.
 
 ASGI's http.disconnect comes after each request, both if the answer was written and if the
 peer has left. And a write to a peer that has left does not fail.

@@ -43,7 +43,7 @@ class ScopedRequest(TrioRequest):
       arrived_at: trio.current_time() when the head of the request had come.
       id: the id in the answer and in the log.
       progress: the phase of the request.
-      peer: knows whether the answer was sent.
+      peer: records whether the answer was sent.
       answer: sends the answer.
     """
 

@@ -80,7 +80,7 @@ class GuardedServer(TCPServer):
             _detect_dead_peers(self._socket)
             await super().run()
         except* _PEER_ERRORS as errors:
-            logger.debug("a peer broke off or violated the protocol", exc_info=errors)
+            logger.debug("a peer left or violated the protocol", exc_info=errors)
         except* Exception as errors:
             logger.error("a connection failed and was closed", exc_info=errors)
         finally:

@@ -94,7 +94,7 @@ class WindowWatch:
         self._stalled.take(stream_id, num_bytes)
 
     async def run(self) -> None:
-        """Watch until told to stop."""
+        """Watch until `stop` is called."""
         while not self._is_over:
             deadline = self._stalled.next_deadline
             with trio.CancelScope(deadline=deadline) as self._sleep:

@@ -21,7 +21,7 @@ from .schema import decode_body, find_decoder
 logger = logging.getLogger(__name__)
 
 # Bodies up to this size are decoded on the event loop. That takes at most half a
-# millisecond, and so does a thread that waits for a worker behind others.
+# millisecond. To wait for a busy worker thread would take as long.
 _SMALL_BYTES: Final = 65_536
 
 # The speed of the decoder with token ids. With text, it is four times as fast.

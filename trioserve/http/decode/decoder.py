@@ -1,6 +1,6 @@
 """Decodes the JSON of one endpoint's bodies into its request struct.
 
-A call of the JSON decoder holds the GIL, so that a long call pauses every stream.
+A call of the JSON decoder holds the GIL, so a long call pauses every stream.
 msgspec takes less than half as long as pydantic (bench/schema.py). Fields that may be
 megabytes long stay bytes in that call, and lazy_fields.py decodes them in pieces.
 """
@@ -101,7 +101,7 @@ class BodyDecoder(Generic[RequestT]):
         """
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        # The names of unknown fields were skipped so far. They may not be UTF-8.
+        # The names of unknown fields were not decoded before, so they may not be UTF-8.
         except ValueError:
             return ()
         known = {*self._request_type.__struct_fields__, *self._refused}

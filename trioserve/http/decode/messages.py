@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 
-# Nobody was seen to send more.
+# No client was seen to send more.
 MAX_MESSAGES: Final = 16_384
 MAX_NAME_CHARACTERS: Final = 1024
 

@@ -138,7 +138,7 @@ def _is_neutral(value: bytes, neutral: Neutral) -> bool:
         return False
     try:
         decoded = msgspec.json.decode(value)
-    # The value was skipped so far, so it may not be UTF-8.
+    # The value was not decoded before, so it may not be UTF-8.
     except ValueError:
         return False
     return decoded is None or decoded in neutral

@@ -66,7 +66,7 @@ class PoolingCall:
         )
 
     def note_submitted(self) -> None:
-        """Note that the first texts of the request are with the engine."""
+        """Note that the engine has got the first texts of the request."""
         self.request.progress.enter("prefill")
 
     async def respond(

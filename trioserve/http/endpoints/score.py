@@ -1,4 +1,4 @@
-"""POST /score and POST /rerank: how well documents answer a query."""
+"""POST /score and POST /rerank: scores of documents for a query."""
 
 from __future__ import annotations
 

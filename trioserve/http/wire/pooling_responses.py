@@ -126,7 +126,7 @@ class ClassificationList(PooledAnswer[ClassifiedText], frozen=True, kw_only=True
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How well a document answers its query."""
+    """The score of a document for its query."""
 
     index: int
     object: Literal["score"] = "score"

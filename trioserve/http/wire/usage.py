@@ -13,7 +13,7 @@ from .responses import Usage
 
 
 class StreamMeter:
-    """Counts the deltas of one request's stream, and knows the request's phase.
+    """Counts the deltas of one request's stream, and has the phase of the request.
 
     The reader of the stream calls `count` for each delta and `finish` behind the last.
 
@@ -72,7 +72,7 @@ class StreamMeter:
             self._times.note_finish(delta.index, delta.finish_reason)
 
     def finish(self) -> None:
-        """Count the end of the stream; only the last bytes have to be written yet."""
+        """Count the end of the stream; only the last bytes are not written yet."""
         self.is_writing = True
         self._times.note_end(
             trio.current_time(),

@@ -9,5 +9,5 @@ gather          the paged backend of torch's own operators, on any device
 flat            the encoder backend of torch's own operators
 scores          attention written out, for layers that change their scores
 kv_cache        the paged cache of keys and values
-cache_memory    how many KV blocks fit into memory
+cache_memory    the number of KV blocks that fit into memory
 """

@@ -1,7 +1,7 @@
 """The protocol of attention backends: one file each, which owns its layout and its limits.
 
     order   the order of rows among the flat tokens
-    begin   what all layers of one step read -> StepAttention, which the layers call
+    begin   the data that all layers of a step read -> StepAttention, which they call
 
 Decoders keep keys and values in a paged cache, which their backend allocates. Encoders
 read whole inputs and keep nothing. choose.py lists the backends of both.
@@ -36,7 +36,7 @@ class AttentionBackend(Protocol[RowT, StepT]):
         """
 
     def begin(self, step: StepT) -> StepAttention:
-        """Lay out what the layers read in one step, whose rows are in `order`."""
+        """Lay out the data that the layers read in a step, with its rows in `order`."""
 
 
 PagedBackend = AttentionBackend[StepRow, StepInputs]
@@ -45,7 +45,7 @@ EncoderBackend = AttentionBackend[PoolingInput, Sequence[PoolingInput]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedModel:
-    """What a paged backend has to know of a model.
+    """The facts about a model that a paged backend needs.
 
     Args:
       layers: its calls of attention, in order.

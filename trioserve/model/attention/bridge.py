@@ -36,7 +36,7 @@ _INERT_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """How one layer turns its scores into weights.
+    """The rules by which one layer turns its scores into weights.
 
     Args:
       scaling: factor of the scores.
@@ -44,7 +44,7 @@ class AttentionCall:
       window: largest number of keys that a query sees to one side, including its own key;
         None is all.
       softcap: scores become softcap * tanh(score / softcap).
-      sinks: (num_heads,) for each head one more score, which takes weight and has no value
+      sinks: (num_heads,) one more score for each head; it takes weight, but has no value
       unknown: names of arguments that no backend here supports.
     """
 
@@ -79,7 +79,7 @@ class StepAttention(Protocol):
           query: (num_tokens, num_heads, key_dim)
           key: (num_tokens, num_kv_heads, key_dim)
           value: (num_tokens, num_kv_heads, value_dim)
-          call: how scores become weights.
+          call: the rules by which scores become weights.
 
         Returns:
           (num_tokens, num_heads, value_dim)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit into memory."""
+"""The number of KV blocks that fit into memory."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     tokens | four inputs of 9 tokens | two of 12 | one of 40 | ...
              a run: sorted by length, attended to in one call
 
-Each run is attended to as the rectangle that it is.
+Each run is a rectangle, so it needs no padding.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _FlatStep:
     def _find_mask(
         self, num_queries: int, num_keys: int, offset: int, call: AttentionCall
     ) -> Tensor:
-        """Return which query sees which key, (num_queries, num_keys) bool.
+        """Return the keys that each query sees, (num_queries, num_keys) bool.
 
         Args:
           offset: the position of the first query, counted from the first key.
@@ -168,7 +168,8 @@ def _attend(
         key,
         value,
         mask,
-        # Some last tokens may be no keys; the first key always is the first query's.
+        # Some of the last tokens may be no keys. The first key is always that of the
+        # first query.
         is_causal=call.is_causal and mask is None,
         scale=call.scaling,
         enable_gqa=query.shape[1] != key.shape[1],

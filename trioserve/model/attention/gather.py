@@ -89,7 +89,7 @@ class _GatherStep:
 
     Args:
       cache_slots: (num_tokens,) int64, block * block_size + offset of each new token
-      layouts: window of a layer -> what it reads.
+      layouts: window of a layer -> the layout of its reads.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class _GatherStep:
     ) -> Tensor:
         # Invariant: a model calls attention in the order that the probe saw.
         layer, cache = next(self._layers)
-        # All is written before anything is read: a row may read what another row of the
-        # step writes, if both share a block.
+        # All keys and values are written before any are read, because rows of a step
+        # may share a block: then one row reads the keys that another row writes.
         cache.write(self._cache_slots, key, value)
         layout = self._layouts[layer.window]
         parts = [

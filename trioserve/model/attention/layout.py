@@ -6,8 +6,8 @@
 Every attention backend reads this layout. The backend chooses the order of the rows, and
 lays out what its own operators need besides (backend.py).
 
-The host sends a few numbers for each row and each new token. What grows with a sequence,
-such as its list of blocks, is put together on the device.
+The host sends a few numbers for each row and each new token. Data that grow with a
+sequence, such as its list of blocks, are put together on the device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def lay_out(
 
     Args:
       plan: the step; its new blocks are in `tables` already.
-      tables: what the slots hold.
+      tables: the tokens and the blocks of the slots.
       order: returns the order of rows that the attention backend wants.
       device: the model's.
     """

@@ -26,7 +26,7 @@ def attend_by_scores(
       keys: (..., num_keys, key_dim)
       values: (..., num_keys, value_dim)
       mask: added to the scores: 0 or -inf; its shape broadcasts to theirs
-      call: how scores become weights.
+      call: the rules by which scores become weights.
       sinks_shape: the shape of the sinks, of one number a head, that broadcasts to the
         scores.
 

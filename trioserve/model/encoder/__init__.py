@@ -2,8 +2,8 @@
 
 This room knows torch and transformers. It does not know requests or texts, nor the use of
 the states (model/pooling/). It runs any encoder or decoder that transformers builds. The
-tokens of a step are laid flat, and only attention sees where an input ends (flat.py). If a
-model's attention cannot be replaced, inputs of about the same length are padded to
+tokens of a step are laid flat, and only attention uses the ends of inputs (flat.py). If
+a model's attention cannot be replaced, inputs of about the same length are padded to
 rectangles (rectangles.py). The right way for a model is found by trying both when it is
 loaded (check.py).
 

@@ -1,7 +1,7 @@
 """The forward pass over several inputs, laid flat and never padded.
 
-Everything but attention treats each token alone, so it costs the tokens. Attention alone
-sees where an input ends (attention/flat.py).
+Everything but attention treats each token alone, so its cost is that of the tokens.
+Only attention uses the ends of inputs (attention/flat.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FlatPass:
       model: its attention implementation is attention.bridge.IMPLEMENTATION.
       context: where its modules ask for attention.
       backend: computes the attention.
-      rules: the arguments that its tokens come with.
+      rules: the arguments that the model needs for each token.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Classifiers: the model's own head, run on states that were computed elsewhere.
 
-Each architecture has a head in code of its own, within the forward pass of the whole
-model. So the whole is kept and its encoder replaced by a module that answers with given
-states: the head then sees texts of a single token.
+Each architecture has its own code for the head, within the forward pass of the whole
+model. So the whole model is kept, and a module that returns given states replaces its
+encoder. The head then gets texts of a single token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Head:
         text_config = model.config.get_text_config()
         if text_config.pad_token_id is None:
             # Heads of decoders refuse batches without a padding token. They read the last
-            # token that is no padding; of a single token they always read that one.
+            # token that is not padding: if there is a single token, they read it.
             text_config.pad_token_id = 0
 
     @torch.inference_mode()
@@ -65,7 +65,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartedHead:
-    """A head, and the outputs of the whole model for some texts before it was parted.
+    """A head, and the outputs that the whole model had for some texts.
 
     Args:
       logits: the outputs for each text, (1, num_labels) or (1, num_tokens, num_labels)

@@ -50,7 +50,7 @@ _CLASSIFIERS: dict[PoolingTask, tuple[Any, Any]] = {
     ),
 }
 
-# The projection of ColBERT checkpoints, which transformers does not know.
+# The projection of ColBERT checkpoints, which transformers does not support.
 _PROJECTION = "linear.weight"
 
 
@@ -67,7 +67,7 @@ def load_encoder(
     Args:
       folder: in Hugging Face layout.
       config: type, device and limits.
-      name: what clients call the model.
+      name: the model's name for clients.
       task: its task, from find_task; classifiers keep their head.
       sentence: the contents of sentence-transformers' files.
 
@@ -255,7 +255,7 @@ def _make_rules(encoder: PreTrainedModel, device: torch.device) -> TokenRules:
 
 
 def _drop_pooler(encoder: Any) -> None:
-    """Remove a pooler whose output nobody reads, to save time."""
+    """Remove a pooler, whose output is not used, to save time."""
     if "add_pooling_layer" in inspect.signature(type(encoder).__init__).parameters:
         encoder.pooler = None
 

@@ -37,7 +37,7 @@ class RectanglePass:
 
     Args:
       model: has an attention implementation of transformers.
-      rules: the arguments that its tokens come with.
+      rules: the arguments that the model needs for each token.
     """
 
     def __init__(self, model: PreTrainedModel, rules: TokenRules) -> None:

@@ -30,7 +30,7 @@ _HEADS: dict[str, PoolingTask] = {
 def find_task(
     folder: Path, sentence: SentenceFolder | None, config: PoolingConfig
 ) -> Literal["generate"] | PoolingTask:
-    """Return the task of a model: the option --task, or else the task that its files tell.
+    """Return the task of a model: the option --task, or else the task in its files.
 
     Args:
       folder: holds config.json, perhaps in a sub-folder (sentence.transformer_path).

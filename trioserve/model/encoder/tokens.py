@@ -13,14 +13,14 @@ from ...types.pooling import PoolingInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """The arguments that the tokens of a model come with.
+    """The arguments that a model needs for each token.
 
     Args:
       device: the model's.
       fill_id: the token that fills rectangles up.
       padding_id: for models of RoBERTa's kind, the token that has no position of its own;
         other positions are counted from padding_id + 1. None counts from 0.
-      type_ids: tokens come with the number of their text in a pair.
+      type_ids: the model needs the number of the text in a pair for each token.
     """
 
     device: torch.device

@@ -3,8 +3,8 @@
 Vectors that came with a prompt stay in its bytes, and each goes to the device once, with
 its chunk. An image is encoded in the step that first reads one of its positions. So an
 image is not encoded if the prefix cache has all its positions. A slot forgets its vectors
-after the step that reads the last of them; its later steps cost what other slots' steps
-cost.
+after the step that reads the last of them; its later steps cost as much as those of
+other slots.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Source:
         return self.runs[-1][1]
 
     def read_between(self, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the vectors at positions [begin, end) with where they begin."""
+        """Yield the vectors at positions [begin, end), with their first positions."""
         num_before = 0
         for run_begin, run_end in self.runs:
             first, last = max(begin, run_begin), min(end, run_end)
@@ -73,7 +73,7 @@ class _Image:
 
 
 class EmbeddedInputs:
-    """The vectors that slots have yet to read."""
+    """The vectors that slots have not read yet."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._embed_tokens: Any = model.model.get_input_embeddings()

@@ -3,15 +3,15 @@
 load                a folder -> LoadedModel
 loaded              LoadedModel
 outline             the size of a model's KV cache before its weights are read
-facts               all else that is known before the weights are read:
+facts               all other facts that are known before the weights are read:
   config_file         config.json
   generation_config   generation_config.json
   architecture        the architectures that can be served
-  positions           how many tokens a model can take
+  positions           the largest number of tokens that a model can take
   device              the device that a model runs on
 weights             build a model and read its weights
 quantisation        types of weights that are stored smaller than they are computed
 packing             weights in the layout that this device multiplies fastest
 rotary              position encodings that depend on the prompt's length
-vision              the kinds of models that see, and their encoders
+vision              the kinds of models that take images, and their encoders
 """

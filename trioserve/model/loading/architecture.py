@@ -95,7 +95,8 @@ def check_windows(
 ) -> None:
     """Refuse models whose sliding windows do not reach the attention function.
 
-    They would look further back than they were trained to, and nobody would notice.
+    Such layers would read more keys than in their training. The answers would become
+    worse without an error.
 
     Args:
       config: the model's.

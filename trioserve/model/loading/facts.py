@@ -1,4 +1,4 @@
-"""The facts of a model that are known before its weights are read."""
+"""The facts about a model that are known before its weights are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .vision import VisionKind, find_vision_kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The facts of a model that its small files and the configuration tell.
+    """The facts about a model in its small files and in the configuration.
 
     Args:
       config: the model's own.

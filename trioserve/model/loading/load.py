@@ -34,7 +34,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
     Args:
       folder: holds config.json and the weights.
       config: type, device and limits.
-      name: what clients call the model.
+      name: the model's name for clients.
 
     Raises:
       UnsupportedModel: its architecture cannot run on paged attention.
@@ -116,11 +116,11 @@ def _count_vocabulary(model: PreTrainedModel) -> int:
 
 
 def _count_hidden(model: PreTrainedModel) -> int:
-    """Return the width of vectors that can stand for tokens, 0 where none can."""
+    """Return the width of vectors that can replace tokens; 0 if none can."""
     if getattr(
         model.config.get_text_config(decoder=True), "hidden_size_per_layer_input", 0
     ):
-        # Every layer looks the token up again, and a vector has none.
+        # Every layer looks up the token again, and a vector has no token.
         return 0
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[1])

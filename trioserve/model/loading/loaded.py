@@ -52,7 +52,7 @@ class LoadedModel:
         """Run the model over one step; its attention is in use.
 
         Args:
-          arguments: what the model reads, by name.
+          arguments: the model's arguments by name.
           tokens: the flat tokens whose logits are wanted.
 
         Returns:

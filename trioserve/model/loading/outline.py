@@ -91,7 +91,7 @@ def outline_layers(facts: ModelFacts) -> tuple[LayerSpec, ...] | None:
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
     except Exception:
-        # Some models read numbers, and there are none.
+        # Some models read the numbers of tensors, which are missing here.
         logger.debug("the model cannot run without its weights", exc_info=True)
         return None
     return layers

@@ -1,4 +1,4 @@
-"""How many tokens a model can take."""
+"""The largest number of tokens that a model can take."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def resolve_max_model_len(config: PreTrainedConfig, asked: int | None) -> int:
 
 
 def count_positions(config: PreTrainedConfig) -> int | None:
-    """Return the number of positions that a model can tell apart; None if unlimited."""
+    """Return the number of positions that a model distinguishes; None if unlimited."""
     text_config = config.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)
     if limit is None:

@@ -1,8 +1,9 @@
 """Quantised weights: dequantised while they are read, or refused.
 
-No quantised weights are computed with directly: that needs kernels from a hub, or packages
-for one kind of GPU. Kinds that transformers itself dequantises on any device are
-dequantised while they are read. All other kinds are refused before anything is read.
+The server never computes with quantised weights: that needs kernels from a hub, or
+packages for one kind of GPU. Kinds that transformers itself dequantises on any device
+are dequantised while they are read. All other kinds are refused before anything is
+read.
 """
 
 from __future__ import annotations

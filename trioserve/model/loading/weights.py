@@ -30,8 +30,8 @@ def read_weights(
     Args:
       build: one of transformers' AutoModel classes.
       attention: the implementation; None is the best of transformers' own.
-      may_lack: beginnings of the names of weights that may be missing, because nobody
-        uses them.
+      may_lack: beginnings of the names of weights that may be missing, because they are
+        not used.
 
     Raises:
       WeightsBroken: a file cannot be read, or weights are missing.

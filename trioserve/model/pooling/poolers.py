@@ -108,10 +108,10 @@ def _weigh_by_place(tokens: Tokens) -> NDArray[np.float64]:
 def _add_up(states: Tensor, tokens: Tokens, weights: NDArray[np.float64]) -> Tensor:
     """Sum the tokens of each text times their weights, in two stages.
 
-    An embedding bag does just that, and gathers the tokens meanwhile. On a GPU it adds in
-    the same order each time, unlike index_add. But it adds one number after the other: the
-    rounding errors of thousands of tokens would add up, and few cores of a GPU would have
-    work. So pieces are summed first, and then their sums.
+    An embedding bag does this, and gathers the tokens in the same call. On a GPU it
+    adds in the same order each time, unlike index_add. But it adds one number after the
+    other: the rounding errors of thousands of tokens would add up, and few cores of a
+    GPU would have work. So pieces are summed first, and then their sums.
     """
     firsts = tokens.ends - tokens.sizes
     num_pieces = -(-tokens.sizes // _PIECE_TOKENS)

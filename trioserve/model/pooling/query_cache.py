@@ -33,7 +33,7 @@ class QueryCache:
             self._results.pop(key, None)
 
     def keep(self, rows: Sequence[PoolingRow], shares: Mapping[int, Tensor]) -> None:
-        """Keep the results of the rows that ask for it.
+        """Keep the results of the rows with keep_as.
 
         Args:
           rows: all rows of a step.
@@ -48,7 +48,7 @@ class QueryCache:
     def compare(
         self, rows: Sequence[PoolingRow], shares: Mapping[int, Tensor]
     ) -> tuple[list[int], Tensor]:
-        """Compare the results of the rows that ask for it.
+        """Compare the results of the rows with compare_with.
 
         Returns:
           numbers of these rows, and their similarities, (num_rows,) on the device

@@ -49,7 +49,7 @@ class PoolingRunner:
     """An encoder, its tasks, and the results that it keeps.
 
     Args:
-      encoder: nobody else may run it at the same time.
+      encoder: no other runner may use it at the same time.
       folder: the model's.
       sentence: the contents of sentence-transformers' files; None if there are none.
       config: overrides the files.

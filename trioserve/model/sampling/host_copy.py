@@ -1,7 +1,7 @@
 """Tensors on their way from the device to the host.
 
-A GPU works while the host goes on. If the host asks for a number too early, it waits. So
-the results of a step are sent at once and read later.
+A GPU and the host work at the same time. If the host reads a number too early, it has
+to wait. So the results of a step are sent at once and read later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bound how long a model reasons before it answers."""
+"""Limit the reasoning of a model before its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...types.sampling import ReasoningBudget
 from ..tensors import send_ids
 from .rows import SlotRows, grow
 
-# In place of a token where there is none.
+# Fills places without a token.
 _NONE = -1
 
 

@@ -5,11 +5,11 @@ min_tokens and bad words; penalties; temperature; min_p; top_k and top_p. If a s
 used up its reasoning budget, a token of the end tag replaces the chosen token.
 
 Nothing here waits for the device. The host may not know the last tokens yet, so all state
-that depends on them is kept and updated on the device. Only a plug-in that asks for output
+that depends on them is kept and updated on the device. Only a plug-in that needs output
 tokens waits.
 
-If these rules leave a row no token, it gets one nevertheless: a greedy row the first token
-of the vocabulary, as in transformers' generate, and a drawn row any token.
+If these rules exclude all tokens of a row, the row still gets one: a greedy row the
+first token of the vocabulary, as in transformers' generate, and a drawn row any token.
 """
 
 from __future__ import annotations

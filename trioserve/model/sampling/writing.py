@@ -42,10 +42,10 @@ class LogitRows:
 
 
 class SamplingWriter:
-    """Samples the next token of every row that asks for it.
+    """Samples the next token of every row with `sample`.
 
     Args:
-      tables: keep what was sampled.
+      tables: keep the sampled tokens.
       logits_processors: plug-ins that sequences may name.
 
     Raises:

@@ -52,7 +52,7 @@ def drop_unused(
 def find_entrance(
     model: nn.Module, skeleton: Skeleton, partition: Partition
 ) -> Entrance:
-    """Return the layer at which a later stage puts in what it has received."""
+    """Return the layer at which a later stage puts in the received hidden states."""
     entrance = model.get_submodule(f"{skeleton.layers_name}.{partition.begin - 1}")
     assert isinstance(entrance, Entrance)
     return entrance
@@ -71,7 +71,7 @@ def _cut(model: Any, skeleton: Skeleton, partition: Partition) -> None:
         for target, source in model.all_tied_weights_keys.items()
         if {target, source} <= names
     }
-    # transformers would warn of all the weights that are other stages'.
+    # transformers would warn of all the weights that belong to other stages.
     model._keys_to_ignore_on_load_unexpected = {".*"}
 
 
@@ -86,7 +86,7 @@ def _replace_layers(model: nn.Module, skeleton: Skeleton, partition: Partition) 
 
 
 def _list_used(skeleton: Skeleton, partition: Partition) -> set[str]:
-    """Return which modules with weights, apart from layers, a stage computes."""
+    """Return the modules with weights, apart from layers, that a stage runs."""
     used = set(skeleton.before) - {skeleton.embedding}
     if partition.is_first:
         used |= skeleton.unseen | {skeleton.embedding}
@@ -96,7 +96,7 @@ def _list_used(skeleton: Skeleton, partition: Partition) -> set[str]:
 
 
 def _keep_only(model: nn.Module, skeleton: Skeleton, used: set[str]) -> None:
-    """Take modules away whose weights are not used, as large ones as possible."""
+    """Remove modules whose weights are not used: the outermost ones if possible."""
     for name, child in list(model.named_modules()):
         parent, _, attribute = name.rpartition(".")
         is_there = _has_submodule(model, name)

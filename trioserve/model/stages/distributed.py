@@ -5,7 +5,7 @@ for tokens. NCCL runs all operations of a communicator in their order, so in one
 hidden states in one direction and tokens in the other would wait for each other. A group
 of two costs gloo one connection.
 
-Nothing is read from the environment: the caller says where the processes meet.
+Nothing is read from the environment: the caller passes the address of the rendezvous.
 """
 
 from __future__ import annotations

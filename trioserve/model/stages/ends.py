@@ -56,7 +56,7 @@ class StageEnds:
 
 
 class _FirstReader:
-    """Reads tokens; those that the last stage has sampled come from there."""
+    """Reads tokens, and receives sampled tokens from the last stage."""
 
     def __init__(
         self, model: LoadedStage, tables: SlotTables, links: StageLinks
@@ -70,7 +70,7 @@ class _FirstReader:
 
     def begin(self, plan: StepPlan) -> None:
         self._tokens.begin(plan)
-        # `read` waits for them, when all that can be done without them is done.
+        # `read` waits for them, after all the work that does not need them.
         self._due += self._awaited.take(plan)
 
     def read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:

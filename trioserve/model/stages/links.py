@@ -41,7 +41,7 @@ class Channel(Protocol):
     def send(self, tensor: Tensor) -> None:
         """Send a tensor; waits only if many messages are unsent.
 
-        Nobody may change the tensor afterwards.
+        The tensor must not be changed afterwards.
 
         Raises:
           StageLost: the receiver is gone, or has been silent for too long.
@@ -76,7 +76,7 @@ class StageLinks:
     Plans come in order. One thread launches them; another thread may call `expect` ahead.
 
     Args:
-      stage: says which stage this is, and the shapes of its tensors.
+      stage: this stage, which has its number and the shapes of its tensors.
       channels: the connections to other stages.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Placeholders for the layers that a stage does not have.
 
-The model's own forward pass runs at every stage, because only that code knows what happens
-before the layers: positions, scaled embeddings, masks.
+The model's own forward pass runs at every stage, because only its code contains the
+steps before the layers: positions, scaled embeddings, masks.
 
     layers of stages before  |  this stage's layers  |  layers of stages behind
      PlaceholderLayer ... Entrance                                Exit
@@ -32,7 +32,7 @@ class LeftStage(Exception):
 
 
 class PlaceholderLayer(nn.Module):
-    """Returns its input, where a layer would return hidden states.
+    """Returns its input in place of the hidden states that a layer would return.
 
     Args:
       layer: the layer that it replaces. Models read some attributes of their layers, such

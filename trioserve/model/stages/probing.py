@@ -1,4 +1,4 @@
-"""Check that a stage computes what the whole model would."""
+"""Check that a stage computes the same as the whole model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def probe_stage(stage: LoadedStage) -> tuple[LayerSpec, ...]:
     except UnfitLayer:
         raise
     except Exception as error:
-        # The model's own code runs without modules that it has everywhere else.
+        # The model's own code runs here without some of its modules.
         raise UnfitLayer(
             f"it needs more than its layers ({shorten_message(error)})"
         ) from error

@@ -43,8 +43,8 @@ class Skeleton:
       embedding: name of the module that turns tokens into vectors.
       before: names of modules with weights that are called before the first layer.
       after: the same after the last layer.
-      unseen: names of modules with weights that are not called for text: those that
-        see images.
+      unseen: names of modules with weights that are not called for text: those for
+        images.
       tied: names of modules that share their weights.
     """
 

@@ -254,7 +254,7 @@ class Renderer:
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
         """
-        # Behind special tokens alone, the output is at the start of a text.
+        # If the prompt has only special tokens, the output is at the start of a text.
         special = self.vocabulary.special_token_ids
         open_text: Callable[..., Detokenizer] = partial(Detokenizer, self.vocabulary)
         if splits_reasoning and (tags := self.reasoning) is not None:

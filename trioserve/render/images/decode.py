@@ -1,12 +1,12 @@
-"""Decodes image files to pixels with Pillow, whatever bytes a client sends.
+"""Decodes image files of untrusted clients to pixels, with Pillow.
 
 Blocking: runs in threads. Pillow's decoders release the GIL. Files that would take far
 more time than their size suggests are refused before they are decoded. Image.open is
 not used: it warns process-wide about large images, and reads some JPEG files as several
 pictures.
 
-The result has the pixels that transformers shows to a model: upright by the orientation
-in the file, and on white instead of transparent. Of an animation it is the first frame.
+The result has the pixels that transformers gives to a model: upright by the orientation
+in the file, and on white instead of transparent. An animation gives its first frame.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ImageFetcher:
             try:
                 return await self._follow(url, param)
             except _NETWORK_ERRORS as error:
-                # Not told to the client, because it may describe the server's network.
+                # The client does not get the error, which may describe the network.
                 logger.debug("an image cannot be fetched: %s", escape(repr(error)))
                 raise InvalidParameter(param, "cannot be fetched") from None
         raise InvalidParameter(param, f"took longer than {self._seconds:g} s to fetch")

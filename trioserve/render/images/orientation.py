@@ -1,10 +1,10 @@
-"""Reads which way up an image is from the metadata of its file.
+"""Reads the orientation of an image from the metadata of its file.
 
 PIL.ImageOps.exif_transpose does the same, but reads all EXIF tags and warns of each broken
 one. A hostile PNG file of 0.8 MB made it hold the GIL for 0.4 s, write 12.6 MB to
 standard error, and leave 65,536 entries in the registry of warnings, which lives as long
 as the process (Pillow 13.0). This reader stops at the tag that it looks for: 0.2 ms for the
-same file. warnings.catch_warnings is no way out, because it is not safe in threads.
+same file. warnings.catch_warnings does not help, because it is not safe in threads.
 """
 
 from __future__ import annotations

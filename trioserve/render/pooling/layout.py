@@ -102,7 +102,7 @@ def find_layout(tokenizer: Tokenizer, *, num_texts: int) -> Layout:
     laid_out = layout.lay_out(*[alone] * num_texts)
     if not alone or laid_out.token_ids.tolist() != whole.ids:
         raise UnsupportedModel(
-            "of the tokenizer", "what it puts around a text is not a few tokens"
+            "of the tokenizer", "it does more than to add tokens around a text"
         )
     return layout
 

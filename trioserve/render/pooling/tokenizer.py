@@ -70,7 +70,7 @@ class PoolingTokenizer:
     """One model's tokenizer.
 
     Args:
-      backend: a tokenizer without truncation or padding, which nobody changes.
+      backend: a tokenizer without truncation or padding; it must not be changed.
       vocab_size: the number of ids that the model knows. Some models have more than
         their tokenizer, and a few have less.
     """

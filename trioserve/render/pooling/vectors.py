@@ -3,8 +3,8 @@
 Blocking: runs in a renderer worker. No call in here holds the GIL for more than a
 fraction of a millisecond. Otherwise every open stream would wait for a long answer.
 
-Numbers that are not finite, from a broken model, become `null` in JSON, which cannot
-write them. As bytes they stay what they are.
+Numbers that are not finite, from a broken model, become `null` in JSON, which has no
+form for them. As bytes they are unchanged.
 """
 
 from __future__ import annotations

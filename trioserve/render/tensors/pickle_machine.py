@@ -110,15 +110,15 @@ _CONSTANTS: dict[bytes, object] = {
 _INTEGERS = {b"K": (1, False), b"M": (2, False), b"J": (4, True)}
 _SHORT_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
 
-# An integer of more bytes is no shape of anything in a file.
+# No shape or size in a file needs a longer integer.
 _MAX_INTEGER_BYTES = 8
 
 
 class PickleMachine:
     """Runs a pickle of protocol 2, torch.save's default, that builds one tensor.
 
-    It makes tuples, numbers, strings and the records of this module; it allocates no
-    more than the pickle's length, and every opcode that it does not know ends it.
+    It makes tuples, numbers, strings and the records of this module. It allocates no
+    more than the pickle's length. Every unknown opcode ends it with an error.
 
     Args:
       program: the pickle.
@@ -134,7 +134,7 @@ class PickleMachine:
         self._memo: dict[int, object] = {}
 
     def run(self) -> object:
-        """The object that the pickle stands for.
+        """Return the object that the pickle describes.
 
         Raises:
           MalformedTensor: it is not the pickle of a tensor, or it is damaged.
@@ -143,7 +143,7 @@ class PickleMachine:
             while (opcode := self._take(1)) != b".":
                 self._step(opcode)
             return self._stack.pop()
-        # It pops or recalls what is not there, or a string is none.
+        # The pickle uses a value that is missing, or a string that is not UTF-8.
         except (IndexError, KeyError, UnicodeDecodeError):
             raise MalformedTensor(BROKEN) from None
 
@@ -217,14 +217,14 @@ class PickleMachine:
         name = self._take_line(), self._take_line()
         if name in _GLOBALS:
             return _GLOBALS[name]
-        # Of the types that are not taken, older ones have storages of their own.
+        # The older ones of the unsupported types have storage classes of their own.
         if name[1].endswith(b"Storage") or name[1] == b"_rebuild_tensor_v3":
             raise MalformedTensor(WRONG_TYPE)
         raise MalformedTensor(NO_TENSOR)
 
     def _find_storage(self, reference: object) -> _Storage:
         match reference:
-            # The device, which comes before the number of elements, is the sender's.
+            # The last string is the device of the sender. It is not used here.
             case ("storage", _StorageType(dtype), str(key), str(), int(num_elements)):
                 data = self._files[f"data/{key}"]
                 if len(data) != num_elements * ITEM_SIZES[dtype]:

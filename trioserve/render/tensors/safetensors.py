@@ -70,4 +70,4 @@ def _read_header(text: memoryview) -> _SafetensorsEntry:
             raise MalformedTensor("must hold exactly one tensor")
         return msgspec.json.decode(header.popitem()[1], type=_SafetensorsEntry)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise MalformedTensor("its safetensors header is not one") from None
+        raise MalformedTensor("its safetensors header is not valid") from None

@@ -96,7 +96,7 @@ class Conversation:
 
 @runtime_checkable
 class SizedMessages(Protocol):
-    """Messages that know their length."""
+    """Messages with a known length."""
 
     @property
     def num_characters(self) -> int: ...
@@ -106,7 +106,7 @@ def count_characters(messages: Sequence[ChatMessage | Mapping[str, object]]) -> 
     """Estimate the length of a conversation's text before it is read.
 
     Nothing is checked here. A lazy sequence, which makes its messages when they are
-    read, counts only if it knows its length (SizedMessages).
+    read, counts only if it is a SizedMessages.
     """
     if isinstance(messages, SizedMessages):
         return messages.num_characters

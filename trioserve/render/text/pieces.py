@@ -1,4 +1,4 @@
-"""Counts the minimum of a text's tokens without reading all of it.
+"""Finds a lower bound of the number of a text's tokens without reading the whole text.
 
 Blocking: runs in a renderer worker. A text of a megabyte that the model cannot hold is
 refused after its first pieces, not after a second of tokenizing.
@@ -6,9 +6,8 @@ refused after its first pieces, not after a second of tokenizing.
 The text is tokenized in pieces. A tokenizer splits text into words first, and the
 tokens of a word depend on little else. A cut through a word changes tokens near the
 cut, but not at some distance from it. So each piece has at least as many tokens as the
-whole text has in the same place, less a few at each cut. Nobody can prove this number
-for all tokenizers. But only a text that was built to break the rule is refused wrongly,
-and only its author notices.
+whole text has in the same place, less a few at each cut. This number cannot be proved
+for all tokenizers. But only a text that was built to break the rule is refused wrongly.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class TextTokenizer:
     """A model's tokenizer, with the model's length.
 
     Args:
-      backend: a tokenizer without truncation or padding, which nobody changes.
+      backend: a tokenizer without truncation or padding; it must not be changed.
       max_model_len: tokens of prompt and output together.
     """
 

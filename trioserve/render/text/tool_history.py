@@ -1,7 +1,7 @@
 """Earlier tool calls of a conversation, and their results.
 
-A model that does not see its own calls takes the results for somebody else's words. So
-a call or a result that the template would leave out is refused.
+A model that does not see its own calls misunderstands the results. So a call or a
+result that the template would leave out is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .template_form import TemplateForm, text_part
 # The JSON decoder holds the GIL: for 13 seconds over 48 MiB of empty lists, and for 10
 # to 20 ms over this many characters. The tools of a request have the same limit
 # (http/decode/schema.py). A file of a thousand lines, which an agent may write, has a
-# sixth.
+# sixth of these characters.
 MAX_ARGUMENTS: Final = 262_144
 
 
@@ -52,8 +52,7 @@ class ToolHistory:
         if len(read) > 1 and not self._form.shows_all_calls:
             raise InvalidParameter(
                 param,
-                "the model's chat template has a place for one call in a message, and "
-                "for no more",
+                "the model's chat template has a place for only one call in a message",
             )
         message["tool_calls"] = read
         message["content"] = self._place(message["content"], param, has_content)

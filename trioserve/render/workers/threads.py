@@ -39,7 +39,7 @@ def expect_seconds(num_characters: int) -> float:
 
 @asynccontextmanager
 async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
-    """Hold one of a limiter's tokens in the block, on behalf of no task.
+    """Hold one of a limiter's tokens in the block, without a task as its borrower.
 
     `async with limiter` borrows on behalf of the task, which may have only one token at
     a time. Some tasks need several.

@@ -15,9 +15,9 @@ _ID_BYTES = array("q").itemsize
 class BlockHashes:
     """The hashes of one sequence's blocks, each computed when it is first needed.
 
-    A hash covers its block and all blocks before it. blake2b, not hash(): prompts come
-    from strangers, and a collision would answer one user with the text of another. A hash
-    takes a microsecond.
+    A hash covers its block and all blocks before it. It is blake2b and not hash(),
+    because clients are not trusted: after a collision, one user would get an answer to
+    the text of another. A hash takes a microsecond.
 
     Args:
       cache_salt: blocks are shared only under the same salt.
@@ -56,7 +56,8 @@ class BlockHashes:
             start, stop = done * block_size, (done + 1) * block_size
             content = parent + self._encode_tokens(start, stop)
             if self._embedded:
-                # Longer than the content of any block of tokens alone.
+                # Blocks with vectors have longer contents than blocks of tokens alone,
+                # so the two never match.
                 content += b"".join(self._list_keys(start, stop))
             self._hashes.append(blake2b(content, digest_size=16).digest())
         return self._hashes[index]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatistics:
-    """What is held at this moment; equal to a fresh scheduler's when all is done."""
+    """The present state; equal to a fresh scheduler's when all is done."""
 
     num_running: int
     num_waiting: int

@@ -12,9 +12,9 @@ So a sequence is planned again in step s + N at the earliest, or once its token 
 Each step takes 1/N of the decoding sequences, rounded up. If one step took all of them,
 N - 1 empty steps would follow it.
 
-The sequence whose last token is oldest goes first; equals go in their order. By order
-alone, the same sequences would be left over every time. Chunks of prompts do not depend on
-sampled tokens and go into every step.
+The sequence with the oldest last token goes first; equals go in their order. Without
+this rule the same sequences would be left over every time. Chunks of prompts do not
+depend on sampled tokens and go into every step.
 """
 
 from __future__ import annotations

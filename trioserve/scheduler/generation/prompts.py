@@ -1,9 +1,10 @@
 """The prompts of a step: those that are computed in part, and new ones.
 
-A prompt that is longer than the rest of the budget takes half of it while prompts of other
-requests come after it that have at most half of its tokens left. So a short prompt does not
-wait until a long one is computed. Prompts of about the same length are computed one after
-the other: if they shared steps, the first would be late and the second hardly earlier.
+A prompt that is longer than the rest of the budget takes only half of it, if prompts of
+other requests come after it and have at most half as many tokens left. So a short
+prompt does not wait until a long one is computed. Prompts of about the same length are
+computed one after the other: if they shared steps, the first would be late and the
+second hardly earlier.
 """
 
 from __future__ import annotations

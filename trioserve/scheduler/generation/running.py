@@ -41,7 +41,7 @@ class RunningSequences:
 
     @property
     def has_ended_slots(self) -> bool:
-        """Whether the runner must be told of a slot's end."""
+        """Whether the next plan must report the end of a slot."""
         return bool(self._ended_slots)
 
     def take_ended_slots(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ So a sequence may end while a step in flight has a row for it; the row's result 
 
 Invariant: a preempted sequence has no row in the plan being made: blocks are found before
 rows are made. It is admitted again once its placeholders are filled, because the runner
-is told of every token then.
+then needs the ids of all its tokens.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._prompts = PromptPlanner(self._running, self._waiting, self._blocks)
         self._in_flight: dict[int, list[Sequence]] = {}
-        # Steps in flight that teach something about costs: their sizes, and the number of
+        # Steps in flight from which the cost is learned: their sizes, and the number of
         # stages that divides their durations.
         self._sizes: dict[int, tuple[StepSize, int]] = {}
         self._num_steps = 0
@@ -257,8 +257,8 @@ class Scheduler:
                 draft.add(sequence, 1)
                 self._blocks.register(sequence)
             self._prompts.plan(prompts, draft, self._step_seconds)
-            # If preemptions have left the step empty, the freed blocks may let other
-            # sequences have it. Without a step nothing would wake the loop.
+            # If preemptions have left the step empty, other sequences may use the freed
+            # blocks. Without a step nothing would wake the loop.
             if draft.rows or self._num_preemptions == num_preemptions:
                 return draft
 

@@ -216,7 +216,8 @@ class Sequence:
         if NOT_SAMPLED in token_ids:
             token_ids = token_ids[: token_ids.index(NOT_SAMPLED)]
         num_known = self.num_tokens - position
-        # The step was planned with a token that never came, so a gap precedes its own.
+        # The step was planned with a token that never came, so its own tokens follow a
+        # gap.
         if num_known < 0:
             return ()
         # A step may sample more tokens than planned, and the next step some of them again.

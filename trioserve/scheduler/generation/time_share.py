@@ -7,9 +7,10 @@ and each request keeps at least one row.
 
 Prompts have PROMPT_SHARE of each step, and at least one block of tokens, however long
 decoding takes: otherwise a busy server would never compute them. So a step exceeds its
-limit only if one row for each request takes more than half of it, and then it takes at most
-twice as long as these rows; or by one block of tokens. A request that is alone has no
-limit: the longer its chunks, the sooner its prompts are computed.
+limit in two cases: by one block of tokens, or if one row for each request takes more
+than half of the limit. Then the step takes at most twice as long as these rows. A
+request that is alone has no limit: the longer its chunks, the sooner its prompts are
+computed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .turns import DecodingTurns
 
 # Part of a step's time that prompts may take, however long decoding takes. On a slow device
 # or with many streams, prompts are then computed at half the possible speed, and streams
-# go on at half their speed meanwhile.
+# run at half their speed during that time.
 PROMPT_SHARE = 0.5
 
 

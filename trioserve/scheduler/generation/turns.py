@@ -14,8 +14,8 @@ class DecodingTurns:
     """Shares the time of steps between requests by max-min fairness.
 
     Each request gets a row before any gets its second one, and so on until the time is used
-    up. The first row of each request is never left out. Within a request, the sequence goes
-    first whose last turn is the longest ago.
+    up. The first row of each request is never left out. Within a request, the sequence
+    with the oldest last turn goes first.
 
     Args:
       cost: predicts the time of a row.

@@ -22,7 +22,7 @@ _CONFIG = "config_sentence_transformers.json"
 
 
 def read_sentence_folder(folder: Path) -> SentenceFolder | None:
-    """Read how texts become vectors. Only JSON is read: no code, no weights.
+    """Read the settings of embeddings. Only JSON is read: no code, no weights.
 
     Returns:
       The settings; None for a folder of transformers alone, or of a cross-encoder,

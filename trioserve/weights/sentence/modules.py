@@ -163,7 +163,7 @@ def _read_module(folder: Path, entry: Entry, level: Level) -> SentenceModule | N
         return _read_normalize(folder, entry, level)
     if entry.kind == "LayerNorm" and level == "sentence_embedding":
         return SentenceModule(kind="layer_norm", path=entry.path)
-    raise refuse(entry, "it stands where nothing reads what it makes")
+    raise refuse(entry, "no other module reads its output")
 
 
 def _read_dense(folder: Path, entry: Entry, level: Level) -> SentenceModule:
@@ -174,7 +174,7 @@ def _read_dense(folder: Path, entry: Entry, level: Level) -> SentenceModule:
     writes = fields.text("module_output_name") or reads
     is_pylate = entry.type.startswith("pylate.") and level == "token_embeddings"
     if (reads, writes) != (level, level) and not is_pylate:
-        raise refuse(entry, f"it makes {writes} of {reads}, where {level} are read")
+        raise refuse(entry, f"it turns {reads} into {writes}, where {level} are read")
     return SentenceModule(
         kind="dense",
         path=entry.path,
@@ -188,7 +188,7 @@ def _read_normalize(folder: Path, entry: Entry, level: Level) -> SentenceModule 
     reads = fields.text("module_input_name") or "sentence_embedding"
     writes = fields.text("module_output_name") or reads
     if writes != reads:
-        raise refuse(entry, f"it makes {writes} of {reads}")
+        raise refuse(entry, f"it turns {reads} into {writes}")
     # If its input does not exist, the module has no effect, without an error.
     return SentenceModule(kind="normalize") if reads == level else None
 

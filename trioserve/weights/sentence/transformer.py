@@ -102,7 +102,7 @@ def _check_output(entry: Entry, fields: Fields) -> None:
     text = modalities.object("text")
     output = text.text("method_output_name") if text is not None else None
     if output != "last_hidden_state":
-        raise UnsupportedModel(entry.type, f"it makes {output} of texts")
+        raise UnsupportedModel(entry.type, f"it turns texts into {output}")
 
 
 def _check_processing(entry: Entry, fields: Fields) -> None:
