@@ -200,6 +200,6 @@ async def test_a_program_reads_a_foreign_keyword_as_it_wrote_it(folder: Path) ->
 
 
 async def test_an_option_beside_a_whole_configuration_is_named() -> None:
-    with pytest.raises(TypeError, match="into the EngineConfig: max_num_seqs"):
+    with pytest.raises(TypeError, match="in the EngineConfig: max_num_seqs"):
         async with trioserve.open_engine(trioserve.EngineConfig(), max_num_seqs=7):
             raise AssertionError("it is refused")

@@ -53,7 +53,7 @@ def test_a_name_that_is_neither_a_path_nor_a_hub_id_is_refused(source: str) -> N
 
 
 def test_a_file_of_another_kind_is_refused(model_folder: Path) -> None:
-    with pytest.raises(WeightsNotFound, match="only .gguf is read"):
+    with pytest.raises(WeightsNotFound, match="only a .gguf file can be"):
         resolve_weights(str(model_folder / "model.safetensors"))
 
 

@@ -2,7 +2,7 @@
 
     model, engine, render, server    the options, by the room that they concern
     whole                            all options of an engine, and all of a server
-    options                          what a field says: its name, type, default and meaning
+    options                          the name, type, default and meaning of each option
     flags, help                      the command line, made from the fields
     keywords                         the spelling of options in programs
     foreign                          names that other servers give to these options

@@ -1,6 +1,6 @@
 """The engine: it owns requests and the loop that steps the device.
 
-It speaks token ids; it knows no text, no HTTP and no tensor library. The doors are
+It works with token ids. It does not know text, HTTP or tensor libraries. The doors are
 `Engine.run`, which lives in a nursery, and two ways to open a request:
 `TokenEngine.open_stream` for models that generate, `TensorEngine.open_request` for models
 that pool. Leaving the block of a request is the only way to abort it.

@@ -1,8 +1,8 @@
 """Text in, text out; texts in, vectors and scores out.
 
 The rooms render and engine do not know each other. This room joins them, for the HTTP room
-and for programs that embed the engine. It knows no HTTP and no tensor library. The doors are
-TextEngine and PoolingEngine.
+and for programs that embed the engine. It does not know HTTP or tensor libraries. The
+doors are TextEngine and PoolingEngine.
 """
 
 from .pooling import Classification, Pooled, PoolingEngine

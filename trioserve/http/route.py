@@ -30,7 +30,7 @@ class Route:
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
         event.
-      errors: what an error means, by status, besides the errors of all bodies.
+      errors: the meanings of errors, by status, besides the errors of all bodies.
     """
 
     method: Literal["GET", "POST"]

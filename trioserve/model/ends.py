@@ -44,14 +44,14 @@ class StepWriter(Protocol):
         """Take the sampling parameters of a sequence, in place of its slot's former one."""
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
-        """Return the tokens whose logits a step needs: none except in the last stage."""
+        """Return the tokens whose logits a step needs: none before the last stage."""
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         """Use the output of a step.
 
         Args:
           rows: from `select`.
-          output: what LoadedModel.compute returned for them.
+          output: the result of LoadedModel.compute for them.
         """
 
 

@@ -45,7 +45,7 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
     Args:
       level: as in logging.
       origin: a name of the process for each line, if there are several of its kind.
-      again: replace what has been set up before.
+      again: replace an earlier set-up.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.StreamHandler(sys.stderr)

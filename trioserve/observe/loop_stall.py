@@ -47,9 +47,10 @@ class LoopStall(trio.abc.Instrument):
     the last step of its turn. Wall time counts: a step is also long if another thread held
     the GIL, the collector ran, or the system gave the core to another process.
 
-    It costs 1 us a step, of which 0.7 are trio's for calling any two hooks, and 1 us a
-    turn. A server whose device cost nothing spent 1.5 to 2 us more on each chunk of 50 to
-    65 (bench/instrument.py; 2 shared cores). So it may stay on for good.
+    It costs 1 us a turn and 1 us a step; trio's calls of any two hooks are 0.7 us of
+    the latter. A server whose device cost nothing spent 1.5 to 2 us more on each chunk,
+    which takes 50 to 65 us (bench/instrument.py; 2 shared cores). So it may always stay
+    on.
 
     One object watches one loop at a time.
 

@@ -6,7 +6,7 @@
     beat             sends a sign of life every second
     MessageStream    msgspec structs both ways, tensors through shared memory
 
-It knows no engine and no device. Nothing is pickled: messages hold data alone.
+It does not know engines or devices. Nothing is pickled: messages hold only data.
 """
 
 from .child import Child, open_child

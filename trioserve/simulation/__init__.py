@@ -1,7 +1,7 @@
 """Plays a pipeline in virtual time: the real scheduler and loop, and stages that only wait.
 
 Minutes of a load on eight stages take seconds, without a model and without torch. The
-simulation knows how long a step takes, but not what it computes.
+simulation models the duration of a step, but not its computation.
 
 The doors are `simulate` for a whole load, `open_simulated_engine` for programs and tests
 with requests of their own, and PipelineSimulator for programs with an engine of their own.

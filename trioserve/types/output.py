@@ -63,8 +63,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New tokens of one sequence, from the scheduler to the reader of a stream.
 
-    One without tokens and logprobs reports that a step with the sequence has begun; it
-    does not reach the reader.
+    A delta without tokens and logprobs reports that a step with the sequence has begun;
+    it does not reach the reader.
 
     Args:
       index: number of the sequence in its request: prompt number * n + sequence number

@@ -69,7 +69,7 @@ class SentenceFolder:
       skipped_words: late interaction: tokens of documents that have no vector, if the
         vocabulary has them.
       special_words: late interaction: words with which prompts begin, such as "[unused0]".
-        The tokenizer must not split those that the vocabulary has; a longer word goes
+        The tokenizer must not split those that the vocabulary has. A longer word comes
         before a shorter one with which it begins.
       averages_similarity: late interaction: MaxSim is divided by the number of the
         query's vectors.

@@ -84,7 +84,7 @@ class SampledTransfer:
 class AwaitedTokens:
     """The steps whose tokens the first stage must have before it runs a plan.
 
-    It waits for no others: their tokens may come while it computes.
+    The tokens of other steps may come while it computes.
 
     Args:
       depth: the most steps in flight. The tokens of older steps were sent long ago and are

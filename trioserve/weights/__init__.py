@@ -1,7 +1,7 @@
 """Turns MODEL into a local folder in Hugging Face layout.
 
-This room fetches, checks, unpacks and converts files. It knows no trio, no engine and
-no HTTP. It never runs code from a model: it loads no pickle and installs no wheel. Its
+This room fetches, checks, unpacks and converts files. It does not know trio, the engine
+or HTTP. It never runs code from a model: it loads no pickle and installs no wheel. Its
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_weights`, which calls `resolve_description` and then

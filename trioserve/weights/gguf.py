@@ -113,7 +113,7 @@ def convert_gguf(path: Path, folder: Path, source: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """Metadata of the file, some of which transformers ignores.
+    """Metadata of the file; transformers ignores a part of them.
 
     Args:
       dtype: torch's name of the type of the saved weights.

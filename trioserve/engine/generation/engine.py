@@ -137,8 +137,8 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     def _count_places(self, num_held: int) -> int:
         """Return how many sequences a request may have while others hold `num_held`.
 
-        Half of the free places: so requests with many sequences always leave room for
-        requests with one. A request that can run at once is never refused.
+        This is half of the free places, so requests with many sequences always leave
+        room for requests with one. A request that can run at once is never refused.
 
         Source: Choudhury and Hahne 1998 (Dynamic Queue Length Thresholds), with alpha 1.
         """

@@ -1,4 +1,4 @@
-"""The far side of remote.py: a core that does what the messages of its client say."""
+"""The far side of remote.py: a core that carries out the messages of its client."""
 
 from __future__ import annotations
 

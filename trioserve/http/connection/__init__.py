@@ -1,6 +1,6 @@
 """Mends hypercorn's connections, so that a peer can end its own connection at most.
 
-No other room knows private names of hypercorn and h11. Because of them, hypercorn is
+No other room uses private names of hypercorn and h11. Because of them, hypercorn is
 pinned to 0.18.*, and h11 to 0.16.*. The door:
 
     install_guard  replaces hypercorn's connection classes in this process. Call it before

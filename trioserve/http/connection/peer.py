@@ -1,7 +1,7 @@
 """Reports to a request whether its peer got the answer; ASGI does not report that.
 
-ASGI's http.disconnect comes after each request, both if the answer was written and if the
-peer has left. And a write to a peer that has left does not fail.
+ASGI's http.disconnect comes after each request, whether the answer was written or the
+peer has left before that. And a write to a peer that has left does not fail.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class BodyDecoder(Generic[RequestT]):
 
         Raises:
           InvalidParameter: the body is not JSON, or a field has the wrong type or length.
-          NotSupported: a field asks for something that this server does not do.
+          NotSupported: a field needs a feature that this server does not have.
         """
         if not body:
             raise InvalidParameter(None, "The body is empty.")

@@ -50,7 +50,7 @@ _TEXT_FIELDS: Final = {
 }
 
 # Texts that are pooled may be truncated or read in chunks, as the request or the server's
-# options say. So the renderer alone refuses what is too long for the model.
+# options say. So only the renderer refuses texts that are too long for the model.
 _PoolingDecoder: Final = partial(BodyDecoder, bounds_ids=False, takes_payloads=False)
 
 _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {

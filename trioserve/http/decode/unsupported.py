@@ -1,6 +1,6 @@
 """Fields that clients send and this server does not implement, one row each.
 
-Such a field is refused unless its value is neutral: a neutral value asks for the behaviour
+Such a field is refused unless its value is neutral: a neutral value means the behaviour
 that the server has anyway, and client libraries send many of them. JSON's null is always
 neutral. All other unknown fields are ignored, as vLLM ignores them.
 

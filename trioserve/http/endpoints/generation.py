@@ -51,7 +51,7 @@ def make_token_texts(body: GenerationRequest, engine: TextEngine) -> TokenTexts:
 def make_tokenize_options(
     body: GenerationRequest, sampling: SamplingParams, engine: TextEngine
 ) -> TokenizeOptions:
-    """Return how prompts become token ids.
+    """Return the options by which prompts become token ids.
 
     A truncate_prompt_tokens of -1 leaves just enough room for the output.
     """
@@ -69,7 +69,7 @@ def make_tokenize_options(
 def make_sampling(
     body: ChatRequest | CompletionRequest, engine: TextEngine
 ) -> SamplingParams:
-    """Return how to sample, without the bad words, which need the tokenizer.
+    """Return the sampling parameters, without the bad words, which need the tokenizer.
 
     Raises:
       InvalidParameter: a number is out of its range.

@@ -113,7 +113,7 @@ def make_params(
     use_activation: bool | None = None,
     param: str = "dimensions",
 ) -> PoolingParams:
-    """Return how vectors are made from the model's last layer.
+    """Return the parameters by which the model's last layer becomes vectors.
 
     Raises:
       InvalidParameter: the model's vectors cannot be cut to this size; names `param`.
@@ -147,7 +147,7 @@ def _resolve_long_text(
 def make_text_options(
     body: PoolingFields, engine: PoolingEngine, *, can_average: bool = False
 ) -> TextOptions:
-    """Return how texts become token ids.
+    """Return the options by which texts become token ids.
 
     Raises:
       InvalidParameter: the request names a side, but texts are not truncated; or as
@@ -180,7 +180,7 @@ async def pool_texts(
       finish: makes an entry of the answer from a text's number and tensor, in a renderer
         worker.
 
-    Raises: what make_text_options and PoolingEngine.pool raise.
+    Raises: the errors of make_text_options and PoolingEngine.pool.
     """
     engine = call.engine
     options = replace(

@@ -41,7 +41,7 @@ class StreamMeter:
     def usage(self) -> Usage:
         """The tokens of the request so far."""
         # Only the first sequence of a prompt saved work by its cached tokens. The others
-        # find in the cache what the first one computed.
+        # find the tokens of the first one in the cache.
         per_prompt = self.stream.num_sequences // len(self.prompts)
         return Usage.of(
             num_prompt_tokens=self._num_prompt_tokens,

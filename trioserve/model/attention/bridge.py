@@ -44,7 +44,7 @@ class AttentionCall:
       window: largest number of keys that a query sees to one side, including its own key;
         None is all.
       softcap: scores become softcap * tanh(score / softcap).
-      sinks: (num_heads,) one more score for each head; it takes weight, but has no value
+      sinks: (num_heads,) one more score a head, which takes weight but has no value
       unknown: names of arguments that no backend here supports.
     """
 

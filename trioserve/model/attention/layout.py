@@ -4,7 +4,7 @@
              one token each     many tokens each
 
 Every attention backend reads this layout. The backend chooses the order of the rows, and
-lays out what its own operators need besides (backend.py).
+lays out further data for its own operators (backend.py).
 
 The host sends a few numbers for each row and each new token. Data that grow with a
 sequence, such as its list of blocks, are put together on the device.

@@ -46,7 +46,7 @@ class LoadedEncoder:
       labels: names of a classifier's labels, in the order of its outputs.
       activation: turns a classifier's outputs into scores.
       hidden_size: width of the states.
-      type_ids: the model tells the two texts of a pair apart.
+      type_ids: the model distinguishes the two texts of a pair.
       is_causal: tokens see no later tokens, as in a decoder.
       head: the head of a classifier: (n, hidden_size) -> (n, num_labels). It reads one
         state of each text, by `head_mode`, or for token_classify all states.

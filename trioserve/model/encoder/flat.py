@@ -24,7 +24,7 @@ class FlatPass:
 
     Args:
       model: its attention implementation is attention.bridge.IMPLEMENTATION.
-      context: where its modules ask for attention.
+      context: the link from its modules to the attention.
       backend: computes the attention.
       rules: the arguments that the model needs for each token.
     """

@@ -157,7 +157,7 @@ class Dequantisation:
 def plan_dequantisation(
     config: PreTrainedConfig, dtype: torch.dtype | None
 ) -> Dequantisation | None:
-    """Return how to dequantise a model's weights; None if they are not quantised.
+    """Return the plan to dequantise a model's weights; None if they are not quantised.
 
     Args:
       config: the model's, which check_quantisation has accepted; it is changed.

@@ -26,8 +26,8 @@ def make_stage_class(
         model_class.__init__(self, config, *args, **kwargs)
         _cut(self, skeleton, partition)
 
-    # The name stays that of the original: by this name transformers knows how to rename
-    # weights, and which outputs can be recorded.
+    # The class keeps the name of the original: transformers needs it to rename weights,
+    # and to find the outputs that can be recorded.
     return type(
         model_class.__name__,
         (model_class,),

@@ -49,7 +49,7 @@ def outline_stage(
 ) -> Outline | None:
     """Outline one stage of a model without its weights; see outline_model.
 
-    Raises: what load_stage raises.
+    Raises: the errors of load_stage.
     """
     facts = read_facts(folder, config)
     layers = outline_layers(facts)

@@ -71,7 +71,7 @@ class PoolingTokenizer:
 
     Args:
       backend: a tokenizer without truncation or padding; it must not be changed.
-      vocab_size: the number of ids that the model knows. Some models have more than
+      vocab_size: the number of ids that the model has. Some models have more than
         their tokenizer, and a few have less.
     """
 

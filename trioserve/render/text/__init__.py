@@ -2,7 +2,7 @@
 
 loading                             a model's folder -> tokenizer and chat template
 chat, tool_history                  checks messages, and converts them for the template
-template, template_form, probing    runs chat templates, and finds out what each supports
+template, template_form, probing    runs chat templates, and finds out their features
 nesting, fields                     limits on the values that a template receives
 tokenizer, pieces, vocabulary       text -> token ids
 detokenizer, stop                   token ids -> text, which ends at a stop string

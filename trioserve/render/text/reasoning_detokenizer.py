@@ -86,7 +86,7 @@ class ReasoningDetokenizer(Detokenizer):
 class _TokenCounter:
     """Counts the tokens of a splitter's reasoning section.
 
-    A token is counted once the splitter knows the section of its text.
+    A token is counted when the splitter has decided the section of its text.
     """
 
     __slots__ = ("_num_characters", "_num_empty", "_splitter", "_waiting")

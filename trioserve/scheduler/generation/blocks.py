@@ -22,7 +22,7 @@ class BlockPool:
     """Counts references to `num_blocks` blocks and remembers full ones by hash.
 
     Source: Kwon et al. 2023 (PagedAttention), section 4. As in vLLM, the queue of free
-    blocks is the LRU list of the cache, too.
+    blocks is also the LRU list of the cache.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -85,6 +85,6 @@ class RunningSequences:
 
 
 def _get_standing(sequence: Sequence) -> tuple[float, int]:
-    """Return the order in which running sequences keep what they have."""
+    """Return the order in which running sequences keep their slots and blocks."""
     place, arrival = sequence.order
     return place + sequence.flow.surcharge, arrival

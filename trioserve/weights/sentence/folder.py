@@ -29,7 +29,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
       whose config.json has all settings.
 
     Raises:
-      WeightsBroken: a file is not JSON, or not what sentence-transformers writes.
+      WeightsBroken: a file is not JSON, or not in the form of sentence-transformers.
       UnsupportedModel: a module of the model cannot be run.
     """
     if (folder / "modules.json").is_file():
