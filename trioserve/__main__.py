@@ -5,7 +5,7 @@
 
 Under torchrun `serve` is the server in the process of rank 0, and a stage elsewhere.
 
-Exit codes: 0 after a stop that was asked for, 2 for a mistake that the user can mend (a
+Exit codes: 0 after a requested stop, 2 for a mistake that the user can correct (a
 wrong option, a model that cannot be found), 3 if the engine failed, 128 + N if a second
 signal N cut the drain short. A signal that comes before the server has begun to load a model
 kills the process, which shells report as 128 + N, too.
@@ -202,7 +202,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
       InvalidConfig: the file cannot be read, an option in it or among the flags is wrong,
         or there are two models.
       ForeignOption: an option is another server's.
-      SystemExit: --help was asked for (0).
+      SystemExit: --help was given (0).
     """
     from .config import ServeConfig, build_config
 
@@ -223,7 +223,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
 def _read_arguments(
     config_type: type, arguments: Sequence[str], usage: str, others: Iterable[str] = ()
 ) -> CommandLine:
-    """Take arguments apart; print the help and end if it was asked for.
+    """Take arguments apart. If --help is given, print the help and end.
 
     Raises:
       SystemExit: after the help (0).

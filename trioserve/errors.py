@@ -454,7 +454,7 @@ class StagesNotMet(StartupError):
     """Raised when the stages that torchrun has started cannot work together."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the stages of the pipeline did not meet: {reason}")
+        super().__init__(f"the stages of the pipeline cannot work together: {reason}")
 
 
 def shorten_message(error: BaseException) -> str:

@@ -335,7 +335,7 @@ class SeeingTiny(Tiny):
         )
 
     def _count_vectors(self, tensors: dict[str, torch.Tensor]) -> list[int]:
-        """Vectors of each part of an image, by the sizes in testing_processors."""
+        """Vectors of each part of an image, by the sizes in testing.processors."""
         if "image_grid_thw" in tensors:
             return [int(tensors["image_grid_thw"].prod()) // 4]
         if "pixel_attention_mask" in tensors:

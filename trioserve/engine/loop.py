@@ -30,7 +30,7 @@ GivenT = TypeVar("GivenT", covariant=True)
 
 
 class Planner(Protocol[PlanT, TakenT, GivenT]):
-    """A scheduler, as the loop sees it."""
+    """The methods of a scheduler that the loop uses."""
 
     def schedule(self) -> PlanT | None:
         """Return the next plan, or None if there is nothing to do now."""

@@ -14,7 +14,7 @@ turns the encoder's states into vectors and scores.
 
 The door:
   outline_model           a folder -> Outline, without its weights
-  takes_images            whether a folder's model sees images
+  takes_images            whether a folder's model takes images
   load_model              a folder -> LoadedModel
   count_blocks            how many KV blocks fit into the device's memory
   ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;

@@ -90,9 +90,9 @@ class _NeededTransfers:
 
 
 class EveryStepTransfers:
-    """Tokens go back after every step, and the first stage waits for those of the last.
+    """Tokens go back after every step, and the first stage waits for the last answer.
 
-    Pipelines do this if they do not look into the plan.
+    Pipelines do this if they do not read the plan.
     """
 
     def __init__(self, num_stages: int) -> None:

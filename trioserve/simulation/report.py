@@ -50,7 +50,7 @@ class Report:
     """The figures of a simulation.
 
     Args:
-      first_arrival: second of the simulation at which the first request came.
+      first_arrival: time of the first request, in seconds of the simulation.
       seconds: from the first arrival to the last token.
       prefill_tokens_per_second, decode_tokens_per_second: tokens of prompts and of outputs,
         divided by all these seconds.

@@ -1,6 +1,6 @@
 """The part of an engine that needs no weights: the renderer, and the loop over a core.
 
-It is prepared before the core loads the weights, or at the same time. So a mistake in it is
+It is prepared before the core loads the weights, or at the same time. So its errors are
 reported early, and not after gigabytes have been read.
 """
 

@@ -1,6 +1,6 @@
 """Plug-ins that change logits: those that an option names, and installed ones.
 
-Loading a plug-in runs its module: whoever starts the server must trust that code.
+To load a plug-in is to run its module, so its code must be trusted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way of an answer to the client."""
+"""Sends an answer to the client."""
 
 from __future__ import annotations
 

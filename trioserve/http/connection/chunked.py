@@ -27,7 +27,7 @@ _HEADER: Final = re.compile(rb"([0-9A-Fa-f]{1,20})(?:;[^\n]{0,16}?|[ \t]{1,16})?
 class JoiningReader(ChunkedReader):
     """Makes one event of many chunks.
 
-    The way of an event to the app costs 20 us, and a peer may send a body in chunks of one
+    To pass an event to the app costs 20 us, and a peer may send a body in chunks of one
     byte. Only whole and well-formed chunks are joined. Everything else is left to h11:
     parts of chunks, the last chunk, and errors. So each body is read exactly as h11 would
     read it.

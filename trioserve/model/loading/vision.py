@@ -1,4 +1,4 @@
-"""The kinds of models that see images, and their encoders."""
+"""The kinds of models that take images, and their encoders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionKind:
-    """A kind of model that sees images.
+    """A kind of model that takes images.
 
     Args:
       text_type, vision_type: model_type of its text model and of its image model.

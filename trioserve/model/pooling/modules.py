@@ -27,8 +27,8 @@ class ModuleChain:
 
     Args:
       width: width of the resulting vectors.
-      normalizes: the vectors are to be brought to length 1 at last. The caller does that,
-        because vectors may be cut before.
+      normalizes: the vectors must be brought to length 1 at the end. The caller does
+        that, because vectors may be cut before.
     """
 
     modules: tuple[VectorModule, ...]

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...types.output import TokenLogprobs
 from .host_copy import HostCopy
 
-# JSON has no infinity. vLLM's server sends this number for a token that cannot come.
+# JSON has no infinity. vLLM's server sends this number for an impossible token.
 _LOWEST_LOGPROB = -9999.0
 
 

@@ -138,7 +138,7 @@ def open_links(
             timeout=timeout,
         )
     except RuntimeError as error:
-        raise StageLost(f"stages did not meet: {shorten_message(error)}") from error
+        raise StageLost(f"stages did not connect: {shorten_message(error)}") from error
     try:
         channels = _make_channels(stage, timeout)
         yield links_type(stage, channels)
@@ -157,7 +157,7 @@ def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
             for pair in (*pairs, (0, last))
         ]
     except RuntimeError as error:
-        raise StageLost(f"stages did not meet: {shorten_message(error)}") from error
+        raise StageLost(f"stages did not connect: {shorten_message(error)}") from error
     by_pair = dict(zip(pairs, groups))
 
     def open_channel(group: Any, peer: int) -> DistributedChannel:
