@@ -13,12 +13,12 @@ from xdist.scheduler import LoadFileScheduling
 
 from trioserve.testing.tokenizer import tiny_tokenizer
 
-# No test promises a time, and the machine may be busy.
+# No deadlines, because the machine may be busy and no test is about them.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-# These tests start many processes and take half of the suite's time. One of pytest's two
-# processes runs them all: two such tests at once would slow each other down.
+# These tests start many processes and take half of the suite's time. One process of
+# pytest runs them all, because two such tests at once would slow each other down.
 E2E = "tests/e2e/"
 
 
@@ -34,7 +34,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 class _Scheduling(LoadFileScheduling):
-    """Gives each process whole files, whose tests share models, and one all of E2E."""
+    """Gives whole files, whose tests share models, to a process, and all E2E to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return E2E if nodeid.startswith(E2E) else super()._split_scope(nodeid)

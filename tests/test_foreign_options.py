@@ -22,7 +22,7 @@ SWITCHES = {
     if isinstance(option.default, bool)
 }
 
-# Those of vLLM that recipes and questions on the web have most.
+# The options of vLLM that are the most frequent in recipes and questions on the web.
 MOST_USED = """
     tensor-parallel-size gpu-memory-utilization enable-prefix-caching quantization
     enable-auto-tool-choice tool-call-parser trust-remote-code api-key uvicorn-log-level
@@ -106,7 +106,7 @@ def test_advised_options_exist_and_none_of_ours_is_refused() -> None:
     for name in list_foreign():
         explanation = explain_foreign([f"--{name}"])
         assert name in explanation
-        # Several are put together on one line, with semicolons.
+        # Several explanations are joined on one line, with semicolons.
         assert not re.search(r"[;\n]", explanation)
         advised = re.findall(r"--([a-z0-9-]+)", explanation)
         assert set(advised) - {name} <= OURS | SWITCHES

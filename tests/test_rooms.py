@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Package -> the only rooms that may import it.
 ONLY_IN: dict[str, set[str]] = {
-    # render decodes tensors that clients send; threads stops torch between two calls.
+    # render decodes tensors of clients; threads stops torch between two calls.
     "torch": {
         *("model", "executor", "weights", "render", "types", "startup", "pipeline"),
         *("threads", "testing"),
@@ -109,7 +109,7 @@ def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
             assert name not in NOT_IN.get(room, set()), f"{room} imports {name}"
 
 
-def test_the_root_holds_doors_and_what_everybody_shares() -> None:
+def test_the_root_holds_doors_and_shared_modules() -> None:
     rooms = {room_of(path) for path in MODULES}
     assert rooms == set(MAY_IMPORT)
     assert len(rooms) <= 25
@@ -129,7 +129,7 @@ def find_module(name: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def list_own_imports(path: Path) -> Iterator[tuple[str, ...]]:
-    """Yield the modules of ours that a module imports, for types alone included."""
+    """Yield our modules that a module imports, even if only for types."""
     folder = name_module(path)[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -164,7 +164,7 @@ def test_no_folder_has_a_circle_of_imports(
     list(TopologicalSorter(graph).static_order())
 
 
-def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:
+def test_only_the_connection_guard_uses_hypercorns_private_names() -> None:
     public = {"hypercorn.trio", "hypercorn.typing", "hypercorn.config"}
     for path in MODULES:
         if path.parent.name == "connection":
@@ -180,7 +180,7 @@ def test_only_the_connection_guard_knows_hypercorns_private_names() -> None:
 
 
 def test_importing_the_package_loads_nothing_large() -> None:
-    """--help must not take seconds, and an interrupt be answered from the first moment."""
+    """--help must be fast, and an interrupt must have an effect from the beginning."""
     large = ("torch", "transformers", "quart", "trio", "msgspec")
     script = (
         "import sys, trioserve, trioserve.__main__\n"
@@ -193,6 +193,6 @@ def test_importing_the_package_loads_nothing_large() -> None:
 
 
 @pytest.mark.parametrize("name", trioserve.__all__)
-def test_a_public_name_is_there_when_it_is_asked_for(name: str) -> None:
+def test_a_public_name_is_imported_when_it_is_used(name: str) -> None:
     assert getattr(trioserve, name).__name__ == name
     assert name in dir(trioserve)

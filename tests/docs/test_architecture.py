@@ -19,7 +19,7 @@ FOLDERS = sorted({*re.findall(r"``([\w./-]+/)``", PAGE)})
 
 
 def find(path: str) -> Path:
-    """Return the file or folder, in the package unless the path begins elsewhere."""
+    """Return the file or folder: in the package, unless its path begins elsewhere."""
     is_outside = path.split("/")[0] in ("docs", "tests", "bench", "trioserve")
     return (ROOT if is_outside else PACKAGE) / path
 

@@ -1,9 +1,8 @@
 """Every program of README and docs/ uses names that exist, and runs as it is printed.
 
-A program is a code block of Python that begins with an import. Tests replace the names of
-models and servers in it, because models of that size take too long, and nothing else. The
-plug-in runs in tests/e2e/test_logits_processors.py. Other blocks are fragments, and do not
-run.
+A program is a code block of Python that begins with an import. Tests replace only its
+names of models and servers, because models of that size take too long. The plug-in runs
+in tests/e2e/test_logits_processors.py. Other blocks are fragments, and do not run.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def list_programs(page: str) -> list[str]:
 
 
 def find_program(page: str, mark: str) -> str:
-    """Return the one program of a page that has a word in it."""
+    """Return the only program of a page that contains a word."""
     (program,) = (program for program in list_programs(page) if mark in program)
     return program
 
@@ -111,7 +110,7 @@ def test_a_program_uses_only_names_that_exist(page: str, mark: str) -> None:
 
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> Any:
-    """A server for clients that block, which run in threads."""
+    """A server for blocking clients, which run in threads."""
     render = RenderConfig(enable_prompt_embeds=True)
     async with open_fake_server(tokenizer_folder, render=render) as server:
         with trio.fail_after(60):
@@ -183,7 +182,7 @@ async def test_clients_get_vectors_and_ranks(tokenizer_folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with the vocabulary of the tiny tokenizer, whose answers never end."""
+    """A random Llama with the tiny tokenizer's vocabulary; its answers never end."""
     folder = save_tiny_model(
         "llama",
         tmp_path_factory.mktemp("model") / "tiny-llama",
@@ -251,7 +250,7 @@ def test_texts_are_embedded_and_scored(
     changes = {f"pypi:{POOLING_MODEL}": str(folder)}
     run(replace_all(find_program("docs/embedding.rst", "open_pooling_engine"), changes))
     numbers = re.findall(r"\d\.\d*", capsys.readouterr().out)
-    # The products of three vectors with each other, and the scores of two texts.
+    # The products of all pairs of three vectors, and the scores of two texts.
     assert len(numbers) == 9 + 2
     assert [float(number) for number in numbers[0:9:4]] == pytest.approx([1, 1, 1])
 

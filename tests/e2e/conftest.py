@@ -37,7 +37,7 @@ SERVE = (sys.executable, "-m", "trioserve", "serve")
 
 @dataclass(kw_only=True)
 class ServerProcess:
-    """A server that said it is ready."""
+    """A server that has reported that it is ready."""
 
     process: subprocess.Popen[str]
     url: str
@@ -85,7 +85,7 @@ def _open_stream(url: str) -> Iterator[EventStream]:
 
 @pytest.fixture(scope="session")
 def open_stream() -> Callable[[str], AbstractContextManager[EventStream]]:
-    """Return a function that asks a server for an EventStream."""
+    """Return a function that opens an EventStream of a server."""
     return _open_stream
 
 
@@ -101,7 +101,7 @@ def no_shared_memory_left() -> Iterator[None]:
     """Check that the test leaves no shared memory behind."""
     before = set(os.listdir("/dev/shm"))
     yield
-    # Other programs of this machine use shared memory, too, and remove it again.
+    # Other programs of this machine also use shared memory for a while.
     deadline = time.monotonic() + END_SECONDS
     while new := set(os.listdir("/dev/shm")) - before:
         assert time.monotonic() < deadline, f"{new} stays"

@@ -24,11 +24,10 @@ pytestmark = pytest.mark.slow
 Start = Callable[..., Any]
 Open = Callable[[str], Any]
 
-# Each side should notice the end of the other one within this time.
+# Each side should notice the other one's end within this time.
 SECOND = 1.0
 
-# After a kill, the system has to unmap gigabytes of libraries, on a machine that may be
-# busy.
+# After a kill, the system unmaps gigabytes of libraries, and the machine may be busy.
 LATE = 20.0
 
 
@@ -133,7 +132,7 @@ def list_children() -> set[psutil.Process]:
 async def test_a_program_learns_of_the_death_of_its_idle_engine(
     model_folder: Path,
 ) -> None:
-    """An engine in a process answers requests as one inside the program does."""
+    """Until then, the engine process answers requests like an engine in the program."""
     before = list_children()
     with pytest.raises(EngineDied) as caught:
         async with trioserve.open_engine(

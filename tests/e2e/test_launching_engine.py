@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def open_engine(folder: Path) -> AsyncIterator[TokenEngine]:
-    """Open an engine as on a GPU: launching a step and finishing it are two calls."""
+    """Open an engine that launches and finishes steps by two calls, as on a GPU."""
     model = load_model(folder, ModelConfig(), name="tiny")
     runner = ModelRunner(
         model, num_blocks=24, block_size=4, max_num_seqs=8, max_model_len=48
@@ -90,7 +90,7 @@ async def test_streams_equal_generate_while_others_come_and_leave(
         async with engine.open_stream(prompts, params) as deltas:
             async for delta in deltas:
                 tokens += delta.token_ids
-                # Every third stream is left early.
+                # The reader of every third stream leaves early.
                 if number % 3 == 0 and len(tokens) > number % 7:
                     return
         written[number] = tokens

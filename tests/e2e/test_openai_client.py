@@ -33,7 +33,7 @@ def expect(model_folder: Path) -> Any:
         prompt = torch.tensor([ids])
         out = model.generate(
             prompt,
-            # Without a mask, generate() takes the tokenizer's first token for padding.
+            # Without a mask, generate() reads the tokenizer's first token as padding.
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
             max_new_tokens=max_tokens,

@@ -33,14 +33,13 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 
-# After a kill, the system has to unmap gigabytes of libraries, on a machine that may be
-# busy.
+# After a kill, the system unmaps gigabytes of libraries, and the machine may be busy.
 LATE = 20.0
 
-# A stage that is silent for 5 seconds is given up at the next check.
+# A stage that is silent for 5 seconds counts as lost at the next check.
 SILENCE = 7.0
 
-# Ends soon, with tokens that the model would not choose itself.
+# It ends soon, with tokens that the model itself would not choose.
 THINKING = ReasoningBudget(
     num_tokens=5, start_token_ids=(7,), end_token_ids=(8, 9), is_open=True
 )
@@ -105,12 +104,12 @@ class Host:
             started.put(None)
             await trio.sleep_forever()
 
-    def run(self, story: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run a coroutine to its end, for three minutes at most."""
 
         async def bounded() -> T:
             with trio.fail_after(180):
-                return await story(*args)
+                return await work(*args)
 
         return trio.from_thread.run(bounded, trio_token=self._token)
 
@@ -184,7 +183,7 @@ def host(folder: Path, plugin_folder: Path) -> Iterator[Host]:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
 
@@ -193,11 +192,11 @@ def make_prompt(number: int, length: int) -> tuple[int, ...]:
     return tuple(random.Random(number).choices(range(3, 500), k=length))
 
 
-def make_wishes() -> list[Wish]:
+def make_requests() -> list[Request]:
     """Make prompts of one step and of several, with all kinds of sampling."""
     greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    # With this seed no random number lies so close to the border of two tokens that the
-    # rounding of a batch decides.
+    # With this seed, no random number is so close to the border of two tokens that
+    # rounding decides, which depends on the batch.
     seeded = replace(greedy, temperature=0.9, seed=11)
     samplings = [
         greedy,
@@ -214,32 +213,32 @@ def make_wishes() -> list[Wish]:
         replace(greedy, reasoning_budget=THINKING),
     ]
     return [
-        Wish(make_prompt(number, length), sampling)
+        Request(make_prompt(number, length), sampling)
         for number, (length, sampling) in enumerate(
             (length, sampling) for length in (3, 50) for sampling in samplings
         )
     ]
 
 
-async def answer(engine: TextEngine, wish: Wish) -> list[TextDelta]:
-    """Return each sequence as a whole."""
-    prompts = [Prompt(token_ids=wish.prompt)]
-    async with engine.open_text(prompts, wish.sampling, TextParams()) as texts:
+async def answer(engine: TextEngine, request: Request) -> list[TextDelta]:
+    """Return each sequence as one delta."""
+    prompts = [Prompt(token_ids=request.prompt)]
+    async with engine.open_text(prompts, request.sampling, TextParams()) as texts:
         return await texts.collect()
 
 
 async def answer_all(
-    engine: TextEngine, wishes: Sequence[Wish]
+    engine: TextEngine, requests: Sequence[Request]
 ) -> list[list[TextDelta]]:
-    """Answer all wishes at once."""
-    answers: list[list[TextDelta]] = [[] for _ in wishes]
+    """Answer all requests at the same time."""
+    answers: list[list[TextDelta]] = [[] for _ in requests]
 
-    async def work(number: int, wish: Wish) -> None:
-        answers[number] = await answer(engine, wish)
+    async def work(number: int, request: Request) -> None:
+        answers[number] = await answer(engine, request)
 
     async with trio.open_nursery() as nursery:
-        for number, wish in enumerate(wishes):
-            nursery.start_soon(work, number, wish)
+        for number, request in enumerate(requests):
+            nursery.start_soon(work, number, request)
     return answers
 
 
@@ -266,42 +265,42 @@ def assert_same_numbers(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_a_pipeline_writes_what_one_process_writes(host: Host, num_stages: int) -> None:
-    """All run at once, in chunks, with preemptions, and leave nothing behind."""
+def test_a_pipeline_writes_the_same_as_one_process(host: Host, num_stages: int) -> None:
+    """All requests run at once, in chunks, with preemptions. Nothing is left behind."""
 
-    async def story() -> None:
+    async def check() -> None:
         one = await host.open(1)
         pipeline = await host.open(num_stages)
         assert len(pipeline.stages) == num_stages
         assert pipeline.fresh == one.fresh
-        wishes = make_wishes()
-        expected = await answer_all(one.engine, wishes)
-        answers = await answer_all(pipeline.engine, wishes)
+        requests = make_requests()
+        expected = await answer_all(one.engine, requests)
+        answers = await answer_all(pipeline.engine, requests)
         for ours, theirs in zip(answers, expected):
             assert_alike(ours, theirs)
         assert len({each.token_ids for each in expected[6]}) == 3
         assert pipeline.engine.engine.counters().num_preemptions > 0
         await wait_fresh(pipeline)
 
-    host.run(story)
+    host.run(check)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
     host: Host, num_stages: int
 ) -> None:
-    async def story() -> None:
+    async def check() -> None:
         one = await host.open(1)
         pipeline = await host.open(num_stages)
         sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
-        first = Wish(make_prompt(77, 60), sampling)
-        second = Wish((*first.prompt[:50], 8, 9), sampling)
-        for wish, num_cached in ((first, 0), (second, 48)):
-            [ours] = await answer(pipeline.engine, wish)
+        first = Request(make_prompt(77, 60), sampling)
+        second = Request((*first.prompt[:50], 8, 9), sampling)
+        for request, num_cached in ((first, 0), (second, 48)):
+            [ours] = await answer(pipeline.engine, request)
             assert ours.num_cached_tokens == num_cached
-            assert_alike([ours], await answer(one.engine, wish))
+            assert_alike([ours], await answer(one.engine, request))
 
-    host.run(story)
+    host.run(check)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -311,39 +310,39 @@ def test_requests_that_leave_during_steps_leave_nothing_behind(
     async def leave(engine: TextEngine, number: int) -> None:
         sampling = SamplingParams(seed=number, max_tokens=60, ignore_eos=True)
         prompts = [Prompt(token_ids=make_prompt(number, 1 + number % 50))]
-        num_heard = 0
+        num_deltas = 0
         async with engine.engine.open_stream(prompts, sampling) as deltas:
-            # Some leave before their first token.
+            # Every fifth reader leaves before its first token.
             if number % 5:
                 async for _ in deltas:
-                    num_heard += 1
-                    if num_heard > number % 7:
+                    num_deltas += 1
+                    if num_deltas > number % 7:
                         break
 
-    async def story() -> None:
+    async def check() -> None:
         one = await host.open(1)
         pipeline = await host.open(num_stages)
         async with trio.open_nursery() as nursery:
             for number in range(60):
                 nursery.start_soon(leave, pipeline.engine, number)
         await wait_fresh(pipeline)
-        wish = make_wishes()[0]
+        request = make_requests()[0]
         assert_alike(
-            await answer(pipeline.engine, wish), await answer(one.engine, wish)
+            await answer(pipeline.engine, request), await answer(one.engine, request)
         )
 
-    host.run(story)
+    host.run(check)
 
 
 # ---- deaths --------------------------------------------------------------------------
 
 
-async def wait_told(engine: TextEngine, is_told: trio.Event) -> None:
-    wish = Wish((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
+async def wait_failed(engine: TextEngine, has_failed: trio.Event) -> None:
+    request = Request((3,), SamplingParams(max_tokens=150, ignore_eos=True, n=8))
     try:
-        await answer(engine, wish)
+        await answer(engine, request)
     except EngineDied:
-        is_told.set()
+        has_failed.set()
 
 
 @pytest.mark.usefixtures("no_shared_memory_left")
@@ -359,23 +358,23 @@ def test_a_stage_that_dies_or_hangs_ends_its_engine(
 ) -> None:
     """Every open request gets an error, and the other stages end, too."""
 
-    async def story() -> None:
+    async def check() -> None:
         pipeline = await host.open(num_stages)
         began = pipeline.engine.engine.counters().num_steps
-        is_told = trio.Event()
+        has_failed = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_told, pipeline.engine, is_told)
+            nursery.start_soon(wait_failed, pipeline.engine, has_failed)
             while pipeline.engine.engine.counters().num_steps < began + 10:
                 await trio.lowlevel.checkpoint()
             pipeline.stages[1].send_signal(signum)
             with trio.fail_after(SILENCE + LATE):
                 await pipeline.has_ended.wait()
-        assert is_told.is_set()
+        assert has_failed.is_set()
         assert isinstance(pipeline.end, StageDied)
         assert str(pipeline.end) == end
         assert not any(stage.is_running() for stage in pipeline.stages)
 
-    host.run(story)
+    host.run(check)
 
 
 def open_pipeline(folder: Path, **options: object) -> Any:

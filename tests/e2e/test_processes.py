@@ -27,14 +27,14 @@ pytestmark = pytest.mark.slow
 
 Open = Callable[[str], Any]
 
-# Waits until a server is ready that was started beside others.
+# Waits until a server is ready; several servers start at the same time.
 Wait = Callable[[], Any]
 
 # These tests need no engine process, which takes seconds to import torch.
 # test_engine_process.py has the tests that need one.
 INSIDE = "--no-engine-process"
 
-# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
 SIBLING = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 SERVE, begin_process = SIBLING["SERVE"], SIBLING["begin_process"]
 LONG = SIBLING["LONG"]
@@ -90,7 +90,7 @@ async def test_300_streams_that_end_at_random_leave_a_fresh_engine(server: Any) 
 
 @pytest.fixture(scope="module")
 def drained(model_folder: Path) -> Iterator[dict[str, Wait]]:
-    """Servers to be stopped, one for each test."""
+    """Servers for the tests to stop, one for each test."""
     options = {
         "unread": ["--drain-timeout", "0.5"],
         "streaming": [],
@@ -139,7 +139,7 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
         while httpx.get(f"{server.url}/health").status_code == 200:
             pass
         assert server.stop(signal.SIGTERM) == 128 + signal.SIGTERM
-    # The request for the gauges may be open still.
+    # The request for the metrics may still be open.
     log = server.read_log()
     assert re.search(r"draining \(open requests: [12]\); another signal", log)
 
@@ -175,7 +175,7 @@ def test_an_interrupt_in_the_first_moments_ends_it_without_a_traceback() -> None
     )
     with process:
         assert process.stderr is not None
-        # The first of the larger libraries. The others take a second to import.
+        # msgspec is the first larger library. The other imports take a second.
         while not process.stderr.readline().endswith(" msgspec\n"):
             pass
         process.send_signal(signal.SIGINT)
@@ -271,7 +271,7 @@ def test_a_wrong_model_is_one_sentence_and_exit_code_2() -> None:
     assert line.startswith("trioserve: ")
 
 
-def test_a_model_that_turns_out_wrong_during_its_load_is_one_sentence_too(
+def test_a_model_that_is_refused_during_its_load_gives_one_sentence_too(
     model_folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -333,7 +333,7 @@ DEAF_TO_SIGINT = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
 
 
 @pytest.fixture(scope="module")
-def doors(model_folder: Path) -> Iterator[dict[str, Wait]]:
+def hypercorn_servers(model_folder: Path) -> Iterator[dict[str, Wait]]:
     """Servers that hypercorn's command starts, one for each test."""
     serve = [*HYPERCORN, create_app_of(model_folder)]
     commands = {
@@ -355,9 +355,9 @@ def doors(model_folder: Path) -> Iterator[dict[str, Wait]]:
     ],
 )
 def test_hypercorns_command_serves_and_drains(
-    doors: dict[str, Wait], open_stream: Open, name: str, signum: int
+    hypercorn_servers: dict[str, Wait], open_stream: Open, name: str, signum: int
 ) -> None:
-    server = doors[name]()
+    server = hypercorn_servers[name]()
     with open_stream(server.url) as stream:
         if name != "worker":
             server.process.send_signal(signum)
@@ -418,7 +418,7 @@ def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
         timeout=START_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    # Not in a group: a program that embeds the engine need not know of its nursery.
+    # The error is in no group: the engine's nursery is hidden from the program.
     assert done.stdout == '20 length\n("the program\'s own",) None\n'
 
 

@@ -22,7 +22,7 @@ import trioserve
 
 pytestmark = pytest.mark.slow
 
-# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
 start_process = runpy.run_path(str(Path(__file__).parent / "conftest.py"))[
     "start_process"
 ]
@@ -41,8 +41,8 @@ class Cluster:
     """Two machines; the first one runs the server, its engine and stage 0.
 
     Args:
-      server: the first one's torchrun, as conftest.ServerProcess.
-      other: the second one's torchrun.
+      server: the first machine's torchrun, as conftest.ServerProcess.
+      other: the second machine's torchrun.
     """
 
     server: Any
@@ -54,7 +54,7 @@ class Cluster:
         return stage
 
     def list_processes(self) -> list[psutil.Process]:
-        """List all processes but torchrun's own."""
+        """List all processes except torchrun's own."""
         pids = self.server.process.pid, self.other.pid
         return [p for pid in pids for p in psutil.Process(pid).children(recursive=True)]
 

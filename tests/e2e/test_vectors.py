@@ -150,7 +150,7 @@ def test_a_local_image_is_read_from_the_allowed_folder_only(
 ) -> None:
     for folder in (vision_folder, tmp_path):
         draw("red").save(folder / "red.png")
-    said = [
+    answers = [
         client.chat.completions.create(
             model=NAME, messages=show(url), max_tokens=8, temperature=0
         )
@@ -158,7 +158,7 @@ def test_a_local_image_is_read_from_the_allowed_folder_only(
         .message.content
         for url in (f"file://{vision_folder}/red.png", encode_image(draw("red")))
     ]
-    assert said[0] == said[1]
+    assert answers[0] == said[1]
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(
             model=NAME, messages=show(f"file://{tmp_path}/red.png"), max_tokens=1
@@ -223,12 +223,12 @@ def test_a_chat_with_vectors_streams_the_same_answer_as_the_words(
 
 
 def test_the_server_ends_with_its_template_processes(server: Any) -> None:
-    # A child belongs to the thread that started it.
+    # The kernel lists children by the thread that started them.
     threads = Path(f"/proc/{server.process.pid}/task").iterdir()
     pids = [pid for t in threads for pid in (t / "children").read_text().split()]
     assert pids
     assert server.stop() == 0
-    # One of them watches the others, and ends a moment after them.
+    # One process watches the others, and ends a moment after them.
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline

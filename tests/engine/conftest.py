@@ -18,14 +18,14 @@ from trioserve.types.model_info import ModelInfo
 
 @pytest.fixture(params=[1, 2], ids=["plain", "ahead"])
 def depth(request: pytest.FixtureRequest) -> int:
-    """Steps in flight, on which no promise of a stream depends."""
+    """Steps in flight; streams behave the same with each number."""
     number: int = request.param
     return number
 
 
 @pytest.fixture(params=["here", "in_a_process"])
 def is_remote(request: pytest.FixtureRequest) -> bool:
-    """The process of the engine, on which no promise depends either."""
+    """Whether the engine runs in another process; streams behave the same."""
     return bool(request.param == "in_a_process")
 
 
@@ -77,7 +77,7 @@ def make_core(depth: int, is_remote: bool) -> Callable[..., GenerationCore]:
 def make_engine(
     make_core: Callable[..., GenerationCore],
 ) -> Callable[..., TokenEngine]:
-    """Return a function that builds an engine, which the test has to run."""
+    """Return a function that builds an engine; the test runs it."""
 
     def make(
         *,

@@ -69,10 +69,10 @@ def make_prompt(*items: EmbeddedInput, num_tokens: int = 8) -> Prompt:
         (-MAX_PRIORITY - 1, "priority", False),
     ],
 )
-def test_a_priority_is_taken(
+def test_a_priority_is_accepted(
     priority: int, policy: SchedulingPolicy, is_taken: bool
 ) -> None:
-    """Only by its policy, and within bounds: others may wait no longer than ageing says."""
+    """It needs its policy. Bounds keep the wait of others within ageing's limit."""
     if is_taken:
         check_priority(priority, policy)
         return
@@ -255,7 +255,7 @@ def test_a_request_needs_a_prompt() -> None:
     assert str(caught.value) == "prompt: must not be empty"
 
 
-def test_a_refusal_for_length_says_what_was_asked_for() -> None:
+def test_a_refusal_for_length_names_the_requested_tokens() -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         check_request([make_prompt(num_tokens=30)], SamplingParams(max_tokens=7), INFO)
     assert (caught.value.num_tokens, caught.value.limit) == (30, 32)
@@ -315,7 +315,7 @@ def test_an_input_may_be_as_long_as_the_model() -> None:
 
 
 async def test_seeds_of_a_request_stay_numbers_of_64_bits() -> None:
-    """Sequence k samples with seed + k, and after the largest one comes the smallest."""
+    """Sequence k samples with seed + k; after the largest seed comes the smallest."""
     device = FakeDevice(block_size=4)
     scheduler = Scheduler(
         num_blocks=64,

@@ -62,7 +62,7 @@ async def test_a_stream_gives_its_tokens_and_ends(
     assert engine.statistics() == make_engine().statistics()
 
 
-async def test_a_stream_knows_what_it_waits_for(
+async def test_a_stream_reports_its_phase(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     # There is a place for one sequence, and its prompt takes two steps.
@@ -79,7 +79,7 @@ async def test_a_stream_knows_what_it_waits_for(
             seen.append((first.phase, second.phase))
             assert (second.started_at is None) == (second.phase == "queue")
         assert (first.started_at, second.started_at) == (0.0, 6.0)
-        # Nobody is given a delta without anything in it.
+        # No delta is empty.
         deltas = [delta async for delta in second]
     assert seen == [
         ("prefill", "queue"),
@@ -115,7 +115,7 @@ async def test_a_newcomer_joins_the_next_step_that_is_planned(
     nursery.start_soon(lambda: collect(engine, prompt_of(4), max_tokens=20))
     await trio.sleep(2.5)
     await collect(engine, prompt_of(4, 100), max_tokens=1)
-    # Step 3 is on the device, and step 4 lies ready where two are in flight.
+    # Step 3 is on the device, and with two steps in flight step 4 is ready, too.
     assert trio.current_time() == 3.0 + depth
 
 
@@ -201,7 +201,7 @@ async def test_a_higher_priority_is_admitted_first(
 async def test_no_request_waits_for_ever_for_higher_priorities(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """Urgent requests follow each other without a gap; a later one has no precedence."""
+    """Urgent requests come without a gap. In time, later ones lose their precedence."""
     engine = make_engine(max_num_seqs=1, scheduling_policy="priority", step_seconds=1.0)
     await nursery.start(engine.run)
 
@@ -213,8 +213,8 @@ async def test_no_request_waits_for_ever_for_higher_priorities(
         nursery.start_soon(keep_asking)
     await trio.testing.wait_all_tasks_blocked()
     await collect(engine, prompt_of(3))
-    # Two levels are worth 20 s. Then four requests of 5 s may still go first, and it takes
-    # 5 s itself.
+    # Two levels are worth 20 s. Then four requests of 5 s may still go first, and the
+    # request itself takes 5 s.
     assert trio.current_time() <= 20 + 4 * 5 + 5
 
 
@@ -240,7 +240,7 @@ async def test_leaving_the_block_frees_the_blocks_at_once(
     with trio.move_on_after(2.5):
         await collect(engine, prompt_of(8), max_tokens=50)
     await trio.testing.wait_all_tasks_blocked()
-    # Step 3 is on the device and writes them, but before anybody else does.
+    # Step 3 still writes to the freed blocks, but before their next owner does.
     held = engine.statistics().scheduler
     assert (held.num_used_blocks, held.num_running) == (0, 0)
     assert held.num_steps_in_flight == depth
@@ -284,7 +284,7 @@ async def test_300_streams_dropped_at_random_leave_a_fresh_engine(
     assert engine.statistics() == make_engine(num_blocks=48).statistics()
 
 
-async def test_a_slow_reader_gets_what_gathered_in_one_delta(
+async def test_a_slow_reader_gets_the_gathered_tokens_in_one_delta(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     engine = make_engine(step_seconds=1.0)
@@ -296,10 +296,10 @@ async def test_a_slow_reader_gets_what_gathered_in_one_delta(
     assert lengths == [4, 1, 1, 1, 1, 1, 1]
 
 
-async def test_what_gathered_for_long_comes_in_pieces(
+async def test_many_gathered_tokens_come_in_pieces(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """To turn thousands of tokens into text at once would hold up the event loop."""
+    """Turning thousands of tokens into text at once would block the event loop."""
     engine = make_engine(max_model_len=1024)
     await nursery.start(engine.run)
     params = SamplingParams(max_tokens=700, seed=0)
@@ -332,7 +332,7 @@ async def test_a_failing_step_ends_every_stream_and_the_loop(
 ) -> None:
     engine = make_engine(fail_at_step=3)
     died = []
-    # What was wrong in another process, its own log tells.
+    # Another process reports the cause only in its own log.
     cause = pytest.RaisesExc(
         EngineProcessDied if is_remote else RuntimeError,
         match="gone" if is_remote else "broken",
@@ -358,19 +358,19 @@ async def test_a_cancelled_engine_tells_its_streams_that_it_stops(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     engine = make_engine()
-    told = trio.Event()
+    has_failed = trio.Event()
 
     async def read() -> None:
         with pytest.raises(ShuttingDown):
             await collect(engine, prompt_of(3), max_tokens=50)
-        told.set()
+        has_failed.set()
 
     async with trio.open_nursery() as host:
         await host.start(engine.run)
         nursery.start_soon(read)
         await trio.sleep(0.1)
         host.cancel_scope.cancel()
-    await told.wait()
+    await has_failed.wait()
 
 
 async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
@@ -389,10 +389,10 @@ async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
     await collect(engine, prompt_of(3))
 
 
-async def test_who_is_refused_hears_when_the_others_will_be_done(
+async def test_a_refusal_says_when_the_waiting_requests_will_be_done(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """One sequence in two seconds, twenty that wait."""
+    """A sequence takes two seconds, and twenty sequences wait."""
     engine = make_engine(max_num_seqs=1, max_num_waiting=20, step_seconds=0.4)
     await nursery.start(engine.run)
     async with trio.open_nursery() as streams:
@@ -411,7 +411,7 @@ async def test_who_is_refused_hears_when_the_others_will_be_done(
 async def test_large_requests_leave_places_to_small_ones(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """However many of them come: each takes at most half of what is free."""
+    """Each large request takes at most half of the free places."""
     engine = make_engine(max_num_seqs=8, max_num_waiting=92)
     await nursery.start(engine.run)
     num_refused = 0
@@ -426,7 +426,7 @@ async def test_large_requests_leave_places_to_small_ones(
     for _ in range(20):
         nursery.start_soon(ask, 16)
         await trio.testing.wait_all_tasks_blocked()
-    # 16 of 100, of 84, of 68, of 52 and of 36.
+    # Five fit: 16 of 100 places, of 84, of 68, of 52 and of 36.
     assert num_refused == 15
     for _ in range(20):
         nursery.start_soon(ask, 1)
@@ -466,7 +466,7 @@ async def test_sequences_that_can_run_at_once_are_not_refused(
         (3, {"n": 100}, InvalidParameter, "n"),
     ],
 )
-async def test_what_cannot_be_computed_is_refused_at_the_door(
+async def test_a_prompt_that_cannot_be_computed_is_refused_at_the_door(
     make_engine: MakeEngine,
     nursery: trio.Nursery,
     length: int,
@@ -502,8 +502,8 @@ async def test_without_max_tokens_a_sequence_fills_the_models_length(
 async def test_a_long_prompt_is_hashed_before_it_waits(
     make_engine: Callable[..., TokenEngine],
 ) -> None:
-    """In a thread, where cancelling it leaves nothing behind."""
-    # All of it in one step, which takes real seconds here.
+    """A thread hashes it, and cancelling that leaves nothing behind."""
+    # One step computes all of it, which takes real seconds here.
     engine = make_engine(
         num_blocks=4096, max_model_len=16_000, max_num_batched_tokens=8000
     )
@@ -522,7 +522,7 @@ async def test_a_long_prompt_is_hashed_before_it_waits(
         nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
+async def test_an_engine_that_ends_during_the_hashing_takes_no_prompt(
     make_engine: Callable[..., TokenEngine],
 ) -> None:
     engine = make_engine(num_blocks=4096, max_model_len=16_000)
@@ -543,7 +543,7 @@ async def test_an_engine_that_ends_meanwhile_takes_no_prompt(
         nursery.cancel_scope.cancel()
 
 
-async def test_an_idle_device_is_told_to_forget_vectors(
+async def test_an_idle_device_forgets_vectors(
     make_engine: Callable[..., TokenEngine], autojump_clock: trio.testing.MockClock
 ) -> None:
     """A client leaves in the middle of its prompt, and no other request comes."""
@@ -578,7 +578,7 @@ async def test_an_idle_device_is_told_to_forget_vectors(
 async def test_far_too_many_sequences_are_refused_before_they_are_made(
     make_engine: Callable[..., TokenEngine],
 ) -> None:
-    """Making a hundred thousand sequences would take seconds, and hundreds of MB."""
+    """A hundred thousand sequences would take seconds and hundreds of MB to make."""
     engine = make_engine()
     prompts = [Prompt(token_ids=(1,))] * 1024
     tracemalloc.start()
@@ -598,7 +598,7 @@ async def test_an_engine_may_start_again(
     nursery: trio.Nursery,
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Open streams fail, new ones are told to wait, and then all is as new."""
+    """Open streams fail, new ones are refused for a while, and then all is as new."""
     loading = trio.Event()
 
     async def reopen() -> GenerationCore:

@@ -1,4 +1,4 @@
-"""What one request asks for does not stretch another one's stream, in virtual time."""
+"""A large request does not slow down another one's stream, in virtual time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TARGET = 0.25
 
 
 def seconds_of(plan: StepPlan) -> float:
-    """About what SmolLM2-135M takes on two cores, attention included."""
+    """Return about the time of SmolLM2-135M on two cores, with attention."""
     pairs = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in plan.rows)
     contexts = sum(row.start for row in plan.rows)
     rows = 0.001 * len(plan.rows) + 0.0006 * plan.num_tokens
     return 0.02 + rows + 3e-6 * contexts + 3e-7 * pairs
 
 
-# The longest of a chunk of one block of 4 tokens, behind 4,000.
+# The longest time of a chunk of one block of 4 tokens, after 4,000 tokens.
 BLOCK_SECONDS = 0.03
 
 
@@ -47,7 +47,7 @@ def make_server(make_engine: MakeEngine) -> MakeEngine:
 
 
 class Stream:
-    """A stream that goes on for as long as its nursery.
+    """A stream that goes on as long as its nursery.
 
     Attributes:
       longest_gap: seconds between two of its tokens, since `reset`.
@@ -77,7 +77,7 @@ def make_prompt(length: int, first: int = 0) -> Prompt:
 
 
 async def collect(engine: TokenEngine, prompts: list[Prompt], max_tokens: int) -> float:
-    """Have prompts answered; returns after how long the first token came."""
+    """Let prompts be answered; return the seconds until the first token."""
     begin = trio.current_time()
     first = None
     sampling = SamplingParams(max_tokens=max_tokens, seed=0)
@@ -99,7 +99,7 @@ async def test_a_long_prompt_stretches_no_stream_beyond_the_bound(
     await nursery.start(engine.run)
     stream = Stream(engine)
     await nursery.start(stream.run)
-    # Of a longer one a thread computes the hashes, and threads take no virtual time.
+    # A longer prompt would be hashed in a thread, and threads take no virtual time.
     seconds = await collect(engine, [make_prompt(4000)], max_tokens=1)
     if max_step_seconds == TARGET:
         assert stream.longest_gap <= TARGET + BLOCK_SECONDS
@@ -136,5 +136,5 @@ async def test_a_short_request_has_a_slot_soon_beside_one_with_many_prompts(
     prompts = [make_prompt(2, first) for first in range(1024)]
     nursery.start_soon(collect, engine, prompts, 5)
     await trio.sleep(12.5)
-    # At worst the eight that run have just begun, and two steps are in flight.
+    # At worst the eight running sequences have just begun; two steps are in flight.
     assert await collect(engine, [make_prompt(3)], 1) <= 5 + 2

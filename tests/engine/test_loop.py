@@ -1,4 +1,4 @@
-"""In which order the loop plans, submits, takes in and hands out."""
+"""The order in which the loop plans, submits, updates and delivers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trioserve.types.plan import StepPlan
 class Planner:
     """Plans as many steps as there is work."""
 
-    def __init__(self, story: list[str], num_steps: int) -> None:
-        self.story = story
+    def __init__(self, events: list[str], num_steps: int) -> None:
+        self.events = events
         self.num_left = num_steps
         self._num_planned = 0
 
@@ -33,90 +33,90 @@ class Planner:
 
     def update(self, plan: StepPlan, result: StepResult, seconds: float) -> str:
         assert plan.step_id == result.step_id
-        self.story.append(f"update {plan.step_id}")
+        self.events.append(f"update {plan.step_id}")
         return f"deliver {plan.step_id}"
 
 
 class Executor(FakeExecutor[StepPlan, StepResult]):
-    def __init__(self, story: list[str], **options: object) -> None:
+    def __init__(self, events: list[str], **options: object) -> None:
         super().__init__(
             lambda plan: StepResult(step_id=plan.step_id, sampled=()),
             **options,  # type: ignore[arg-type]
         )
-        self._story = story
+        self._events = events
 
     def submit(self, plan: StepPlan, notify: Callable[[], None]) -> Handle[StepResult]:
-        self._story.append(f"submit {plan.step_id}")
+        self._events.append(f"submit {plan.step_id}")
         return super().submit(plan, notify)
 
 
-def tell(depth: int) -> list[str]:
-    """What becomes of nine steps."""
-    # One place is kept for a request that comes while the first step runs.
+def list_events(depth: int) -> list[str]:
+    """List the events of nine steps, in order."""
+    # One place stays free for a request that comes while the first step runs.
     num_submitted = max(1, depth - 1)
-    story = [f"submit {number}" for number in range(1, num_submitted + 1)]
+    events = [f"submit {number}" for number in range(1, num_submitted + 1)]
     for number in range(1, 10):
-        story.append(f"update {number}")
+        events.append(f"update {number}")
         while num_submitted < min(9, number + depth):
             num_submitted += 1
-            story.append(f"submit {num_submitted}")
-        story.append(f"deliver {number}")
-    return story
+            events.append(f"submit {num_submitted}")
+        events.append(f"deliver {number}")
+    return events
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 async def test_the_device_has_its_next_step_before_readers_have_this_ones_tokens(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock, depth: int
 ) -> None:
-    story: list[str] = []
-    executor = Executor(story, depth=depth, step_seconds=1.0)
-    loop = StepLoop(executor, Planner(story, 9), story.append)
+    events: list[str] = []
+    executor = Executor(events, depth=depth, step_seconds=1.0)
+    loop = StepLoop(executor, Planner(events, 9), events.append)
     await nursery.start(loop.run)
     await trio.sleep(10)
-    assert story == tell(depth)
+    assert events == list_events(depth)
     assert executor.idle_seconds == 0
 
 
-async def test_what_comes_while_a_step_runs_is_planned_together(
+async def test_requests_that_come_while_a_step_runs_are_planned_together(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """With the first of them planned at once the others would wait for a step more."""
-    story: list[str] = []
-    planner = Planner(story, 1)
-    executor = Executor(story, depth=2, step_seconds=1.0)
-    loop = StepLoop(executor, planner, story.append)
+    """If the first one were planned at once, the others would wait one more step."""
+    events: list[str] = []
+    planner = Planner(events, 1)
+    executor = Executor(events, depth=2, step_seconds=1.0)
+    loop = StepLoop(executor, planner, events.append)
     await nursery.start(loop.run)
     for _ in range(3):
         await trio.sleep(0.25)
         planner.num_left = 1
         loop.wake()
     await trio.testing.wait_all_tasks_blocked()
-    assert story == ["submit 1"]
+    assert events == ["submit 1"]
     await trio.sleep(0.5)
-    assert story == ["submit 1", "update 1", "submit 2", "deliver 1"]
+    assert events == ["submit 1", "update 1", "submit 2", "deliver 1"]
 
 
 async def test_every_stage_of_a_pipeline_has_work_at_once(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """Three stages are four steps deep: the last lies ready."""
-    story: list[str] = []
-    planner = Planner(story, 1)
-    executor = Executor(story, depth=4, step_seconds=1.0)
-    loop = StepLoop(executor, planner, story.append)
+    """Three stages have four steps in flight: the last one is ready to run."""
+    events: list[str] = []
+    planner = Planner(events, 1)
+    executor = Executor(events, depth=4, step_seconds=1.0)
+    loop = StepLoop(executor, planner, events.append)
     await nursery.start(loop.run)
     for number in (2, 3, 4):
         planner.num_left = 1
         loop.wake()
         await trio.testing.wait_all_tasks_blocked()
-        assert story[-1] == f"submit {min(number, 3)}"
+        assert events[-1] == f"submit {min(number, 3)}"
     assert trio.current_time() == 0.0
 
 
 async def test_a_device_that_is_always_done_lets_others_run(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    """Twenty turns of another task take no longer than about as many steps."""
+    """Twenty turns of another task take about twenty steps, and not more."""
 
     class Instant(FakeExecutor[StepPlan, StepResult]):
         def submit(

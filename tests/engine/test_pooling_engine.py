@@ -1,4 +1,4 @@
-"""Requests whose inputs are pooled: complete, in order, and gone when they are left."""
+"""Requests with pooled inputs: complete, in order, and freed when a client leaves."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ EMBED = PoolingParams(task="embed")
 
 @pytest.fixture(autouse=True, params=["here", "in_a_process"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of the core, on which no promise depends."""
+    """Run the core here or in another process; requests behave the same."""
     monkeypatch.setattr(Bench, "is_remote", request.param == "in_a_process")
 
 
 class Bench:
-    """A loop over a fake device, whose steps take 10 ms and a millisecond a token."""
+    """A loop over a fake device whose steps take 10 ms, and 1 ms for each token."""
 
     is_remote = False
 
@@ -123,7 +123,7 @@ async def test_no_inputs_have_no_results(
 async def test_a_request_that_is_left_holds_nothing(
     autojump_clock: trio.testing.MockClock, leaves_after: float
 ) -> None:
-    """Before, within and between steps; and the inputs that wait are never read."""
+    """The client leaves before, within or between steps; waiting inputs stay unread."""
     bench = Bench()
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.loop.run)
@@ -138,10 +138,10 @@ async def test_a_request_that_is_left_holds_nothing(
 
 
 @pytest.mark.parametrize("leaves_after", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1])
-async def test_a_client_that_leaves_takes_its_query_along(
+async def test_the_query_of_a_client_that_leaves_is_freed(
     autojump_clock: trio.testing.MockClock, leaves_after: float
 ) -> None:
-    """Before, while and after the query is read; while documents wait or are read."""
+    """It leaves before, while or after the query is read, or during its documents."""
     bench = Bench(task="token_embed")
     params = PoolingParams(task="token_embed")
     async with trio.open_nursery() as nursery:
@@ -156,7 +156,7 @@ async def test_a_client_that_leaves_takes_its_query_along(
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_left_is_forgotten_within_a_step(
+async def test_an_abandoned_request_is_forgotten_within_a_step(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     bench = Bench()
@@ -181,7 +181,7 @@ async def test_documents_are_compared_with_their_own_query(
         await nursery.start(bench.loop.run)
         with bench.loop.open_request(4, EMBED) as request:
             keys = [request.keep(query) for query in queries]
-            # The same texts once more: each is its own query's best answer.
+            # The same texts again: each one is the best answer to its own query.
             own = await request.pool(queries, compare_with=keys)
             other = await request.pool(queries, compare_with=keys[::-1])
         assert [read(score)[0] for score in own] == pytest.approx([1, 1])
@@ -207,7 +207,7 @@ async def test_a_short_request_overtakes_the_rest_of_a_long_one(
             await trio.sleep(0.05)
             began_at = trio.current_time()
             await pool("question", [make_input(1)])
-            # What was running, and the step that it is part of.
+            # The time of the running step, and of the question's own step.
             assert trio.current_time() - began_at <= 2 * 0.026 + 0.001
         assert ended == ["question", "library"]
         nursery.cancel_scope.cancel()
@@ -263,7 +263,7 @@ async def test_more_than_there_is_room_for_is_refused(
             with bench.loop.open_request(5, EMBED):
                 raise AssertionError("it does not fit in")
         assert caught.value.retry_after_seconds == 1
-        # Nothing is read.
+        # No step runs.
         await trio.sleep(1000.0)
         with pytest.raises(QueueFull) as caught:
             with bench.loop.open_request(5, EMBED):
@@ -324,7 +324,7 @@ def test_sizes_that_vectors_are_not_cut_to_are_refused(
 
 
 async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -> None:
-    """Each is half a millisecond of work for the loop, which has other things to do."""
+    """Each answer takes half a millisecond of the loop, which has other work, too."""
     bench = Bench(max_num_batched_tokens=1000, max_num_seqs=100)
     most = num_ended = 0
 
@@ -345,8 +345,8 @@ async def test_the_answers_of_a_step_are_spread_over_turns_of_the_event_loop() -
                 most = max(most, num_ended - before)
         assert len(bench.device.plans) == 1
         nursery.cancel_scope.cancel()
-    # A task may run after the watcher in one turn and before it in the next.
-    # Two, and two more where the watcher has its turn first and then last.
+    # Two in a turn. The watcher sees four if it runs first in one turn and last in the
+    # next one.
     assert 0 < most <= 4
 
 

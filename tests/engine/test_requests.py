@@ -11,7 +11,7 @@ from trioserve.errors import EngineDied, ShuttingDown
 
 
 class Request:
-    """An open request that remembers what it was told."""
+    """An open request that records its errors."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
@@ -34,7 +34,7 @@ async def test_a_cancellation_does_not_hide_why_an_engine_failed(
         with pytest.raises(RuntimeError, match="the device is broken"):
             await requests.serve(fail)
     assert [type(error) for error in request.errors] == [EngineDied]
-    # The request stayed open, and the engine waited for it as long as it waits for any.
+    # The request stayed open, so the engine waited for the full time.
     assert trio.current_time() - began == FAREWELL_SECONDS
 
 
@@ -58,7 +58,7 @@ async def test_an_engine_that_failed_ends_with_its_last_request(
         requests.check_alive()
 
 
-async def test_what_ended_an_engine_first_is_told_to_all() -> None:
+async def test_all_requests_get_the_first_error_of_an_engine() -> None:
     requests, request = OpenRequests(), Request()
     first = EngineDied()
     with requests.hold(request):

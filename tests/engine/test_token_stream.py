@@ -1,4 +1,4 @@
-"""A token stream joins what a slow reader has not read, and ends with its sequences."""
+"""A token stream joins deltas for a slow reader, and ends with its sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trioserve.types.output import TokenDelta, TokenLogprobs
 
 
 def make_stream(num_sequences: int = 1) -> tuple[TokenStream, list[int]]:
-    """Return a stream and the list of the indexes that its reader stops."""
+    """Return a stream, and the list of the indexes that its reader stops."""
     stopped: list[int] = []
     return TokenStream(num_sequences, stopped.append), stopped
 
@@ -68,7 +68,7 @@ async def test_sequences_are_not_joined_with_each_other() -> None:
 
 
 async def test_a_delta_after_the_end_of_its_sequence_is_dropped() -> None:
-    """The core of another process may send one before it hears of the end."""
+    """The core in another process may send one before it gets the end."""
     stream, _ = make_stream(2)
     first = make_delta(1, finish_reason="stop")
     stream.push_nowait(first)

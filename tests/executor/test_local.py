@@ -68,7 +68,7 @@ async def test_steps_run_in_order_off_the_loop(nursery: trio.Nursery) -> None:
 async def test_the_next_step_is_launched_before_this_one_is_finished(
     nursery: trio.Nursery,
 ) -> None:
-    """Step 0 cannot be finished until step 1 has been launched: one thread would hang."""
+    """Step 0 can be finished only after step 1 was launched: one thread would hang."""
     launched: SimpleQueue[int] = SimpleQueue()
     second_launched = threading.Event()
 
@@ -134,7 +134,7 @@ async def test_cancelling_waits_for_the_step_on_the_device(num_stages: int) -> N
             Submitted(executor, 2)
             await trio.to_thread.run_sync(begun.wait)
             host.cancel_scope.cancel()
-            # Until the executor has heard of it.
+            # Wait until the executor has noticed the cancellation.
             with trio.CancelScope(shield=True):
                 await trio.testing.wait_all_tasks_blocked()
             go_on.set()

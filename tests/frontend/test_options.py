@@ -62,7 +62,7 @@ def test_values_beyond_the_bounds_are_refused_by_name(
     assert str(caught.value) == message
 
 
-# What the device is asked for.
+# Options that reach the device.
 
 
 class Sized(LogitsProcessor):
@@ -81,7 +81,7 @@ class Sized(LogitsProcessor):
 
 
 class Bench:
-    """A text engine over a fake device that remembers what it was asked for."""
+    """A text engine over a fake device that records its plans."""
 
     def __init__(self, folder: Path, parser: str) -> None:
         info = make_info(256)
@@ -103,7 +103,7 @@ class Bench:
 
     @property
     def start(self) -> SlotStart:
-        """The only sequence that the device was told of."""
+        """The only sequence in the device's plans."""
         [start] = [start for plan in self.device.plans for start in plan.starts]
         return start
 
@@ -117,7 +117,7 @@ def make_bench(tokenizer_folder: Path) -> MakeBench:
 
 
 async def ask(bench: Bench, *endings: str, budget: int = 5, **sampling: object) -> None:
-    """Generate a token for each of some prompts, as for chats."""
+    """Generate one token for each prompt, as for chats."""
     prompts = [Prompt(token_ids=(300,), text=ending) for ending in endings]
     async with trio.open_nursery() as nursery:
         await nursery.start(bench.engine.run)
@@ -133,7 +133,7 @@ async def ask(bench: Bench, *endings: str, budget: int = 5, **sampling: object) 
 
 
 @pytest.mark.parametrize("ending, is_open", [("", False), ("<think>\n", True)])
-async def test_the_device_is_told_how_long_a_chat_may_reason(
+async def test_the_device_gets_a_chats_budget_of_reasoning(
     make_bench: MakeBench, autojump_clock: object, ending: str, is_open: bool
 ) -> None:
     bench = make_bench()
@@ -184,7 +184,7 @@ async def test_a_budget_needs_a_parser(make_bench: MakeBench) -> None:
     assert str(caught.value) == "thinking_token_budget: needs --reasoning-parser"
 
 
-async def test_no_reasoning_is_told_apart_without_a_parser(
+async def test_no_reasoning_is_split_off_without_a_parser(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
     bench = make_bench("none")
@@ -250,7 +250,7 @@ async def test_a_chat_of_a_program_may_bound_its_reasoning(
 async def test_the_priority_of_a_program_reaches_the_engine(
     make_bench: MakeBench,
 ) -> None:
-    """Which refuses it, because the policy that it runs with knows no priorities."""
+    """The engine refuses it, because its scheduling policy has no priorities."""
     with pytest.raises(InvalidParameter, match="--scheduling-policy") as caught:
         async with make_bench().text.open_completion("Hello", priority=2):
             pass

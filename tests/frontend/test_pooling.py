@@ -1,4 +1,4 @@
-"""Renderer and loop put together: order, failure, leaving, scores, chunks."""
+"""Renderer and loop together: order, failures, cancellation, scores, chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EMBED = PoolingParams(task="embed")
 
 
 class Bench:
-    """A pooling engine that is whole but for its device; to be run in a nursery."""
+    """A complete pooling engine over a fake device, to be run in a nursery."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ async def test_results_are_in_order_over_many_jobs(
 async def test_one_wrong_text_ends_its_request_at_once(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
-    """The others are given up, and the error names the text."""
+    """The other texts are cancelled, and the error names the wrong text."""
     bench = make_bench(step_seconds=0.01)
     await nursery.start(bench.loop.run)
     texts = write_texts(400)
@@ -135,12 +135,12 @@ async def test_a_wrong_request_costs_another_nothing(
     await nursery.start(bench.loop.run)
     right: list[int] = []
 
-    async def ask_rightly() -> None:
+    async def ask_correctly() -> None:
         pooled = await bench.engine.pool(write_texts(50), EMBED, finish=take_floats)
         right.append(len(pooled.results))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask_rightly)
+        clients.start_soon(ask_correctly)
         with pytest.raises(InvalidParameter):
             await bench.engine.pool(["", *write_texts(50)], EMBED, finish=take_floats)
     assert right == [50]
@@ -150,7 +150,7 @@ async def test_a_wrong_request_costs_another_nothing(
 async def test_leaving_between_query_and_documents_leaves_nothing_on_the_device(
     make_bench: MakeBench, nursery: trio.Nursery, num_keys: int
 ) -> None:
-    """A client goes while its query is awaited, or when it is kept."""
+    """A client leaves while it waits for its query, or once the query is kept."""
     bench = make_bench("token_embed")
     await nursery.start(bench.loop.run)
     documents = write_texts(500)
@@ -162,7 +162,7 @@ async def test_leaving_between_query_and_documents_leaves_nothing_on_the_device(
             scope.cancel()
     assert bench.loop.counters().num_inputs < 500
     await bench.wait_nothing_is_held()
-    # And the device was not only asked: it keeps nothing.
+    # The device really keeps nothing.
     assert bench.device.kept == {}
 
 
@@ -269,7 +269,7 @@ async def test_chunks_of_a_long_text_are_averaged(
     assert pooled.results[0][1] == pooled.results[2][1]
 
 
-async def test_chunks_by_default_are_for_what_becomes_a_vector(
+async def test_long_texts_are_chunked_by_default_only_for_vectors(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
     bench = make_bench(long_texts="chunk")
@@ -368,7 +368,7 @@ async def test_a_size_that_the_models_vectors_do_not_have_is_refused(
 async def test_texts_are_compared_by_vectors_of_length_1(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
-    """Whatever the model gives by default."""
+    """This does not depend on the model's default."""
     bench = make_bench()
     await nursery.start(bench.loop.run)
     await bench.engine.score("a question", ["a document"])
@@ -379,7 +379,7 @@ async def test_texts_are_compared_by_vectors_of_length_1(
 async def test_tokens_of_all_queries_count(
     make_bench: MakeBench, nursery: trio.Nursery
 ) -> None:
-    """Also where they are so many that several jobs read them."""
+    """This holds even for so many queries that several jobs read them."""
     bench = make_bench()
     await nursery.start(bench.loop.run)
     texts = write_texts(200)
@@ -438,10 +438,10 @@ async def test_a_request_reports_when_the_device_can_begin(
 ) -> None:
     bench = make_bench()
     await nursery.start(bench.loop.run)
-    told: list[int] = []
+    num_plans: list[int] = []
 
-    def tell() -> None:
-        told.append(len(bench.device.plans))
+    def count_plans() -> None:
+        num_plans.append(len(bench.device.plans))
 
-    await bench.engine.pool(["a"], EMBED, finish=take_floats, on_submit=tell)
-    assert told[0] == 0
+    await bench.engine.pool(["a"], EMBED, finish=take_floats, on_submit=count_plans)
+    assert num_plans[0] == 0

@@ -1,4 +1,4 @@
-"""Renderer and engine joined: tokens of an engine become text, up to a stop."""
+"""Renderer and engine together: an engine's tokens become text, up to a stop."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_stop_string_ends_its_sequence_and_frees_it(
     [whole] = await generate(engine, text, max_tokens=200)
     assert whole.text == ("The dog sleeps" if includes else "The dog ")
     assert (whole.finish_reason, whole.stop_reason) == ("stop", "sleeps")
-    # The step in flight ends.
+    # Wait until the step in flight has ended.
     await trio.sleep(1)
     assert engine.engine.statistics() == make_engine([1]).engine.statistics()
 

@@ -24,6 +24,6 @@ def restored_hypercorn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def frozen_heap() -> None:
-    """Keep the collector from the objects of other tests, as a ready server does."""
+    """Hide other tests' objects from the collector, as a ready server does."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """Hostile inputs for a port that speaks plain HTTP, one packet each.
 
 The first six of each protocol's list ended the whole process of hypercorn 0.18, or in
-a 500; to the others a server must be indifferent.
+a 500. The others are hostile, too, and no server may fail because of them.
 """
 
 from __future__ import annotations

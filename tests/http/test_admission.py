@@ -1,7 +1,7 @@
 """Hostile requests are refused early, and delay other requests only for a bounded time.
 
-Waiting is measured in calls of functions, and not in seconds: so many calls the event
-loop makes at most between two looks at its sockets, on however busy a machine.
+Waiting is measured in function calls that the event loop makes between two looks at its
+sockets. Unlike seconds, their number does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from trioserve.testing.server import FakeServer, open_fake_server
 CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 
-# Long enough for a stream of minutes.
+# Long enough for a stream that takes minutes.
 LONG_LEN = 200_000
 
 # Only the tokenizer finds this error, which is answered 400.
 TOO_LONG = "1" * 2000
 
-# Calls that the loop may make without a look at its sockets. To admit 800 sequences makes
-# 32,000, and a step of the engine may add 4,600. Joining and writing 800 choices in one go
-# made 48,500; making 131,072 sequences before they are counted made 1.6 million.
+# Calls that the loop may make without a look at its sockets. Admitting 800 sequences
+# takes 32,000, and a step of the engine may add 4,600. Joining and writing 800 choices
+# at once took 48,500; making 131,072 sequences before counting them took 1.6 million.
 MANY_CALLS = 42_000
 
 
 @contextmanager
 def count_calls() -> Iterator[LoopStall]:
-    """Watch the loop of this thread; its seconds are calls of functions."""
+    """Watch the loop of this thread by a clock that counts function calls."""
     num_calls = itertools.count()
     stall = LoopStall(clock=lambda: float(next(num_calls)))
     sys.setprofile(lambda frame, event, argument: next(num_calls) and None)
@@ -55,7 +55,7 @@ def count_calls() -> Iterator[LoopStall]:
 async def read_beside(server: FakeServer) -> AsyncIterator[None]:
     """Read a long stream while the block runs.
 
-    It gets on meanwhile, and the loop looks at its socket often enough.
+    Asserts that the stream goes on and that the loop often looks at its sockets.
     """
     num_chunks = 0
 
@@ -138,7 +138,7 @@ async def test_a_full_engine_refuses_before_anything_is_rendered(
 
 
 async def test_a_short_prompt_is_not_behind_long_ones(tokenizer_folder: Path) -> None:
-    """Long ones that fit, so that each is tokenized whole, by a single worker."""
+    """The long ones fit, so a single worker tokenizes each of them whole."""
     gate = threading.Event()
     answered: list[str] = []
     async with (
@@ -187,7 +187,7 @@ class Stage:
         return self.server.state.engine.renderer.room.statistics().num_requests
 
     def post(self, path: str, body: object, answers: list[httpx.Response]) -> None:
-        """Send a request; its answer comes later."""
+        """Send a request in the background; append its answer to `answers`."""
 
         async def post() -> None:
             answers.append(await self.client.post(path, json=body))
@@ -257,7 +257,7 @@ async def test_requests_to_a_full_renderer_are_refused_with_retry_after(
 async def test_a_text_that_can_never_fit_is_refused_by_a_full_renderer_too(
     tokenizer_folder: Path,
 ) -> None:
-    """Its client shall not come again."""
+    """The error must not invite the client to try again."""
     answers: list[httpx.Response] = []
     render = RenderConfig(renderer_num_workers=1, renderer_max_requests=1)
     async with open_stage(tokenizer_folder, render, max_model_len=256) as stage:
@@ -270,10 +270,10 @@ async def test_a_text_that_can_never_fit_is_refused_by_a_full_renderer_too(
         stage.gate.set()
 
 
-async def test_what_was_let_in_is_finished_though_the_renderer_is_full(
+async def test_an_admitted_request_is_finished_though_the_renderer_is_full(
     tokenizer_folder: Path,
 ) -> None:
-    """Its words, its prompts and its answer are work of the same worker."""
+    """One worker renders its bad words, its prompts and its answer."""
     answers: list[httpx.Response] = []
     render = RenderConfig(renderer_num_workers=1, renderer_max_requests=2)
     async with open_stage(tokenizer_folder, render) as stage:

@@ -47,7 +47,7 @@ async def client(server: FakeServer) -> httpx.AsyncClient:
 
 
 async def stream(client: httpx.AsyncClient, path: str, body: object) -> list[Any]:
-    """Return the decoded data of the events; [DONE] stays a string."""
+    """Return the decoded data of all events; [DONE] stays a string."""
     async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -211,7 +211,7 @@ async def test_echo_puts_the_prompt_before_the_text(
     assert text == prompt + answer_of(server, 3)
 
 
-async def test_token_ids_are_returned_if_asked_for(
+async def test_token_ids_are_returned_on_request(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:
     body = {"prompt": [20, 21], "max_tokens": 4, "return_token_ids": True}
@@ -400,7 +400,7 @@ async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> 
 
 
 async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
-    # A client that follows may drop the body.
+    # A client that follows a redirect may drop the body.
     response = await client.post("/v1//chat/completions", json=CHAT)
     assert response.status_code == 404
 
@@ -573,7 +573,7 @@ async def test_a_dead_engines_health_says_when_to_come_again(
         response = await client.get(path)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
-    # To ask this server again is of no use.
+    # Another request to this server would fail, too.
     answer = await client.post(CHAT_PATH, json=CHAT)
     assert answer.status_code == 500
     assert "retry-after" not in answer.headers

@@ -29,12 +29,12 @@ from trioserve.testing.server import (
 
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200}
-# A step that no test lives to see the end of.
+# A step that lasts longer than any test, in seconds.
 NEVER = 3600.0
 
 
 def count(server: Any) -> dict[str, float]:
-    """Return the counter's values, those of zero left out."""
+    """Return the counter's values except zeros."""
     families = text_string_to_metric_families(render_metrics(server.state).decode())
     values = {
         sample.labels["phase"]: sample.value
@@ -64,7 +64,7 @@ def write_chat(**fields: object) -> bytes:
 
 @asynccontextmanager
 async def send(server: Any, packet: bytes) -> AsyncIterator[trio.SocketStream]:
-    """Be a client that leaves at the end of the block."""
+    """Send a request; the client leaves at the end of the block."""
     async with await trio.open_tcp_stream("127.0.0.1", server.port) as client:
         await client.send_all(packet)
         yield client
@@ -113,7 +113,7 @@ async def test_those_that_leave_before_their_first_token(
 
         async with send(server, write_chat(stream=True, request_id="one")):
             await wait_until(lambda: sequences() == (1, 0))
-            # The next step is not planned before this one has ended.
+            # Request two waits: the next step is planned after this one has ended.
             async with send(server, write_chat(request_id="two")):
                 await wait_until(lambda: sequences() == (1, 1))
             await wait_until(lambda: sequences() == (1, 0))
@@ -141,7 +141,7 @@ async def test_one_that_leaves_among_its_tokens(
 
 
 def write_closed(method: str, path: str) -> bytes:
-    """Ask by HTTP/2 as a client does that takes nothing of an answer but its head."""
+    """Return an HTTP/2 request whose windows accept only the head of an answer."""
     connection = H2Connection()
     connection.local_settings = Settings(
         initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 0}
@@ -213,7 +213,7 @@ async def test_a_drain_logs_the_phases_of_the_requests_that_it_ends(
     config = HttpConfig(drain_timeout=0.01)
     async with open_server(tokenizer_folder, http=config, step_seconds=NEVER) as server:
         async with send(server, write_chat()):
-            # The other one would be in the same step.
+            # Otherwise the second request would be in the same step.
             await wait_until(
                 lambda: server.engine.statistics().scheduler.num_running == 1
             )

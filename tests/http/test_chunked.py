@@ -149,6 +149,6 @@ async def test_others_have_their_turn_between_the_messages_of_tiny_chunks(
             while b"%d" % num_chunks not in answer:
                 answer += await client.receive_some()
     assert len(turns) < num_chunks / 100
-    # trio shuffles the tasks of one turn, so two messages may come without one.
+    # trio shuffles the tasks of a turn, so two messages may come in one turn.
     assert all(earlier < later for earlier, later in zip(turns, turns[2:]))
     nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""The events of a stream, in all forms, as a client reads them."""
+"""The events of a stream in all forms, as a client reads them."""
 
 from __future__ import annotations
 

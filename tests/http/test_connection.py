@@ -37,7 +37,7 @@ from trio.testing import wait_all_tasks_blocked
 from trioserve.errors import StartupError
 from trioserve.http.connection import install_guard, make_config
 
-# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
 INPUTS: dict[str, bytes] = runpy.run_path(str(Path(__file__).with_name("hostile.py")))[
     "INPUTS"
 ]
@@ -53,7 +53,7 @@ LARGE = b"".join(b"%07d\n" % i for i in range(2**20))
 
 
 @dataclass
-class Story:
+class AppState:
     """The gate of the app's streams, and whether a client has left one."""
 
     gate: trio.Event = field(default_factory=trio.Event)
@@ -75,13 +75,13 @@ class Story:
 Script = Iterable[bytes | trio.Event]
 
 
-def make_app(story: Story) -> QuartTrio:
+def make_app(state: AppState) -> QuartTrio:
     """An app with a short answer, an echo, and streams that end, wait or do not end."""
     app = QuartTrio("test")
     app.config.update(RESPONSE_TIMEOUT=None, MAX_CONTENT_LENGTH=2**20)
     scripts: dict[str, Script] = {
         "events": [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"],
-        "gated": [b"first", story.gate, b"last"],
+        "gated": [b"first", state.gate, b"last"],
         "endless": itertools.repeat(bytes(2**16)),
         "large": [LARGE],
     }
@@ -99,7 +99,7 @@ def make_app(story: Story) -> QuartTrio:
     @app.get("/<any(events, gated, endless, large):name>")
     async def stream(name: str) -> AsyncIterator[bytes]:
         await trio.lowlevel.checkpoint()
-        return story.play(scripts[name])
+        return state.play(scripts[name])
 
     return app
 
@@ -190,9 +190,9 @@ async def start_server(nursery: trio.Nursery) -> StartServer:
 async def test_a_hostile_packet_harms_no_other_connection(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, enable_h2c: bool
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.fail_after(60):
-        server = await start_server(make_app(story), enable_h2c=enable_h2c)
+        server = await start_server(make_app(state), enable_h2c=enable_h2c)
         async with await server.connect() as neighbour:
             await neighbour.send_all(b"GET /gated HTTP/1.1\r\n" + CLOSE)
             beginning = await read_until(neighbour, b"first")
@@ -203,20 +203,20 @@ async def test_a_hostile_packet_harms_no_other_connection(
                 assert b"well" in await server.ask(HEALTH + CLOSE), name
                 errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
                 assert not errors, f"{name} fills the log"
-            story.gate.set()
+            state.gate.set()
             answer = beginning + await read_all(neighbour)
     assert answer.endswith(b"5\r\nfirst\r\n4\r\nlast\r\n0\r\n\r\n")
 
 
 async def send_whole(stranger: trio.SocketStream, packet: bytes) -> None:
-    # It may be refused before it is read.
+    # The server may refuse the packet before it reads it.
     with contextlib.suppress(trio.BrokenResourceError):
         await stranger.send_all(packet)
 
 
 async def test_a_storm_of_resets_is_survived(start_server: StartServer) -> None:
     with trio.fail_after(20):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         for _ in range(50):
             client = await server.connect()
             await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
@@ -246,11 +246,11 @@ async def reset(client: trio.SocketStream) -> None:
         ("HTTP/2: preface alone", b"505"),
     ],
 )
-async def test_what_may_be_read_in_two_ways_is_refused_and_upgrades_are_ignored(
+async def test_ambiguous_requests_are_refused_and_upgrades_are_ignored(
     start_server: StartServer, name: str, status: bytes
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(INPUTS[name])
             answer = await read_until(client, b"\r\n\r\n")
@@ -260,7 +260,8 @@ async def test_what_may_be_read_in_two_ways_is_refused_and_upgrades_are_ignored(
 
 async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()), keep_alive_timeout_seconds=0.1)
+        app = make_app(AppState())
+        server = await start_server(app, keep_alive_timeout_seconds=0.1)
         answer = await server.ask(HEALTH + KEEP)
         assert answer.endswith(b"well")
         # The same limit holds for headers that never end.
@@ -271,7 +272,7 @@ async def test_a_connection_serves_one_request_after_another(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             for _ in range(3):
                 await client.send_all(HEALTH + KEEP)
@@ -281,7 +282,7 @@ async def test_a_connection_serves_one_request_after_another(
 
 async def test_connection_close_is_honoured(start_server: StartServer) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
     assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
 
@@ -292,7 +293,7 @@ async def test_an_ended_connection_is_closed_though_its_client_stays(
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 0.0)
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(packet)
             await read_all(client)
@@ -302,16 +303,16 @@ async def test_an_ended_connection_is_closed_though_its_client_stays(
 
 async def test_an_http_1_0_stream_ends(start_server: StartServer) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         answer = await server.ask(b"GET /events HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
 
 
-async def test_what_the_kernel_does_not_take_at_once_follows_in_order(
+async def test_bytes_that_the_kernel_does_not_take_at_once_follow_in_order(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(10):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(b"GET /large HTTP/1.0\r\n\r\n")
             await wait_all_tasks_blocked()
@@ -324,32 +325,32 @@ async def test_what_the_kernel_does_not_take_at_once_follows_in_order(
 async def test_a_client_that_leaves_cancels_its_request(
     start_server: StartServer, fields: bytes, extra: bytes
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.move_on_after(5):
-        server = await start_server(make_app(story))
+        server = await start_server(make_app(state))
         async with await server.connect() as client:
             await client.send_all(b"GET /gated HTTP/1.1\r\n" + fields + extra)
             await read_until(client, b"first")
-        await story.left.wait()
-    assert story.left.is_set()
+        await state.left.wait()
+    assert state.left.is_set()
 
 
 async def test_a_reset_cancels_a_request_that_waits(start_server: StartServer) -> None:
-    story = Story()
+    state = AppState()
     with trio.move_on_after(5):
-        server = await start_server(make_app(story))
+        server = await start_server(make_app(state))
         client = await server.connect()
         await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
         await read_until(client, b"first")
         await reset(client)
-        await story.left.wait()
-    assert story.left.is_set()
+        await state.left.wait()
+    assert state.left.is_set()
 
 
 async def test_a_client_that_is_far_ahead_is_read_no_further(
     start_server: StartServer,
 ) -> None:
-    story = Story()
+    state = AppState()
     has_sent = trio.Event()
 
     async def send_much(client: trio.SocketStream) -> None:
@@ -357,7 +358,7 @@ async def test_a_client_that_is_far_ahead_is_read_no_further(
         has_sent.set()
 
     with trio.fail_after(10):
-        server = await start_server(make_app(story))
+        server = await start_server(make_app(state))
         async with await server.connect() as client, trio.open_nursery() as nursery:
             await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
             await read_until(client, b"first")
@@ -365,7 +366,7 @@ async def test_a_client_that_is_far_ahead_is_read_no_further(
             # Sender and reader may both wait for the kernel for a moment.
             await wait_all_tasks_blocked(cushion=0.02)
             assert not has_sent.is_set()
-            story.gate.set()
+            state.gate.set()
             await read_until(client, b"last\r\n0\r\n\r\n")
             nursery.cancel_scope.cancel()
 
@@ -375,7 +376,7 @@ async def test_pipelined_requests_are_answered_in_turn(
 ) -> None:
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 300_000
     with trio.fail_after(10):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         answer = await server.ask(
             (HEALTH + KEEP) * 20
             + upload
@@ -393,7 +394,7 @@ async def test_bytes_after_the_last_request_keep_no_connection_open(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()), graceful_timeout_seconds=60.0)
+        server = await start_server(make_app(AppState()), graceful_timeout_seconds=60.0)
         answer = await server.ask(HEALTH + CLOSE + bytes(300_000))
         assert answer.endswith(b"well")
         server.stop.set()
@@ -406,14 +407,14 @@ async def test_a_refusal_reaches_a_client_that_is_still_uploading(
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 60.0)
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 2**24
     with trio.fail_after(10):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         answer = await server.ask(upload + KEEP + bytes(2**24))
     assert answer.startswith(b"HTTP/1.1 413")
 
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and a certificate of localhost."""
+    """A file with a key and a certificate for localhost."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
@@ -447,7 +448,7 @@ async def test_tls_streams_arrive_whole_and_end(
     start_server: StartServer, certificate: Path
 ) -> None:
     with trio.fail_after(10):
-        server = await start_server(make_app(Story()), certificate=certificate)
+        server = await start_server(make_app(AppState()), certificate=certificate)
         async with await connect_tls(server, certificate) as client:
             await client.send_all(HEALTH + KEEP + b"GET /large HTTP/1.1\r\n" + KEEP)
             await read_until(client, LARGE[-8:])
@@ -458,7 +459,7 @@ async def test_tls_streams_arrive_whole_and_end(
 
 @pytest.fixture(params=["plain", "TLS"])
 def client_kind(request: pytest.FixtureRequest) -> Path | None:
-    """None, or the certificate to speak TLS with."""
+    """None for plain HTTP, or the certificate for TLS."""
     if request.param == "plain":
         return None
     path: Path = request.getfixturevalue("certificate")
@@ -475,10 +476,10 @@ async def connect(server: Server, certificate: Path | None) -> trio.abc.Stream:
 async def test_a_client_that_never_reads_does_not_hold_up_the_exit(
     start_server: StartServer, client_kind: Path | None, is_half_closed: bool
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.fail_after(10):
         server = await start_server(
-            make_app(story), certificate=client_kind, graceful_timeout_seconds=0.05
+            make_app(state), certificate=client_kind, graceful_timeout_seconds=0.05
         )
         async with await connect(server, client_kind) as client:
             await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP)
@@ -488,38 +489,38 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_exit(
             server.stop.set()
             await server.stopped.wait()
             await trio.aclose_forcefully(client)
-    assert story.left.is_set()
+    assert state.left.is_set()
 
 
 @pytest.mark.parametrize("extra", [b"", bytes(200_000)])
 async def test_a_client_that_never_reads_is_dropped(
     start_server: StartServer, client_kind: Path | None, extra: bytes
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.move_on_after(10):
         server = await start_server(
-            make_app(story), certificate=client_kind, write_timeout_seconds=0.1
+            make_app(state), certificate=client_kind, write_timeout_seconds=0.1
         )
         async with await connect(server, client_kind) as client:
             await client.send_all(b"GET /endless HTTP/1.1\r\n" + KEEP + extra)
-            await story.left.wait()
+            await state.left.wait()
             await trio.aclose_forcefully(client)
-    assert story.left.is_set()
+    assert state.left.is_set()
 
 
 async def test_requests_may_end_after_the_shutdown_trigger(
     start_server: StartServer,
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.fail_after(5):
-        server = await start_server(make_app(story), graceful_timeout_seconds=60.0)
+        server = await start_server(make_app(state), graceful_timeout_seconds=60.0)
         async with await server.connect() as client, await server.connect():
             await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
             await read_until(client, b"first")
             server.stop.set()
             await wait_all_tasks_blocked()
             assert not server.stopped.is_set()
-            story.gate.set()
+            state.gate.set()
             assert (await read_all(client)).endswith(b"last\r\n0\r\n\r\n")
             await server.stopped.wait()
 
@@ -578,8 +579,8 @@ async def test_an_unforeseen_error_is_logged_once_and_ends_one_connection(
     start_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(5):
-        # hypercorn decodes the host for this comparison alone.
-        server = await start_server(make_app(Story()), server_names=["h"])
+        # hypercorn decodes the host only to compare it with server_names.
+        server = await start_server(make_app(AppState()), server_names=["h"])
         assert await server.ask(b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n") == b""
         assert b"well" in await server.ask(HEALTH + CLOSE)
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
@@ -665,27 +666,27 @@ class Http2Client:
         await self.flush()
 
 
-async def reset_a_stream(client: Http2Client, story: Story) -> None:
+async def reset_a_stream(client: Http2Client, state: AppState) -> None:
     await client.request(3, "/endless")
     await client.wait_body(3, bytes(9))
     client.connection.reset_stream(3)
     await client.flush()
-    await story.left.wait()
+    await state.left.wait()
 
 
-async def send_a_body_after_its_answer(client: Http2Client, story: Story) -> None:
+async def send_a_body_after_its_answer(client: Http2Client, state: AppState) -> None:
     await client.request(3, "/nowhere", "POST")
     await client.wait_end(3)
     client.connection.send_data(3, b"late", end_stream=True)
     await client.flush()
 
 
-async def send_a_path_with_a_high_byte(client: Http2Client, story: Story) -> None:
+async def send_a_path_with_a_high_byte(client: Http2Client, state: AppState) -> None:
     await client.request(3, b"/\xff")
     assert await client.wait_end(3) is h2.events.StreamReset
 
 
-async def ask_for_a_tunnel(client: Http2Client, story: Story) -> None:
+async def ask_for_a_tunnel(client: Http2Client, state: AppState) -> None:
     client.connection.send_headers(3, [(":method", "CONNECT"), (":authority", "h")])
     await client.flush()
     assert await client.wait_end(3) is h2.events.StreamReset
@@ -702,17 +703,17 @@ async def ask_for_a_tunnel(client: Http2Client, story: Story) -> None:
 )
 async def test_an_http2_stream_does_not_hurt_its_neighbour(
     start_server: StartServer,
-    disturb: Callable[[Http2Client, Story], Awaitable[None]],
+    disturb: Callable[[Http2Client, AppState], Awaitable[None]],
 ) -> None:
-    story = Story()
+    state = AppState()
     with trio.fail_after(5):
-        server = await start_server(make_app(story), enable_h2c=True)
+        server = await start_server(make_app(state), enable_h2c=True)
         async with await server.connect() as stream:
             client = Http2Client(stream)
             await client.request(1, "/gated")
             await client.wait_body(1, b"first")
-            await disturb(client, story)
-            story.gate.set()
+            await disturb(client, state)
+            state.gate.set()
             assert await client.wait_end(1) is h2.events.StreamEnded
     assert client.bodies[1] == b"firstlast"
 
@@ -721,15 +722,15 @@ async def test_http2_frames_of_several_writers_do_not_mix(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(10):
-        server = await start_server(make_app(Story()), enable_h2c=True)
+        server = await start_server(make_app(AppState()), enable_h2c=True)
         async with await server.connect() as stream:
             client = Http2Client(stream)
             client.connection.increment_flow_control_window(2**24)
             await client.request(1, "/large")
             client.connection.increment_flow_control_window(2**24, stream_id=1)
             while not client.has_ended(1):
-                # The kernel has room again for what is queued just as an answer to
-                # this is written.
+                # The server answers the ping just when the kernel has room again for
+                # the queued bytes.
                 client.connection.ping(b"whatever")
                 await client.receive()
     assert client.bodies[1] == LARGE
@@ -754,7 +755,7 @@ async def test_a_client_that_pings_and_never_reads_does_not_hold_up_the_exit(
     pings = INPUTS["HTTP/2: ping flood"].removeprefix(INPUTS["HTTP/2: preface alone"])
     with trio.move_on_after(10):
         server = await start_server(
-            make_app(Story()), enable_h2c=True, graceful_timeout_seconds=0.05
+            make_app(AppState()), enable_h2c=True, graceful_timeout_seconds=0.05
         )
         async with await server.connect() as client, trio.open_nursery() as nursery:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -777,7 +778,7 @@ async def test_http2_over_tls_needs_no_option(
     start_server: StartServer, certificate: Path
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()), certificate=certificate)
+        server = await start_server(make_app(AppState()), certificate=certificate)
         async with await connect_tls(server, certificate, "h2") as stream:
             client = Http2Client(stream)
             await client.request(1, "/health")
@@ -790,7 +791,7 @@ async def test_the_kernel_detects_dead_peers(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(Story()))
+        server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(HEALTH + KEEP)
             await read_until(client, b"well")
@@ -805,7 +806,7 @@ async def test_a_unix_socket_is_served(nursery: trio.Nursery, tmp_path: Path) ->
     path = tmp_path / "socket"
     with trio.fail_after(5):
         config = make_config(bind=[f"unix:{path}"])
-        await nursery.start(partial(serve, make_app(Story()), config))
+        await nursery.start(partial(serve, make_app(AppState()), config))
         async with await trio.open_unix_socket(path) as client:
             await client.send_all(HEALTH + CLOSE)
             assert (await read_all(client)).endswith(b"well")

@@ -31,7 +31,7 @@ from trioserve.http.connection.descriptors import RESERVED, Connections, count_r
 GET = b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n"
 CLOSE = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 
-# HTTP/2's.
+# A frame of HTTP/2.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 FIELDS = {":method": "GET", ":path": "/wait", ":scheme": "http", ":authority": "h"}
 REQUEST = HeadersFrame(
@@ -99,7 +99,7 @@ async def test_a_flood_is_one_log_line_a_minute(
     fill(connections, 1)
     lines = read_warnings(caplog)
     assert len(lines) == 2
-    # The first line reported the first of 499 closed connections.
+    # 499 were closed; the first line reported the first of them.
     assert "498 idle connections were closed and 0 new ones were refused" in lines[1]
 
 
@@ -127,7 +127,7 @@ def test_a_server_raises_its_own_limit(limits: tuple[int, int]) -> None:
 
 
 async def answer(scope: Any, receive: Any, send: Any) -> None:
-    """Answer at once, or never."""
+    """Answer at once, except /wait, which never gets an answer."""
     assert scope["type"] == "http", "no lifespan"
     if scope["path"] == "/wait":
         await trio.sleep_forever()
@@ -148,7 +148,7 @@ async def clients() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 async def connect(nursery: trio.Nursery, clients: AsyncExitStack) -> Connect:
-    """Serve with room for three connections; returns a client's connect."""
+    """Serve three connections at most; return a function that connects a client."""
     install_guard(max_connections=3)
     [address] = await nursery.start(serve, answer, make_config(bind=["127.0.0.1:0"]))
     return partial(connect_to, clients, int(address.rpartition(":")[2]))
@@ -159,7 +159,7 @@ async def connect_to(
 ) -> trio.SocketStream:
     client = await trio.open_tcp_stream("127.0.0.1", port)
     clients.push_async_callback(client.aclose)
-    # It may have been refused already.
+    # The server may have refused the connection already.
     with suppress(trio.BrokenResourceError):
         await client.send_all(packet)
     return client
@@ -295,7 +295,7 @@ async def test_a_server_without_descriptors_answers_and_does_not_fill_its_log(
     for _ in range(100):
         await connect()
     await read_well(await connect(CLOSE))
-    # Now accept itself fails.
+    # Now accept() itself fails.
     await read_well(await connect(GET % b"take"))
     await read_well(await connect(CLOSE))
     greedy.kill()

@@ -94,8 +94,8 @@ async def test_the_same_vectors_are_found_in_the_prefix_cache(
         count_cached(await client.post(PATH, json={**body, "prompt_embeds": payload}))
         for payload in map(encode, (vectors, vectors, longer, vectors + 1))
     ]
-    # Whole blocks of 16; of another tensor, whole groups of 64 vectors. Nothing is
-    # shared by prompts of the same length.
+    # The same tensor shares whole blocks of 16, a longer one whole groups of 64
+    # vectors. Different vectors of the same length share nothing.
     assert cached == [0, 80, 64, 0]
 
 
@@ -153,7 +153,7 @@ async def test_one_wrong_tensor_ends_the_decoding_of_its_siblings(
     body = {"prompt_embeds": ["?", *[make(200)] * 100], "max_tokens": 1}
     answer = await client.post(PATH, json=body)
     assert answer.status_code == 400
-    # Tasks start in any order, so that some may have been decoded before; none is now.
+    # Tasks start in any order: some vectors may be decoded already, but none is now.
     num_begun = len(begun)
     await trio.testing.wait_all_tasks_blocked()
     assert len(begun) == num_begun

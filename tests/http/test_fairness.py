@@ -38,7 +38,7 @@ async def wait_running(server: FakeServer, num_sequences: int) -> None:
 
 
 async def post_many(client: httpx.AsyncClient) -> None:
-    # The others end with the test.
+    # The other requests end with the test.
     with trio.move_on_after(20):
         await client.post(COMPLETION_PATH, json=MANY)
 
@@ -70,7 +70,7 @@ async def test_the_steps_of_a_bystanders_stream_stay_short(
                 async for line in response.aiter_lines():
                     num_tokens += line.startswith("data: {")
         steps = server.device.plans[begin:]
-        # The stream is the only request with this seed.
+        # The stream is the only request with this prompt.
         [start] = [
             index
             for index, plan in enumerate(steps)

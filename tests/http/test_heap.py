@@ -38,7 +38,7 @@ class Heap:
         self.trimmed_at.append(trio.current_time() - self._began)
 
     async def free(self, num_bytes: int, *, times: int, seconds: float) -> None:
-        """Free so many bytes again and again, and wait for so long after each time."""
+        """Free `num_bytes` several times, and wait `seconds` after each time."""
         for _ in range(times):
             self.trimmer.note_freed(num_bytes)
             await trio.sleep(seconds)
@@ -120,7 +120,7 @@ async def test_bodies_leave_no_memory_behind(
 
 
 async def upload_and_leave(server: FakeServer) -> list[bytes]:
-    """Upload bodies and leave; returns objects that lie above them in memory."""
+    """Upload bodies and leave; return objects that lie above them in memory."""
     clients = [
         await trio.open_tcp_stream("127.0.0.1", server.port) for _ in range(NUM_UPLOADS)
     ]

@@ -96,7 +96,7 @@ def guarded(restored_hypercorn: None) -> None:
 
 
 @dataclass
-class Story:
+class AppState:
     """The counts of the app's requests, and the gate that they wait for."""
 
     gate: trio.Event = field(default_factory=trio.Event)
@@ -123,21 +123,21 @@ def break_off() -> Iterator[bytes]:
     raise ValueError("a stream that breaks off")
 
 
-def make_app(story: Story) -> QuartTrio:
+def make_app(state: AppState) -> QuartTrio:
     app = QuartTrio("test")
     app.config.update(RESPONSE_TIMEOUT=None, BODY_TIMEOUT=None)
 
     async def play(  # noqa: ASYNC900
         chunks: Iterator[bytes],
     ) -> AsyncIterator[bytes]:
-        with story.count():
+        with state.count():
             for chunk in chunks:
                 await trio.lowlevel.checkpoint()
                 yield chunk  # noqa: ASYNC119
 
     @app.get("/health")
     async def health() -> str:
-        with story.count():
+        with state.count():
             await trio.lowlevel.checkpoint()
         return "well"
 
@@ -163,14 +163,14 @@ def make_app(story: Story) -> QuartTrio:
 
     @app.get("/shielded")
     async def shielded() -> str:
-        with story.count():
+        with state.count():
             with trio.CancelScope(shield=True):
-                await story.gate.wait()
+                await state.gate.wait()
         return "well"
 
     @app.post("/echo")
     async def echo() -> bytes:
-        with story.count():
+        with state.count():
             data: bytes = await request.get_data()
             return data
 
@@ -190,8 +190,8 @@ class Link:
     """The server's end of one connection, without a socket.
 
     Attributes:
-      written: what the server wrote and nobody has read.
-      written_at: the turns of the event loop in which it wrote.
+      written: bytes that the server wrote and the client has not read.
+      written_at: the turns of the event loop in which it wrote them.
       closed: set when the server closed the connection.
     """
 
@@ -201,7 +201,7 @@ class Link:
         self.written_at: list[int] = []
         self.closed = trio.Event()
         self.protocol = hypercorn.protocol.H2Protocol(
-            ASGIWrapper(make_app(links.story)),
+            ASGIWrapper(make_app(links.state)),
             links.config,
             WorkerContext(None),
             group,
@@ -220,7 +220,7 @@ class Link:
             self.closed.set()
 
     async def run(self) -> None:
-        """Tell the protocol of its end, as the reader of a socket does."""
+        """Report the end of the connection, as the reader of a socket does."""
         await self.protocol.initiate()
         await self.closed.wait()
         await self.protocol.handle(Closed())
@@ -247,13 +247,13 @@ class Link:
 class Links:
     """Opens connections to one app."""
 
-    story: Story = field(default_factory=Story)
+    state: AppState = field(default_factory=AppState)
     config: Config = field(default_factory=lambda: make_config(bind=[]))
     turns: LoopTurns = field(default_factory=LoopTurns)
 
     @asynccontextmanager
     async def open_link(self) -> AsyncIterator[Link]:
-        """Open a connection; leaving the block waits for all that it began."""
+        """Open a connection; leaving the block waits for all of its tasks."""
         async with TaskGroup() as group:
             link = Link(self, group)
             group.spawn(link.run)
@@ -269,7 +269,7 @@ def links() -> Links:
 
 @dataclass
 class Client:
-    """A client of h2, which opens its windows by halves as it reads."""
+    """A client by h2. Data that it acknowledges opens its windows again."""
 
     link: Link
     connection: h2.connection.H2Connection = field(
@@ -280,7 +280,7 @@ class Client:
     bodies: dict[int, bytes] = field(default_factory=dict)
 
     async def begin(self, *, window: int = 65535, all_windows: int = 65535) -> None:
-        """Say hello, with windows of so many bytes for each stream and for all."""
+        """Send the preface, with windows in bytes for each stream and for all."""
         self.connection.initiate_connection()
         self.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
         if all_windows > 65535:
@@ -292,7 +292,7 @@ class Client:
         await self.flush()
 
     async def flush(self) -> None:
-        """Exchange all that both sides have to say."""
+        """Exchange all that both sides have to send."""
         await self.link.receive(self.connection.data_to_send())
         await wait_all_tasks_blocked()
         for event in self.connection.receive_data(self.link.take()):
@@ -308,7 +308,7 @@ class Client:
         await self.flush()
 
     async def read_slowly(self, stream_id: int, bytes_per_second: int) -> None:
-        """Read a stream, until it ends one way or the other."""
+        """Read a stream until it ends or is reset, or the connection ends."""
         num_read = 0
         while not (self.has_ended(stream_id) or self.resets or self.goaway):
             await trio.sleep(1)
@@ -356,7 +356,7 @@ ENDLESS = serialize(
 POST = serialize(headers(1, "/echo", method="POST"))
 RESET = serialize(RstStreamFrame(1, error_code=8))
 
-# Floods are shorter here than in earnest, and each costs work.
+# Real floods are longer; these keep the tests fast.
 BURST = 320
 NUM_FRAMES = 2 * BURST
 
@@ -433,8 +433,8 @@ async def test_a_flood_ends_its_own_connection_and_delays_no_other(
     # The app writes in one turn, and hypercorn sends in the next.
     assert len(turns) >= num_turns / 3 - 1
     assert max(b - a for a, b in itertools.pairwise(turns)) <= 3
-    assert links.story.num_begun <= BURST + 1
-    assert links.story.num_running == 0
+    assert links.state.num_begun <= BURST + 1
+    assert links.state.num_running == 0
 
 
 def with_block(block: bytes, num_continuations: int, more: bytes) -> bytes:
@@ -444,7 +444,7 @@ def with_block(block: bytes, num_continuations: int, more: bytes) -> bytes:
 
 
 def with_fields(num_fields: int) -> bytes:
-    """A request that repeats one field of the table, at a byte each."""
+    """A request that repeats one field of the table, one byte for each."""
     fields = [*fields_of("/health"), ("x", "y")]
     block = Encoder().encode(fields) + b"\xbe" * (num_fields - len(fields))
     return serialize(HeadersFrame(1, block, flags=["END_HEADERS", "END_STREAM"]))
@@ -524,11 +524,11 @@ async def test_requests_that_outlive_their_streams_are_bounded(links: Links) -> 
                     )
                 )
                 await wait_all_tasks_blocked()
-            assert links.story.most_running == 200
+            assert links.state.most_running == 200
             link.take()
             await link.receive(serialize(headers(601, "/health", "END_STREAM")))
             [refusal] = parse(link.take())
-            links.story.gate.set()
+            links.state.gate.set()
             await wait_all_tasks_blocked()
             await link.receive(serialize(headers(603, "/health", "END_STREAM")))
             await wait_all_tasks_blocked()
@@ -598,10 +598,10 @@ async def test_a_stream_whose_window_stays_shut_is_reset(
             await client.flush()
         seconds = trio.current_time() - began_at
         assert client.resets == {1: ErrorCodes.ENHANCE_YOUR_CALM}
-        # The first period is for as little as was written then.
+        # The first period covers only the little that was written then.
         assert 15 <= seconds <= 31
-        assert links.story.num_running == 0
-        # Its connection goes on.
+        assert links.state.num_running == 0
+        # The connection goes on.
         client.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 99})
         await client.request(3, "/health")
         assert client.bodies[3] == b"well"
@@ -625,7 +625,7 @@ async def test_a_connection_whose_window_stays_shut_is_closed(
         assert client.goaway.error_code == ErrorCodes.ENHANCE_YOUR_CALM
         assert client.goaway.additional_data == b"the connection's window is shut"
         assert 15 <= trio.current_time() - began_at <= 31
-    assert links.story.num_running == 0
+    assert links.state.num_running == 0
 
 
 async def test_a_window_that_is_opened_by_single_bytes_is_a_flood(
@@ -649,7 +649,7 @@ async def test_a_slow_reader_gets_all(links: Links, autojump_clock: MockClock) -
         await client.request(1, "/megabyte")
         await client.read_slowly(1, bytes_per_second=4096)
         assert client.bodies[1] == MEGABYTE
-        # Longer than many periods.
+        # This is longer than many periods.
         assert trio.current_time() - began_at > 200
 
 
@@ -664,7 +664,7 @@ async def test_a_reader_that_is_too_slow_is_given_up(
         assert client.resets == {1: ErrorCodes.ENHANCE_YOUR_CALM}
 
 
-async def test_what_a_shut_window_holds_back_is_bounded(links: Links) -> None:
+async def test_bytes_held_back_by_a_shut_window_are_bounded(links: Links) -> None:
     async with links.open_link() as link:
         client = Client(link)
         await client.begin(window=0)
@@ -700,7 +700,7 @@ async def test_a_stream_is_not_blamed_for_its_connections_window(
         await client.request(1, "/megabyte")
         await client.request(3, "/megabyte")
         for _ in range(10):
-            # Both streams may go on, if only the connection let them.
+            # Both streams have open windows; only the connection's is shut.
             client.connection.increment_flow_control_window(2**15, 1)
             client.connection.increment_flow_control_window(2**15, 3)
             await client.flush()
@@ -722,7 +722,7 @@ async def test_an_answer_that_breaks_off_is_reset(links: Links) -> None:
 
 
 class SocketClient:
-    """A client that keeps its windows as it says, over a socket."""
+    """A client over a socket, whose windows only the test opens."""
 
     def __init__(self, stream: trio.SocketStream, *, window: int) -> None:
         self._stream = stream
@@ -882,7 +882,7 @@ def test_a_window_must_let_the_waiting_bytes_or_32_kib_pass() -> None:
     stalled.begin(1, 500, 0.0)
     stalled.begin(3, 10**6, 1.0)
     stalled.begin(CONNECTION, 10**6, 2.0)
-    # It has begun already.
+    # Stream 1 has begun already.
     stalled.begin(1, 10**6, 3.0)
     assert stalled.next_deadline == 15.0
     stalled.take(1, 499)
@@ -891,7 +891,7 @@ def test_a_window_must_let_the_waiting_bytes_or_32_kib_pass() -> None:
     assert stalled.next_deadline == 16.0
     stalled.take(3, 2**15 - 1)
     assert list(stalled.pop_expired(16.0)) == [3]
-    # Of the connection's share the two streams have taken 33,267 bytes.
+    # The two streams have taken 33,267 bytes of the connection's share.
     assert stalled.next_deadline == float("inf")
 
 

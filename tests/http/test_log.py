@@ -47,7 +47,7 @@ async def test_clients_cannot_write_a_line_of_the_log(
         ):
             for request in HOSTILE:
                 await client.request(**request)  # type: ignore[arg-type]
-    # The client runs in the same process, and logs as well.
+    # The client runs in the same process, and writes to the log, too.
     ours = [each for each in caplog.records if not each.name.startswith("http")]
     assert [m for each in ours if not (m := each.getMessage()).isprintable()] == []
 

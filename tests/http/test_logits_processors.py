@@ -99,7 +99,7 @@ async def client(server: FakeServer) -> httpx.AsyncClient:
 
 
 def encode(value: str) -> list[tuple[Any, bytes]]:
-    """Say it to both endpoints: each one's decoder, and a body for it."""
+    """Return each endpoint's decoder, and a body for it with this value."""
     field = f'"logits_processors":{value}'.encode()
     return [
         (decode_chat, b'{"messages":[{"role":"user","content":""}],%b}' % field),
@@ -234,7 +234,7 @@ async def test_a_slow_plug_in_does_not_block_the_event_loop(
     assert answers[0].status_code == 200
 
 
-async def test_who_leaves_while_arguments_are_read_leaves_nothing_behind(
+async def test_a_client_that_leaves_while_arguments_are_read_leaves_nothing_behind(
     server: FakeServer,
 ) -> None:
     engine: Any = server.state.engine

@@ -32,8 +32,8 @@ TEXT = "Once upon a time there was a little server. " * 4_000
 
 HIDDEN_SIZE = 512
 
-# What the loop may take for the longest step of a request, as a share of what it takes
-# where the request's work is made on the loop.
+# Upper bound of a request's longest step on the loop, as a share of the longest step
+# when all of the request's work runs on the loop.
 LARGEST_SHARE = 0.3
 
 SLOW_TEMPLATE = (
@@ -109,7 +109,7 @@ async def measure(folder: Path, path: str, body: dict[str, object]) -> float:
         max_model_len=MAX_MODEL_LEN,
         hidden_size=HIDDEN_SIZE,
         takes_images=True,
-        # Each image anew.
+        # Without a cache, each image is prepared again.
         media=MediaConfig(processor_cache_memory="0"),
     ) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:

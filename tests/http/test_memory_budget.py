@@ -15,7 +15,7 @@ from trioserve.http.bodies.memory_budget import MemoryBudget, name_peer
 from trioserve.testing.server import FakeServer, open_fake_server
 
 PATH = "/v1/completions"
-# One address may hold three quarters of seven eighths of 2 MiB: two of it are too many.
+# One address may hold 3/4 of 7/8 of 2 MiB, which is less than two of these.
 HALF = b" " * 700_000
 
 
@@ -33,7 +33,7 @@ async def client(server: FakeServer) -> httpx.AsyncClient:
         yield client
 
 
-def test_what_is_given_back_can_be_taken_again() -> None:
+def test_memory_that_is_given_back_can_be_taken_again() -> None:
     budget = MemoryBudget(100)
     assert budget.take(75, peer="a", is_large=False)
     assert not budget.take(1, peer="a", is_large=False)
@@ -56,7 +56,7 @@ def test_a_peer_takes_three_quarters_of_the_memory_that_others_leave() -> None:
 
 def test_large_bodies_leave_an_eighth_to_small_ones() -> None:
     budget = MemoryBudget(6400)
-    # Of 5,600.
+    # Large bodies may have 5,600 together, and each peer 3/4 of the rest.
     for peer, share in [("a", 4200), ("b", 1050), ("c", 262)]:
         assert budget.take(share, peer=peer, is_large=True)
         assert not budget.take(1, peer=peer, is_large=True)
@@ -98,7 +98,7 @@ def test_a_peer_is_an_address_or_a_network_of_one_site(
 
 
 class Upload:
-    """A body that pauses at each event in it."""
+    """A body that pauses at each event among its parts."""
 
     def __init__(self, *parts: bytes | trio.Event) -> None:
         self._parts = list(parts)

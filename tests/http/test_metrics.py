@@ -22,8 +22,8 @@ from trioserve.testing.server import open_fake_pooling_server, open_fake_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.rst"
 
-# Metrics whose meaning differs from vLLM's would mislead its dashboards. Those of vLLM's
-# names that both servers have must keep them.
+# Metrics that both servers have must keep vLLM's names, on which dashboards rely. Under
+# these names another meaning would mislead a dashboard.
 NAMES_OF_VLLM = {
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total"),
@@ -65,7 +65,7 @@ def read_samples(families: Iterable[Family]) -> dict[str, float]:
 def read_table() -> list[tuple[str, ...]]:
     """Return the rows of the page's table of metrics, without its head."""
     section = PAGE.read_text().partition("\nMetrics\n---")[2]
-    # Two empty lines end a section. Its text has sphinx's own marks, its table has none.
+    # Two empty lines end a section. Only the table is parsed: it has no sphinx markup.
     _, mark, text = section.partition("\n\n\n")[0].partition(".. list-table::")
     page = docutils.core.publish_doctree(mark + text)
     [table] = page.findall(docutils.nodes.table)
@@ -85,12 +85,12 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def scrape_generating(folder: Path) -> list[Family]:
-    """Scrape a server that has all that a generating one can have, after a request."""
+    """Scrape a generating server with all optional parts, after a request."""
     async with open_fake_server(folder, takes_images=True) as server:
         engine = server.state.engine
         assert engine is not None
         async with trio_parallel.open_worker_context() as context:
-            # No template needs a process here, so none is started.
+            # No template needs a process here, so the pool starts none.
             engine.renderer.chats.processes = TemplateProcesses(context, 1)
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                 body = {"prompt": "Hello", "max_tokens": 3, "n": 2, "stream": True}
@@ -173,7 +173,7 @@ async def test_a_streamed_request_is_counted_and_timed(tokenizer_folder: Path) -
         "request_params_max_tokens_sum": 3,
     }
     assert {name: samples[f"trioserve_{name}"] for name in expected} == expected
-    # The parts of a request's time make up the whole, but for its way in and out.
+    # A request's phases add up to its time, except for the way in and out.
     total = samples["trioserve_request_inference_time_seconds_sum"]
     parts = ("prefill", "decode")
     assert sum(

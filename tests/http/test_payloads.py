@@ -28,7 +28,7 @@ def user(*content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(content)}]}
 
 
-def test_what_is_taken_out_is_put_back() -> None:
+def test_payloads_that_are_taken_out_are_put_back() -> None:
     body = json.dumps(
         {"prompt": LONG, "prompt_embeds": [LONG, "x", LONG + "RA=="], "user": "ann"}
     ).encode()
@@ -66,7 +66,7 @@ def test_images_and_tensors_of_a_chat(indent: int | None) -> None:
     assert embeds["prompt_embeds"] == LONG.encode()  # type: ignore[index]
 
 
-def test_what_is_escaped_is_left_to_the_decoder() -> None:
+def test_escaped_payloads_are_left_to_the_decoder() -> None:
     body = b'{"prompt_embeds":"%b\\/"}' % LONG.encode()
     assert take_out(body) == (body, {})
     assert decode_completion(body).prompt_embeds == (LONG.encode() + b"/",)
@@ -165,7 +165,7 @@ def test_any_bytes_end_in_valid_or_invalid_json_as_before(body: bytes) -> None:
 
     rest, strings = take_out(body, long_bytes=3)
     assert strings or rest == body
-    # Only the bytes that were taken out are not checked any more.
+    # Only the bytes that were taken out are no longer checked.
     assert is_json(rest) or not is_json(body)
 
 

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trioserve.http.connection import PEER, Peer, install_guard, make_config
 
-# More than kernels keep for a peer that does not read.
+# More than a kernel buffers for a peer that does not read.
 LARGE = bytes(2**24)
 
 Ask = Callable[[bytes], Awaitable[trio.SocketStream]]
@@ -23,7 +23,7 @@ class Server:
 
     Attributes:
       port: None until it listens.
-      peers: of the requests that came.
+      peers: the peer of each request.
       ends: set as each of them ends.
     """
 

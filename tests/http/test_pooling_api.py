@@ -57,7 +57,7 @@ async def client(open_server: Open) -> httpx.AsyncClient:
 
 
 def expect(token_ids: list[int], size: int = SIZE) -> list[float]:
-    """Return what the device makes of a text, as far as float32 holds it."""
+    """Return the fake device's vector of a text, rounded to float32."""
     return array("f", fake_vector(token_ids, size)).tolist()
 
 
@@ -165,7 +165,7 @@ async def test_base64_is_float32_by_default(client: httpx.AsyncClient) -> None:
     assert array("f", base64.b64decode(text)).tolist() == expect(IDS)
 
 
-async def test_bytes_have_the_type_and_the_order_that_are_asked_for(
+async def test_bytes_have_the_requested_type_and_order(
     client: httpx.AsyncClient,
 ) -> None:
     [text] = await embed(
@@ -203,7 +203,7 @@ async def test_bytes_come_with_a_header_that_says_where_each_vector_is(
     assert entries[-1]["end"] == len(answer.content)
 
 
-async def test_bytes_come_without_a_header_if_so_asked(
+async def test_bytes_come_without_a_header_on_request(
     client: httpx.AsyncClient,
 ) -> None:
     body = {"input": [IDS] * 1000, "encoding_format": "bytes_only"}
@@ -222,7 +222,7 @@ async def test_a_header_that_no_client_takes_is_not_sent(
         assert "bytes_only" in error["message"]
         assert "32768" in error["message"]
         assert server.device.plans == []
-        # The places of the texts show the error if their number does not.
+        # The header of 360 texts is too long only once it has their positions.
         body["input"] = [IDS] * 360
         error = await refuse(client, EMBEDDINGS, **body)
         assert error["param"] == "encoding_format"
@@ -292,7 +292,7 @@ async def test_a_long_text_is_refused_and_named(open_server: Open) -> None:
 @pytest.mark.parametrize(
     "fields", [{"long_text": "truncate"}, {"truncate_prompt_tokens": -1}]
 )
-async def test_a_long_text_is_cut_to_the_models_length_if_so_asked(
+async def test_a_long_text_is_cut_to_the_models_length_on_request(
     open_server: Open, fields: dict[str, object]
 ) -> None:
     ids = list(range(5, 45))
@@ -392,7 +392,7 @@ async def test_pooling_does_the_task_of_the_model(
     ]
 
 
-async def test_pooling_stops_on_the_way_if_so_asked(client: httpx.AsyncClient) -> None:
+async def test_pooling_ends_early_on_request(client: httpx.AsyncClient) -> None:
     body = {"input": IDS, "task": "token_embed"}
     answer = (await client.post("/pooling", json=body)).json()
     assert answer["data"][0]["data"] == [pytest.approx(expect([i])) for i in IDS]
@@ -561,7 +561,7 @@ async def test_a_cross_encoder_reads_pairs(open_server: Open) -> None:
     assert sorted(result["index"] for result in answer["results"]) == [0, 1]
 
 
-async def test_documents_are_cut_if_so_asked(client: httpx.AsyncClient) -> None:
+async def test_documents_are_cut_on_request(client: httpx.AsyncClient) -> None:
     texts = {"queries": "dog " * 20, "documents": ["dog " * 200]}
     whole = (
         await client.post("/score", json={**texts, "long_text": "truncate"})
@@ -665,7 +665,7 @@ async def test_cohere_cuts_long_texts(
 async def test_cohere_names_the_purpose_of_texts(open_server: Open) -> None:
     prompts = {"query": "query: ", "clustering": "cluster: ", "own": "own: "}
     sentence = SentenceFolder(modes=("mean",), prompts=prompts)
-    said = {
+    expected = {
         "search_query": "query: ",
         "search_document": "",
         "classification": "",
@@ -673,7 +673,7 @@ async def test_cohere_names_the_purpose_of_texts(open_server: Open) -> None:
         "own": "own: ",
     }
     async with open_server(sentence=sentence) as (_, client):
-        for input_type, prompt in said.items():
+        for input_type, prompt in expected.items():
             body = {"texts": ["Hello"], "input_type": input_type}
             answer = (await client.post("/v2/embed", json=body)).json()
             ids = await tokenize(client, prompt=f"{prompt}Hello")
@@ -692,7 +692,7 @@ async def test_cohere_names_the_purpose_of_texts(open_server: Open) -> None:
         ({"priority": -1}, "priority"),
     ],
 )
-async def test_what_cohere_may_not_have_is_named(
+async def test_the_error_names_a_field_that_cohere_requests_may_not_have(
     client: httpx.AsyncClient, fields: dict[str, object], param: str
 ) -> None:
     error = await refuse(client, "/v2/embed", texts=["a"], **fields)

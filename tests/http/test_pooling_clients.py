@@ -29,12 +29,12 @@ async def server(tokenizer_folder: Path) -> FakePoolingServer:
 
 
 async def run_blocking(call: Callable[[], T]) -> T:
-    """Call a client that blocks, in a thread beside the server."""
+    """Call a blocking client in a thread beside the server."""
     return await trio.to_thread.run_sync(call)
 
 
 async def expect(server: FakePoolingServer, texts: list[str]) -> list[list[float]]:
-    """Return what the device makes of texts, as far as float32 holds it."""
+    """Return the fake device's vectors of texts, rounded to float32."""
     renderer = server.state.require_pooling().renderer
     prompts = [await renderer.render_text(text) for text in texts]
     return [array("f", fake_vector(prompt.token_ids, 8)).tolist() for prompt in prompts]
@@ -52,14 +52,14 @@ async def test_openais_client_reads_the_vectors_exactly(
     answer = await run_blocking(ask)
     vectors = await expect(server, TEXTS)
     if encoding_format == "base64":
-        # A client that requests it also decodes it.
+        # A caller that requests base64 also decodes it.
         assert all(isinstance(entry.embedding, str) for entry in answer.data)
         return
     assert [entry.embedding for entry in answer.data] == [
         pytest.approx(vector, rel=1e-7) for vector in vectors
     ]
     if encoding_format is None:
-        # The client asks for base64 by itself.
+        # The client requests base64 by default.
         assert [entry.embedding for entry in answer.data] == vectors
     assert answer.usage.total_tokens > 0
 

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("frozen_heap")
 
 T = TypeVar("T")
 
-# 1.2 MB, as clients send them that index documents.
+# 1.2 MB, as clients send that index documents.
 TEXTS = ["Once upon a time there was a little server. " * 55] * 512
 
-# What the loop may take for the longest step of a request, as a share of what it takes
-# where the request's work is made on the loop.
+# Upper bound of a request's longest step on the loop, as a share of the longest step
+# when all of the request's work runs on the loop.
 LARGEST_SHARE = 0.3
 
 CASES: dict[str, tuple[str, dict[str, object]]] = {

@@ -426,7 +426,7 @@ def test_errors_list_the_values_of_each_field_with_few_values(
 
 
 def find_choices(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-    """Yield each field of a struct that takes only certain values, and these."""
+    """Yield each field of a struct that takes only certain values, and the values."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     for field in info.fields:

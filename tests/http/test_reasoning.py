@@ -67,7 +67,7 @@ async def client(both: Client) -> httpx.AsyncClient:
 
 
 def ask(server: FakeServer, **fields: Any) -> dict[str, Any]:
-    """Return a request for the whole answer, once."""
+    """Return the body of a request that gets the whole answer once."""
     return CHAT | {"max_tokens": len(server.answer_ids)} | fields
 
 
@@ -143,7 +143,7 @@ async def test_continuous_usage_counts_the_reasoning_so_far(
 async def test_the_reasoning_of_a_slow_reader_is_split_off_too(
     server: FakeServer,
 ) -> None:
-    """A whole answer in one delta, as the engine joins tokens for a slow reader."""
+    """The engine joins tokens for a slow reader, here a whole answer in one delta."""
     engine = server.state.engine
     messages = [{"role": "user", "content": "Hello"}]
     num_tokens = len(server.answer_ids)
@@ -304,7 +304,7 @@ async def test_a_budget_reaches_the_sampler_with_the_models_tags(
 @pytest.mark.parametrize(
     ("end", "is_open"), [("<think>\n", True), ("<think></think>", None)]
 )
-async def test_a_budget_knows_where_the_prompt_ends(
+async def test_a_budget_depends_on_how_the_prompt_ends(
     tokenizer_folder: Path, end: str, is_open: bool | None
 ) -> None:
     """A budget has no effect if the template has already ended the reasoning."""
@@ -411,8 +411,8 @@ async def test_earlier_reasoning_reaches_the_template_by_both_names(
         _,
     ):
         renderer = server.state.engine.renderer
-        asked = decode_chat(json.dumps({"messages": [message]}).encode())
-        for messages in ([message], MessageMappings(asked.messages)):
+        body = decode_chat(json.dumps({"messages": [message]}).encode())
+        for messages in ([message], MessageMappings(body.messages)):
             assert (await renderer.render_chat(messages)).text == prompt
 
 

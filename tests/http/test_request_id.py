@@ -78,7 +78,7 @@ async def test_an_id_that_could_do_harm_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("header", "field", "told", "ends"),
+    ("header", "field", "in_header", "in_body"),
     [
         (None, None, None, None),
         ("theirs", None, "theirs", "theirs"),
@@ -91,8 +91,8 @@ async def test_the_answers_id_agrees_with_the_header(
     client: httpx.AsyncClient,
     header: str | None,
     field: str | None,
-    told: str | None,
-    ends: str | None,
+    in_header: str | None,
+    in_body: str | None,
     streams: bool,
 ) -> None:
     response = await client.post(
@@ -102,8 +102,8 @@ async def test_the_answers_id_agrees_with_the_header(
     )
     text = response.text.split("\n")[0].removeprefix("data: ")
     found = response.headers["x-request-id"]
-    assert found == (told or found)
-    assert json.loads(text)["id"] == f"chatcmpl-{ends or found}"
+    assert found == (in_header or found)
+    assert json.loads(text)["id"] == f"chatcmpl-{in_body or found}"
 
 
 async def test_the_log_says_which_request_it_was(
@@ -112,9 +112,9 @@ async def test_the_log_says_which_request_it_was(
     caplog.set_level(logging.DEBUG, "trioserve.http")
     response = await client.post(CHAT_PATH, json=CHAT | {"surprise": 1})
     name = response.headers["x-request-id"]
-    told = [r.getMessage() for r in caplog.records if r.name.startswith("trioserve")]
-    assert f"request {name}: ignored unknown fields: surprise" in told
-    assert f"request {name}: POST {CHAT_PATH} is answered with 200" in told
+    log = [r.getMessage() for r in caplog.records if r.name.startswith("trioserve")]
+    assert f"request {name}: ignored unknown fields: surprise" in log
+    assert f"request {name}: POST {CHAT_PATH} is answered with 200" in log
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -124,7 +124,7 @@ async def test_a_request_that_fails_is_found_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
     streams: bool,
 ) -> None:
-    # An unexpected defect.
+    # An unexpected defect: None is not callable.
     broken = TextStream if streams else TextEngine
     monkeypatch.setattr(broken, "__anext__" if streams else "open_text", None)
     response = await client.post(CHAT_PATH, json=CHAT | {"stream": streams})

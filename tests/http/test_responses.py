@@ -135,7 +135,7 @@ def test_bytes_of_a_token_are_its_own_even_inside_a_character() -> None:
 
 
 @pytest.mark.parametrize("impossible", [-math.inf, math.nan])
-def test_what_json_cannot_say_becomes_the_floor(impossible: float) -> None:
+def test_numbers_that_json_lacks_become_the_floor(impossible: float) -> None:
     entry = TokenLogprobs(
         token_id=0, logprob=impossible, rank=1, top=((0, impossible),)
     )
@@ -149,7 +149,7 @@ def test_what_json_cannot_say_becomes_the_floor(impossible: float) -> None:
 
 
 def test_the_legacy_form_counts_characters_from_where_the_text_stands() -> None:
-    # The prompt's first token has no logprob: nothing predicted it.
+    # The prompt's first token has no logprob, because no token precedes it.
     report = build_completion_logprobs(
         [0, 1, 3], [None, FIRST, SECOND], TEXTS, text_offset=10
     )
@@ -157,7 +157,7 @@ def test_the_legacy_form_counts_characters_from_where_the_text_stands() -> None:
         "text_offset": [10, 11, 13],
         "token_logprobs": [None, -0.5, -9999.0],
         "tokens": ["a", "bc", "\ufffd"],
-        # The sampled token is always among them.
+        # The sampled token is always included.
         "top_logprobs": [
             None,
             {"a": -0.25, "bc": -0.5},

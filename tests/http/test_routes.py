@@ -11,7 +11,7 @@ from trioserve.http.routes import ROUTES
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.rst"
 
-# A path stands alone or behind its method.
+# A path stands alone or after its method.
 ENDPOINT = re.compile(r"``(?:(GET|POST) )?(/[^`]+)``")
 
 

@@ -348,7 +348,7 @@ def test_a_missing_prompt_is_named() -> None:
         decode_completion(b"{}")
 
 
-def test_what_was_sent_is_not_quoted() -> None:
+def test_errors_do_not_quote_the_request() -> None:
     with pytest.raises(InvalidParameter) as caught:
         chat(messages=[{"role": "secret", "content": ""}])
     assert str(caught.value) == (
@@ -521,7 +521,7 @@ def test_stop_is_a_string_or_several() -> None:
         ({"continuous_usage_stats": True}, True, True),
     ],
 )
-def test_a_stream_reports_usage_where_asked(
+def test_a_stream_reports_usage_on_request(
     options: dict[str, Any] | None, at_the_end: bool, always: bool
 ) -> None:
     request = chat(stream=True, stream_options=options)
@@ -557,14 +557,14 @@ FREE_FORMS: dict[str, Callable[[int], object]] = {
 
 @pytest.mark.parametrize("name", FREE_FORMS)
 @pytest.mark.parametrize("depth", [67, 901])
-def test_what_is_nested_too_deeply_is_named(name: str, depth: int) -> None:
+def test_a_field_that_is_nested_too_deeply_is_named(name: str, depth: int) -> None:
     with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:
         chat(**{name: FREE_FORMS[name](depth)})
     assert caught.value.param == name
 
 
 @pytest.mark.parametrize("name", FREE_FORMS)
-def test_what_is_nested_less_is_taken(name: str) -> None:
+def test_a_field_with_less_nesting_is_accepted(name: str) -> None:
     assert getattr(chat(**{name: FREE_FORMS[name](64)}), name)
 
 
@@ -756,7 +756,7 @@ _BOUNDED = [
     (name, value)
     for name, (low, high) in SAMPLING_BOUNDS.items()
     for value in (low - 1, high + 1)
-    # Wider than 64 bits is refused when it is decoded.
+    # The decoder itself refuses numbers wider than 64 bits.
     if abs(value) < 2**63
 ]
 
@@ -870,7 +870,7 @@ def test_embeddings_in_a_chat_stay_bytes_of_the_body() -> None:
 
 
 def test_escapes_in_fields_that_stay_bytes_are_resolved() -> None:
-    """PHP writes / as \\/, and base64 has slashes."""
+    """PHP writes / as \\/, and base64 contains slashes."""
     body = b'{"prompt_embeds":"AA\\/BB\\u002f="}'
     (payload,) = decode_completion(body).prompt_embeds or ()
     assert payload == b"AA/BB/="
@@ -924,7 +924,7 @@ def test_embeddings_that_are_no_strings_are_refused(embeds: str) -> None:
         ({"prompt_logprobs": 1}, InvalidParameter, "prompt_logprobs"),
     ],
 )
-def test_what_needs_the_prompts_tokens_is_refused_with_embeddings(
+def test_fields_that_need_the_prompts_tokens_are_refused_with_embeddings(
     fields: dict[str, Any], error: type[RequestError], param: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -972,7 +972,7 @@ def test_a_long_prompt_is_read_as_a_short_one_would_be(
         ({"x": "y" * 3 * LONG}, "prompt"),
     ],
 )
-def test_what_is_wrong_in_a_long_prompt_is_named(prompt: Any, param: str) -> None:
+def test_an_error_in_a_long_prompt_is_named(prompt: Any, param: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
         completion(prompt=prompt)
     assert (caught.value.param or "").startswith(param)
@@ -983,7 +983,7 @@ def test_too_many_ids_are_refused_before_they_are_built() -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         decode_completion(body, 100)
     assert (caught.value.num_tokens, caught.value.limit) == (LONG, 100)
-    # Not if most of them will be cut off.
+    # A prompt that will be cut is not too long.
     cut = json.dumps({"prompt": [1] * LONG, "truncate_prompt_tokens": 5}).encode()
     assert decode_completion(cut, 100).prompts == ((1,) * LONG,)
 
@@ -997,7 +997,7 @@ def test_ids_are_the_same_however_they_are_cut(ids: list[int], size: int) -> Non
     assert pieces == [tuple(ids)] * 2
 
 
-# Words that must not be written.
+# Bad words.
 
 
 @pytest.mark.parametrize("words", [[""], ["a"] * 129, "a", [7], ["x" * 2000]])
@@ -1069,7 +1069,7 @@ def test_a_call_cannot_be_forced(endpoint: str, choice: object) -> None:
     [
         {"tools": [TOOL], "parallel_tool_calls": True},
         {"tools": [TOOL], "parallel_tool_calls": None},
-        # Without a call there are never two.
+        # Without tool calls there are never two in parallel.
         {"parallel_tool_calls": False},
         {"tools": [], "parallel_tool_calls": False},
         {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},

@@ -35,7 +35,7 @@ def test_two_sequences_are_timed(counts: RequestCounts, times: StreamTimes) -> N
     times.note_end(112.0, started_at=103.0, num_prompt_tokens=7)
     assert counts.finished == {("stop",): 1, ("length",): 1}
     assert sum_up(counts.time_to_first_token) == (2, 5.0 + 6.0)
-    # Tokens that come together share the time since the last ones.
+    # Tokens that come together share the time since the previous ones.
     assert sum_up(counts.inter_token_latency) == (2, 4.0 / 4 + 4.0)
     assert sum_up(counts.time_per_output_token) == (2, 4.0 / 4 + 4.0 / 2)
     assert sum_up(counts.latency) == (1, 12.0)

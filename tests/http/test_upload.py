@@ -64,7 +64,7 @@ async def read_head(client: trio.SocketStream) -> bytes:
 
 
 class Bystander(trio.abc.Instrument):
-    """A stream among others.
+    """A client with a stream, which other clients' uploads may delay.
 
     Attributes:
       longest_gap: turns of the event loop without a token.
@@ -122,10 +122,10 @@ async def test_small_requests_are_answered_beside_stalled_uploads(
         nursery.cancel_scope.cancel()
 
 
-# Seconds after the head of the request, and the bytes that come then.
+# Seconds after the head of the request, and the bytes that the client then sends.
 Script = Iterable[tuple[float, bytes]]
 
-# There is no engine, so a body that has come to its end is refused.
+# There is no engine, so a body that was read to its end gets this status.
 IS_READ = 503
 
 UPLOADS: dict[str, tuple[Script, float, int]] = {
@@ -166,7 +166,7 @@ async def test_an_upload_has_ten_seconds_for_each_part(
 
 
 async def play(state: ServerState, script: Script) -> dict[str, object]:
-    """Upload over ASGI; an empty part is the end. Returns the answer's beginning."""
+    """Upload over ASGI, an empty part last; return the start of the answer."""
     messages_in, messages = trio.open_memory_channel[dict[str, object]](math.inf)
     answers: list[dict[str, object]] = []
 

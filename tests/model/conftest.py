@@ -50,20 +50,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-# Operations for which the host waits on CUDA. On a CPU nothing is waited for, but they
-# are the same operations.
+# Operations for which the host waits on CUDA. A CPU runs the same operations without
+# waiting.
 _WAITING = {
     *("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"),
     *("nonzero", "argwhere", "masked_select", "bincount", "histc"),
     *("_unique2", "unique_dim", "unique_consecutive"),
 }
-# Theirs is the sum of a tensor, unless it is given.
+# The size of their output is the sum of a tensor, unless `output_size` is given.
 _SIZED = {"aten.repeat_interleave.Tensor", "aten.repeat_interleave.self_Tensor"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-# These call no operation that a TorchDispatchMode could see.
+# These call no operation that a TorchDispatchMode sees.
 _READING = {"tolist", "numpy", "cpu", "__array__"}
 _MASKS = {torch.bool, torch.uint8}
-# What others do is for them to know: transformers moves tensors to where they are.
+# Copies are checked only in this package: transformers makes needless ones.
 _PACKAGE = str(Path(trioserve.__file__).parent)
 
 
@@ -141,7 +141,7 @@ def _refuse_on_cuda() -> Iterator[None]:
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # The first call says that this is a prototype.
+        # The first call warns that this feature is a prototype.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -154,8 +154,8 @@ def _refuse_on_cuda() -> Iterator[None]:
 def no_sync() -> Callable[..., Any]:
     """`with no_sync():` fails where CUDA would make the host wait for the device.
 
-    A tensor that is meant to stay on the host looks like any other on a CPU. Names of
-    modules ("layout.py") that have such ones are given as arguments.
+    On a CPU, tensors that stay on the host by design look like all others. Arguments
+    name the modules ("layout.py") that have such tensors.
     """
 
     @contextmanager
@@ -187,7 +187,7 @@ class _RecordOperations(TorchDispatchMode):
 
 @pytest.fixture
 def record_operations() -> Callable[[], Any]:
-    """`with record_operations() as record:` lists what torch does, and its sizes."""
+    """`with record_operations() as record:` lists torch's operations and sizes."""
 
     @contextmanager
     def record() -> Iterator[list[tuple[Any, ...]]]:
@@ -272,7 +272,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
 
 
 @dataclass(frozen=True)
-class Sight:
+class MixedPrompt:
     """A prompt with images, in the forms for the planner and for `generate`."""
 
     prompt: list[int]
@@ -281,12 +281,12 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class SeeingTiny(Tiny):
+class TinyVision(Tiny):
     """A model that takes images, with the processor that prepares them."""
 
     processor: Any
 
-    def look(self, *pieces: list[int] | Image.Image) -> Sight:
+    def join(self, *pieces: list[int] | Image.Image) -> MixedPrompt:
         """Join tokens and images as the model's processor does."""
         images = [piece for piece in pieces if isinstance(piece, Image.Image)]
         prompt: list[int] = []
@@ -300,15 +300,15 @@ class SeeingTiny(Tiny):
         if "image_grid_thw" in joined:
             is_image = torch.tensor([prompt]) == self._image_token_id
             joined["mm_token_type_ids"] = is_image.int()
-        return Sight(prompt, tuple(embedded), joined)
+        return MixedPrompt(prompt, tuple(embedded), joined)
 
-    def generate_at(self, sight: Sight, num_tokens: int) -> list[int]:
+    def generate_at(self, mixed: MixedPrompt, num_tokens: int) -> list[int]:
         """Return the greedy output of transformers for a prompt with images."""
         device = self.reference.device
         return self.generate(
-            sight.prompt,
+            mixed.prompt,
             num_tokens,
-            **{name: value.to(device) for name, value in sight.arguments.items()},
+            **{name: value.to(device) for name, value in mixed.arguments.items()},
         )
 
     @property
@@ -317,11 +317,11 @@ class SeeingTiny(Tiny):
         return image_token_id
 
     def _place(self, image: Image.Image, prompt: list[int]) -> EmbeddedInput:
-        """Add an image's positions to a prompt."""
+        """Add an image's positions to a prompt; return the image as an input."""
         tensors = dict(self.processor(images=[image], return_tensors="pt"))
         begin = len(prompt)
         for length in self._count_vectors(tensors):
-            # Other tokens stand around each part of an image.
+            # A token that is not of the image stands before each of its parts.
             prompt += [7, *[self._image_token_id] * length]
         runs = find_runs(prompt, begin, self._image_token_id)
         num_vectors = sum(run_end - run_begin for run_begin, run_end in runs)
@@ -335,7 +335,7 @@ class SeeingTiny(Tiny):
         )
 
     def _count_vectors(self, tensors: dict[str, torch.Tensor]) -> list[int]:
-        """Vectors of each part of an image, by the sizes in testing.processors."""
+        """Count the vectors of each part, with the sizes of testing/processors.py."""
         if "image_grid_thw" in tensors:
             return [int(tensors["image_grid_thw"].prod()) // 4]
         if "pixel_attention_mask" in tensors:
@@ -346,7 +346,7 @@ class SeeingTiny(Tiny):
 def find_runs(
     prompt: list[int], begin: int, token_id: int
 ) -> tuple[tuple[int, int], ...]:
-    """Return the runs of one token from a position on."""
+    """Return the runs of one token in a prompt, from position `begin` on."""
     runs: list[tuple[int, int]] = []
     for position in range(begin, len(prompt)):
         if prompt[position] != token_id:
@@ -359,7 +359,7 @@ def find_runs(
 
 
 def write_bytes(tensor: torch.Tensor) -> TensorBytes:
-    """Return a tensor in the form that crosses rooms; its bytes are read-only."""
+    """Return a tensor as TensorBytes, with read-only bytes."""
     data = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
     return TensorBytes(
         data=memoryview(data),
@@ -385,7 +385,7 @@ def make_vectors() -> Callable[[int, torch.Tensor], EmbeddedInput]:
 
 @pytest.fixture
 def make_image() -> Callable[..., Image.Image]:
-    """Return an image of noise, in which no two pieces are alike."""
+    """Return a function that makes an image of noise, in which all pieces differ."""
 
     def make(seed: int = 0, size: tuple[int, int] = (90, 60)) -> Image.Image:
         pixels = random.Random(seed).randbytes(size[0] * size[1] * 3)
@@ -395,11 +395,11 @@ def make_image() -> Callable[..., Image.Image]:
 
 
 @pytest.fixture(scope="session")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SeeingTiny]:
+def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyVision]:
     """Build a tiny model that takes images, once for all tests."""
 
     @functools.cache
-    def build(model_type: str, device: str = "cpu") -> SeeingTiny:
+    def build(model_type: str, device: str = "cpu") -> TinyVision:
         folder = save_tiny_processor(
             "smolvlm" if model_type == "idefics3" else model_type,  # type: ignore
             tmp_path_factory.mktemp(model_type),
@@ -408,7 +408,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SeeingTiny
         reference = AutoModelForImageTextToText.from_pretrained(
             folder, attn_implementation="eager"
         )
-        return SeeingTiny(
+        return TinyVision(
             folder=folder,
             loaded=load_model(folder, ModelConfig(device=device), name=model_type),
             reference=reference.eval().to(device),
@@ -419,7 +419,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SeeingTiny
 
 
 @dataclass
-class Story:
+class PlannedSequence:
     """One sequence of the planner."""
 
     slot: int
@@ -473,14 +473,14 @@ class Planner:
         seed: int = 0,
         shared: Sequence[BlockId] = (),
         embedded: Sequence[EmbeddedInput] = (),
-    ) -> Story:
+    ) -> PlannedSequence:
         """Make a sequence; `shared` blocks already hold the start of its prompt."""
         tokens = list(prompt)
         for item in embedded:
             if item.kind == "embeds":
                 for run_begin, run_end in item.runs:
                     tokens[run_begin:run_end] = [NO_TOKEN] * (run_end - run_begin)
-        return Story(
+        return PlannedSequence(
             slot=slot,
             prompt=tokens,
             embedded=tuple(embedded),
@@ -490,62 +490,64 @@ class Planner:
             num_computed=len(shared) * self._block_size,
         )
 
-    def preempt(self, story: Story, *, slot: int) -> None:
+    def preempt(self, sequence: PlannedSequence, *, slot: int) -> None:
         """Take all blocks from a sequence; it begins again in another slot."""
-        self._free += story.block_ids
-        story.block_ids = []
-        story.num_sent_blocks = 0
-        story.num_computed = 0
-        story.is_started = False
-        story.slot = slot
+        self._free += sequence.block_ids
+        sequence.block_ids = []
+        sequence.num_sent_blocks = 0
+        sequence.num_computed = 0
+        sequence.is_started = False
+        sequence.slot = slot
 
     def take_block(self) -> BlockId:
         return self._free.pop()
 
-    def step(self, *shares: tuple[Story, int]) -> StepResult:
-        """Run one step that computes so many tokens of each sequence."""
+    def step(self, *shares: tuple[PlannedSequence, int]) -> StepResult:
+        """Run one step with the given number of tokens of each sequence."""
         starts = tuple(self._start(s) for s, _ in shares if not s.is_started)
-        rows = tuple(self._make_row(story, count) for story, count in shares)
+        rows = tuple(self._make_row(sequence, count) for sequence, count in shares)
         result = self.runner.step(StepPlan(step_id=7, starts=starts, rows=rows))
         assert result.step_id == 7
         sampled = iter(result.sampled)
-        for (story, count), row in zip(shares, rows):
-            story.num_computed += count
+        for (sequence, count), row in zip(shares, rows):
+            sequence.num_computed += count
             if row.sample:
-                story.outputs += next(sampled)
-                story.logprobs += result.logprobs.get(story.slot, ())
+                sequence.outputs += next(sampled)
+                sequence.logprobs += result.logprobs.get(sequence.slot, ())
         assert next(sampled, None) is None
         return result
 
-    def run(self, *stories: Story, num_tokens: int, chunk: int = 1000) -> None:
-        """Step until each sequence has written so many tokens."""
-        while rest := [s for s in stories if len(s.outputs) < num_tokens]:
+    def run(
+        self, *sequences: PlannedSequence, num_tokens: int, chunk: int = 1000
+    ) -> None:
+        """Run steps until each sequence has `num_tokens` outputs."""
+        while rest := [s for s in sequences if len(s.outputs) < num_tokens]:
             self.step(*((s, min(chunk, s.num_tokens - s.num_computed)) for s in rest))
 
-    def _start(self, story: Story) -> SlotStart:
-        story.is_started = True
+    def _start(self, sequence: PlannedSequence) -> SlotStart:
+        sequence.is_started = True
         return SlotStart(
-            slot=story.slot,
-            prompt_token_ids=tuple(story.prompt),
-            output_token_ids=tuple(story.outputs),
-            sampling=story.sampling,
-            seed=story.seed,
-            stop_token_ids=frozenset(story.sampling.stop_token_ids),
-            embedded=story.embedded,
+            slot=sequence.slot,
+            prompt_token_ids=tuple(sequence.prompt),
+            output_token_ids=tuple(sequence.outputs),
+            sampling=sequence.sampling,
+            seed=sequence.seed,
+            stop_token_ids=frozenset(sequence.sampling.stop_token_ids),
+            embedded=sequence.embedded,
         )
 
-    def _make_row(self, story: Story, num_tokens: int) -> StepRow:
-        end = story.num_computed + num_tokens
-        while len(story.block_ids) * self._block_size < end:
-            story.block_ids.append(self._free.pop())
-        new = tuple(story.block_ids[story.num_sent_blocks :])
-        story.num_sent_blocks = len(story.block_ids)
+    def _make_row(self, sequence: PlannedSequence, num_tokens: int) -> StepRow:
+        end = sequence.num_computed + num_tokens
+        while len(sequence.block_ids) * self._block_size < end:
+            sequence.block_ids.append(self._free.pop())
+        new = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+        sequence.num_sent_blocks = len(sequence.block_ids)
         return StepRow(
-            slot=story.slot,
-            start=story.num_computed,
+            slot=sequence.slot,
+            start=sequence.num_computed,
             num_tokens=num_tokens,
             new_block_ids=new,
-            sample=end == story.num_tokens,
+            sample=end == sequence.num_tokens,
         )
 
 

@@ -36,9 +36,9 @@ every_device = pytest.mark.parametrize(
 )
 
 
-def forbid(*words: Sequence[int], **wishes: Any) -> SamplingParams:
+def forbid(*words: Sequence[int], **params: Any) -> SamplingParams:
     bad_words = tuple(tuple(word) for word in words)
-    return SamplingParams(**{"temperature": 0.0, "bad_words": bad_words, **wishes})
+    return SamplingParams(**{"temperature": 0.0, "bad_words": bad_words, **params})
 
 
 def make_start(
@@ -79,7 +79,7 @@ def write(sampler: Sampler, logits: Tensor, num_tokens: int) -> list[int]:
 
 
 def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> bool:
-    """Return whether the output contains a word that ends in it."""
+    """Return whether a word ends in the output; it may begin in the prompt."""
     return any(
         tuple(tokens[end - len(word) : end]) == word
         for word in words
@@ -88,8 +88,8 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
     )
 
 
-# A number stands for that token of what the model would say without bad words, counted
-# from the first output token; a negative one lies in the prompt.
+# A number is the position of a token in the model's output without bad words. A
+# negative number is a position in the prompt, from its end.
 @every_device
 @pytest.mark.parametrize(
     "places",
@@ -102,13 +102,13 @@ def has_word(tokens: Sequence[int], words: Words, num_prompt_tokens: int) -> boo
         [[-1, 0]],
         [[-4, -3, -2, -1, 0, 1]],
         [range(-9, 1)],
-        # Longer than the prompt.
+        # A word that is longer than the prompt.
         [range(-9, 4)],
         [[1], [3, 4], [3, 4, 5], [-2, -1, 0], [6, 7], [7, 6], [5, 5]],
     ],
     ids=str,
 )
-def test_what_generate_says(
+def test_output_equals_that_of_generate(
     tiny: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
@@ -120,17 +120,17 @@ def test_what_generate_says(
     plain = model.generate(prompt, 20)
     words = [[(prompt + plain)[9 + place] for place in word] for word in places]
     planner = make_planner(model.loaded)
-    story = planner.begin(prompt, sampling=forbid(*words))
-    planner.run(story, num_tokens=20, chunk=4)
-    assert story.outputs == model.generate(prompt, 20, bad_words_ids=words)
-    assert story.outputs != plain
+    sequence = planner.begin(prompt, sampling=forbid(*words))
+    planner.run(sequence, num_tokens=20, chunk=4)
+    assert sequence.outputs == model.generate(prompt, 20, bad_words_ids=words)
+    assert sequence.outputs != plain
 
 
 @every_device
 def test_beside_others(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, device: str
 ) -> None:
-    """Each sequence has its own bad words or none, and sequences end at different times."""
+    """Sequences have their own bad words or none, and end at different times."""
     model = tiny("llama", device)
     planner = make_planner(model.loaded)
     prompts = [make_prompt(length, length) for length in (12, 3, 7, 20)]
@@ -141,17 +141,17 @@ def test_beside_others(
         [[prompts[2][-1], plain[2][0]], plain[2][3:6]],
         [plain[3][1:6]],
     ]
-    stories = [
+    sequences = [
         planner.begin(prompt, slot=slot, sampling=forbid(*words[slot]))
         for slot, prompt in enumerate(prompts)
     ]
-    planner.step((stories[3], 8), (stories[0], 12))
-    planner.run(stories[2], stories[0], num_tokens=5)
-    planner.run(*stories, num_tokens=16)
-    for story, expected, own in zip(stories, plain, words):
+    planner.step((sequences[3], 8), (sequences[0], 12))
+    planner.run(sequences[2], sequences[0], num_tokens=5)
+    planner.run(*sequences, num_tokens=16)
+    for sequence, expected, own in zip(sequences, plain, words):
         if own:
-            expected = model.generate(story.prompt, 16, bad_words_ids=own)
-        assert story.outputs == expected
+            expected = model.generate(sequence.prompt, 16, bad_words_ids=own)
+        assert sequence.outputs == expected
 
 
 @pytest.mark.parametrize("num_before", [1, 3, 6])
@@ -164,12 +164,12 @@ def test_after_preemption(
     plain = model.generate(prompt, 16)
     words = [plain[:4], plain[2:8], [prompt[-1], *plain[:2]]]
     planner = make_planner(model.loaded)
-    story = planner.begin(prompt, sampling=forbid(*words))
+    sequence = planner.begin(prompt, sampling=forbid(*words))
     other = planner.begin(make_prompt(5, 1), slot=1)
-    planner.run(story, other, num_tokens=num_before)
-    planner.preempt(story, slot=3)
-    planner.run(story, other, num_tokens=16)
-    assert story.outputs == model.generate(prompt, 16, bad_words_ids=words)
+    planner.run(sequence, other, num_tokens=num_before)
+    planner.preempt(sequence, slot=3)
+    planner.run(sequence, other, num_tokens=16)
+    assert sequence.outputs == model.generate(prompt, 16, bad_words_ids=words)
     assert other.outputs == model.generate(other.prompt, 16)
 
 
@@ -183,12 +183,12 @@ def test_vectors_are_no_part_of_a_word(
     words = [[0, plain[0]], [0, 0, *plain[:2]], plain[4:7]]
     planner = make_planner(model.loaded)
     sampling = forbid(*words, (NO_TOKEN, plain[0]))
-    story = planner.begin(
+    sequence = planner.begin(
         [0] * 9, sampling=sampling, embedded=[make_vectors(0, vectors)]
     )
-    planner.run(story, num_tokens=12)
-    assert story.outputs == model.generate_from(vectors, 12, bad_words_ids=words)
-    assert story.outputs[:6] == plain[:6]
+    planner.run(sequence, num_tokens=12)
+    assert sequence.outputs == model.generate_from(vectors, 12, bad_words_ids=words)
+    assert sequence.outputs[:6] == plain[:6]
 
 
 tokens = st.integers(0, 3)
@@ -203,7 +203,7 @@ some_words = st.lists(
     num_before=st.integers(0, 6),
 )
 @settings(max_examples=60)
-def test_what_transformers_leaves(
+def test_the_tokens_left_are_those_that_transformers_leaves(
     words: Words, prompt: list[int], num_before: int
 ) -> None:
     """Words overlap, repeat and contain each other, until no token is left."""
@@ -220,7 +220,7 @@ def test_what_transformers_leaves(
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "params",
     [
         {},
         {"temperature": 3.0},
@@ -233,9 +233,9 @@ def test_what_transformers_leaves(
     ],
     ids=str,
 )
-def test_no_seed_draws_a_bad_word(wishes: dict[str, Any]) -> None:
+def test_no_seed_draws_a_bad_word(params: dict[str, Any]) -> None:
     words = ((3,), (1, 2), (1, 1), (2, 2, 2), (4, 0, 4, 0), (0, 1, 0))
-    sampling = forbid(*words, **{"temperature": 1.0, **wishes})
+    sampling = forbid(*words, **{"temperature": 1.0, **params})
     prompt = [4, 0, 1]
     slots = list(range(150))
     sampler = make_sampler(
@@ -281,8 +281,8 @@ def test_logits_are_left_as_they_are() -> None:
     assert torch.equal(logits, before)
 
 
-def test_stop_tokens_are_held_back_besides() -> None:
-    """A stop token that is a bad word stays one when min_tokens has been reached."""
+def test_stop_tokens_are_held_back_beside_bad_words() -> None:
+    """A stop token that is a bad word stays banned after min_tokens."""
     logits = torch.tensor([0.5, 2.0, 1.5, 1.0])
     sampling = forbid([1], [3, 3], min_tokens=3)
     start = make_start(sampling, stops=frozenset((1, 2)))
@@ -291,7 +291,7 @@ def test_stop_tokens_are_held_back_besides() -> None:
 
 @every_device
 @pytest.mark.parametrize(
-    "wishes",
+    "params",
     [
         {},
         {"temperature": 1.0},
@@ -302,15 +302,15 @@ def test_stop_tokens_are_held_back_besides() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("vocab_size", [4, 300])
-def test_where_nothing_is_left_a_token_comes_nevertheless(
-    wishes: dict[str, Any], vocab_size: int, device: str
+def test_a_row_gets_a_token_even_if_all_are_banned(
+    params: dict[str, Any], vocab_size: int, device: str
 ) -> None:
     """A greedy row gets the first token, and other rows are not affected."""
     bias = tuple((i, 100.0) for i in range(vocab_size))
     words: list[tuple[int, ...]] = [(i,) for i in range(0, vocab_size, 2)]
     words += [(1, i) for i in range(1, min(vocab_size, 200), 2)]
     stops = frozenset(range(199, vocab_size, 2))
-    sampling = forbid(*words, min_tokens=9, logit_bias=bias, **wishes)
+    sampling = forbid(*words, min_tokens=9, logit_bias=bias, **params)
     other = SamplingParams(temperature=1.0, top_k=3)
     sampler = make_sampler(
         vocab_size,
@@ -339,7 +339,7 @@ def test_a_slot_forgets_its_former_sequence() -> None:
     write(sampler, logits, 3)
     sampler.start(make_start(SamplingParams(temperature=0.0)))
     assert write(sampler, logits, 3) == [1, 1, 1]
-    # The tokens before are forgotten as well as the words.
+    # The earlier tokens are forgotten, too.
     sampler.start(make_start(forbid([1, 1, 1]), prompt=[0]))
     assert write(sampler, logits, 5) == [1, 1, 2, 1, 1]
 
@@ -352,7 +352,7 @@ def start_bad_words(*starts: SlotStart, vocab_size: int = 100) -> BadWords:
 
 
 def find_banned(bad_words: BadWords, *slots: int, vocab_size: int = 100) -> Any:
-    """Return the tokens of each slot that must not come next."""
+    """Return the tokens that must not come next, for each slot."""
     scores = torch.zeros((len(slots), vocab_size))
     bad_words.ban(scores, list(slots))
     assert set(scores.unique().tolist()) <= {0.0, -torch.inf}
@@ -398,7 +398,7 @@ def test_a_preempted_sequence_has_the_tail_of_one_that_goes_on() -> None:
 
 
 def test_words_of_very_different_sizes_meet_in_a_step() -> None:
-    """The tables have grown meanwhile, and some rows belonged to other sequences before."""
+    """The tables have grown, and some rows belonged to other sequences before."""
     long = list(range(1, 60))
     bad_words = start_bad_words(make_start(forbid([8, 9]), prompt=[8]))
     bad_words.start(make_start(forbid(*[[8, i] for i in range(90)]), slot=1))
@@ -449,7 +449,7 @@ def test_nothing_is_done_for_sequences_without_bad_words(
     bad_words = start_bad_words(
         make_start(forbid([1, 2])),
         make_start(SamplingParams(), prompt=[1] * 50),
-        # Words of one token, and what the model cannot say, are no subject.
+        # Words of one token, or with tokens that the model lacks, do not count here.
         make_start(forbid([1], [1, 100], [-1, 2]), slot=1),
         make_start(forbid([4, 1]), slot=2),
     )

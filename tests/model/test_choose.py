@@ -29,7 +29,7 @@ def test_an_encoder_gets_the_backend_that_supports_its_layers() -> None:
     assert isinstance(backend, FlatAttention)
 
 
-def test_an_encoder_without_a_backend_is_told_so() -> None:
+def test_an_encoder_without_a_backend_is_refused() -> None:
     layers = make_layer(needs_scores=False), make_layer(needs_scores=True)
     with pytest.raises(UnfitLayer, match="no attention backend supports its layers"):
         choose_encoder_backend(layers, torch.device("cpu"))

@@ -25,24 +25,25 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
-def test_mixed_batches_are_what_generate_says(
+def test_mixed_batches_equal_generates_output(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
     model = tiny(model_type, DEVICE)
     planner = make_planner(model.loaded)
-    stories = [
+    sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate((33, 1, 12))
     ]
-    planner.step((stories[0], 20))
-    planner.step((stories[1], 1), (stories[0], 13), (stories[2], 5))
-    planner.run(*stories, num_tokens=16)
-    for story in stories:
-        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+    planner.step((sequences[0], 20))
+    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 5))
+    planner.run(*sequences, num_tokens=16)
+    for sequence in sequences:
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
-def test_vectors_are_what_generate_says(
+def test_vectors_equal_generates_output(
     tiny: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
@@ -53,30 +54,30 @@ def test_vectors_are_what_generate_says(
     model = tiny(model_type, DEVICE)
     planner = make_planner(model.loaded)
     vectors = model.embed(make_prompt(14)).flip(1)
-    story = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
+    sequence = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
     text = planner.begin(make_prompt(9), slot=1)
-    planner.step((text, 9), (story, 6))
-    planner.run(story, text, num_tokens=12)
-    assert story.outputs == model.generate_from(vectors, 12)
+    planner.step((text, 9), (sequence, 6))
+    planner.run(sequence, text, num_tokens=12)
+    assert sequence.outputs == model.generate_from(vectors, 12)
     assert text.outputs == model.generate(text.prompt, len(text.outputs))
 
 
 @pytest.mark.parametrize("model_type", sorted(TINY_VISION_MODELS))
-def test_images_are_what_generate_says(
-    seeing: Callable[..., Any],
+def test_images_equal_generates_output(
+    tiny_vision: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
     model_type: str,
 ) -> None:
-    model = seeing(model_type, DEVICE)
+    model = tiny_vision(model_type, DEVICE)
     planner = make_planner(model.loaded)
-    sight = model.look(make_prompt(6), make_image(), make_prompt(5, 1))
-    story = planner.begin(sight.prompt, embedded=sight.embedded)
+    mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
+    sequence = planner.begin(mixed.prompt, embedded=mixed.embedded)
     text = planner.begin(make_prompt(9), slot=1)
-    planner.step((text, 9), (story, 9))
-    planner.run(story, text, num_tokens=12)
-    assert story.outputs == model.generate_at(sight, 12)
+    planner.step((text, 9), (sequence, 9))
+    planner.run(sequence, text, num_tokens=12)
+    assert sequence.outputs == model.generate_at(mixed, 12)
     assert text.outputs == model.generate(text.prompt, len(text.outputs))
 
 
@@ -88,12 +89,12 @@ def test_a_seeded_sequence_is_the_same_in_any_batch(
     outputs = []
     for num_others in (0, 3):
         planner = make_planner(model.loaded)
-        stories = [
+        sequences = [
             planner.begin(make_prompt(9, i), slot=i, sampling=sampling, seed=i)
             for i in range(1 + num_others)
         ]
-        planner.run(*stories, num_tokens=24)
-        outputs.append(stories[0].outputs)
+        planner.run(*sequences, num_tokens=24)
+        outputs.append(sequences[0].outputs)
     assert outputs[0] == outputs[1]
 
 
@@ -121,7 +122,7 @@ def test_bad_words_and_budgets_are_the_same_without_waiting(no_sync: Any) -> Non
         bad_words, budgets = BadWords(6, device), ReasoningBudgets(device)
         tokens = stream.to(device)
         for step in range(20):
-            # One sequence is preempted in each of some steps.
+            # In some of the steps one sequence is preempted.
             for slot in slots if step == 0 else {step % 8} & {*slots}:
                 written = tuple(stream[:step, slots.index(slot)].tolist())
                 bad_words.start(start(slot, written))

@@ -39,10 +39,10 @@ def draw_simply(logits: Tensor, noise: float, top_k: int, top_p: float) -> int:
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
 @pytest.mark.parametrize("top_k", [1, 5, 300, 1000])
 @pytest.mark.parametrize("scale", [0.01, 2.0])
-def test_draw_from_best_is_a_sort_and_a_loop(
+def test_draw_from_best_equals_a_sort_and_a_loop(
     top_k: int, top_p: float, scale: float
 ) -> None:
-    """This also holds if the first candidates do not reach the mass."""
+    """This also holds if the first candidates do not reach top_p."""
     logits = make_logits(8, 1000, scale)
     noise = torch.linspace(0.0, 0.999, 8, dtype=torch.float64)
     drawn = draw_from_best(
@@ -72,7 +72,7 @@ def test_draw_from_all_inverts_the_distribution(vocab_size: int) -> None:
     noise = (torch.arange(512, dtype=torch.float64) + 0.5) / 512
     sums = logits[0].double().softmax(-1).cumsum(0)
     expected = torch.searchsorted(sums, noise, right=True)
-    # Single precision may move a boundary past a number that lies on it.
+    # Rounding to single precision may move a boundary past a number that lies on it.
     assert (draw_from_all(logits, noise) - expected).abs().sum() <= 2
 
 
@@ -137,11 +137,11 @@ def test_noise_is_uniform() -> None:
 def test_a_seed_means_the_same_noise_on_every_machine(
     seed: int, index: int, noise: float
 ) -> None:
-    """The figures are fixed here, so that a seed gives the same text after code changes."""
+    """These numbers are fixed, so a seed gives the same text after code changes."""
     assert make_noise(seed, index) == noise
 
 
-def test_drop_unlikely_keeps_what_is_as_likely_as_the_limit() -> None:
+def test_drop_unlikely_keeps_tokens_as_likely_as_the_limit() -> None:
     logits = torch.tensor([[0.0, 0.5, 0.25, 0.0]]).log()
     kept = drop_unlikely(logits, torch.tensor([0.5])) > -math.inf
     assert kept.tolist() == [[False, True, True, False]]

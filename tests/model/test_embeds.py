@@ -44,9 +44,9 @@ def test_alone(
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 19)
-    story = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
-    planner.run(story, num_tokens=16, chunk=chunk)
-    assert story.outputs == model.generate_from(vectors, 16)
+    sequence = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
+    planner.run(sequence, num_tokens=16, chunk=chunk)
+    assert sequence.outputs == model.generate_from(vectors, 16)
 
 
 @every_model
@@ -57,7 +57,7 @@ def test_vectors_of_a_text_are_the_text(
     make_vectors: Any,
     model_type: str,
 ) -> None:
-    """Two parts of a prompt are vectors and are cut by chunks; the other prompt has tokens."""
+    """Chunks cut the two runs of vectors of one prompt; the other prompt has tokens."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     prompt = make_prompt(22)
@@ -65,14 +65,14 @@ def test_vectors_of_a_text_are_the_text(
         make_vectors(begin, model.embed(prompt[begin:end]))
         for begin, end in ((2, 9), (12, 21))
     ]
-    story = planner.begin(prompt, embedded=embedded)
+    sequence = planner.begin(prompt, embedded=embedded)
     other = planner.begin(prompt, slot=1)
-    planner.step((story, 5), (other, 3))
-    planner.step((other, 19), (story, 9))
-    planner.run(story, other, num_tokens=12, chunk=1)
+    planner.step((sequence, 5), (other, 3))
+    planner.step((other, 19), (sequence, 9))
+    planner.run(sequence, other, num_tokens=12, chunk=1)
     expected = model.generate(prompt, 13)
     assert other.outputs == expected[: len(other.outputs)]
-    assert story.outputs == expected[: len(story.outputs)]
+    assert sequence.outputs == expected[: len(sequence.outputs)]
 
 
 @every_model
@@ -87,14 +87,14 @@ def test_after_preemption(
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 14)
-    story = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
+    sequence = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
     other = planner.begin(make_prompt(11, 1), slot=1)
-    planner.step((other, 11), (story, 6))
-    planner.preempt(story, slot=3)
-    planner.run(other, story, num_tokens=5)
-    planner.preempt(story, slot=5)
-    planner.run(other, story, num_tokens=12, chunk=7)
-    assert story.outputs == model.generate_from(vectors, 12)
+    planner.step((other, 11), (sequence, 6))
+    planner.preempt(sequence, slot=3)
+    planner.run(other, sequence, num_tokens=5)
+    planner.preempt(sequence, slot=5)
+    planner.run(other, sequence, num_tokens=12, chunk=7)
+    assert sequence.outputs == model.generate_from(vectors, 12)
     assert other.outputs[:12] == model.generate(other.prompt, 12)
 
 
@@ -112,20 +112,20 @@ def test_prefix_hit(
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 13)
-    stories = []
+    sequences = []
     for seed in (1, 2):
-        shared = stories[0].block_ids[:num_shared] if stories else []
+        shared = sequences[0].block_ids[:num_shared] if sequences else []
         prompt = [*[0] * 16, *make_prompt(5, seed)]
         embedded = [make_vectors(3, vectors)]
-        stories.append(
+        sequences.append(
             planner.begin(prompt, slot=seed, shared=shared, embedded=embedded)
         )
-        planner.run(stories[-1], num_tokens=10)
-    for story in stories:
+        planner.run(sequences[-1], num_tokens=10)
+    for sequence in sequences:
         whole = torch.cat(
-            (model.embed([0] * 3), vectors, model.embed(story.prompt[16:]))
+            (model.embed([0] * 3), vectors, model.embed(sequence.prompt[16:]))
         )
-        assert story.outputs == model.generate_from(whole, 10)
+        assert sequence.outputs == model.generate_from(whole, 10)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_penalties_pass_over_positions_without_a_token(
     vectors = draw_vectors(model, 9)
     sampling = SamplingParams(temperature=0.0, **{field: value})  # type: ignore
     planner = make_planner(model.loaded)
-    story = planner.begin(
+    sequence = planner.begin(
         [0] * 9, sampling=sampling, embedded=[make_vectors(0, vectors)]
     )
-    planner.run(story, num_tokens=20)
+    planner.run(sequence, num_tokens=20)
     plain = model.generate_from(vectors, 20)
-    assert story.outputs != plain
+    assert sequence.outputs != plain
     if field == "repetition_penalty":
         with pytest.warns(match="only to newly generated tokens"):
             expected = model.generate_from(vectors, 20, repetition_penalty=value)
-        assert story.outputs == expected
+        assert sequence.outputs == expected
 
 
 def test_slot_forgets_vectors_that_were_not_read(
@@ -162,13 +162,13 @@ def test_slot_forgets_vectors_that_were_not_read(
     vectors = draw_vectors(model, 12)
     left = planner.begin([0] * 12, embedded=[make_vectors(0, vectors)])
     planner.step((left, 5))
-    story = planner.begin(make_prompt(12))
-    planner.run(story, num_tokens=8)
-    assert story.outputs == model.generate(story.prompt, 8)
+    sequence = planner.begin(make_prompt(12))
+    planner.run(sequence, num_tokens=8)
+    assert sequence.outputs == model.generate(sequence.prompt, 8)
 
 
 class WatchedBytes(bytearray):
-    """Bytes that report when they are freed."""
+    """Bytes that take weak references, to show when they are freed."""
 
 
 def test_vectors_are_gone_once_they_have_been_read(
@@ -180,14 +180,14 @@ def test_vectors_are_gone_once_they_have_been_read(
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)
     item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
-    story = planner.begin(make_prompt(12), embedded=[item])
-    planner.step((story, 7))
-    story.embedded = ()
+    sequence = planner.begin(make_prompt(12), embedded=[item])
+    planner.step((sequence, 7))
+    sequence.embedded = ()
     del data, item
     assert watched() is not None
-    planner.step((story, 1))
+    planner.step((sequence, 1))
     assert watched() is None
-    planner.run(story, num_tokens=3)
+    planner.run(sequence, num_tokens=3)
 
 
 @pytest.mark.parametrize("as_bytes", [bytes, bytearray, memoryview])
@@ -201,9 +201,9 @@ def test_any_kind_of_bytes(
     item = make_vectors(0, vectors)
     data = as_bytes(item.tensors["embeds"].data)
     item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
-    story = planner.begin([0] * 4, embedded=[item])
-    planner.run(story, num_tokens=6)
-    assert story.outputs == model.generate_from(vectors, 6)
+    sequence = planner.begin([0] * 4, embedded=[item])
+    planner.run(sequence, num_tokens=6)
+    assert sequence.outputs == model.generate_from(vectors, 6)
 
 
 def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
@@ -215,10 +215,10 @@ def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
     data = WatchedBytes(item.tensors["embeds"].data)
     watched = weakref.ref(data)
     item = replace(item, tensors={"embeds": with_data(item.tensors["embeds"], data)})
-    story = planner.begin([0] * 12, embedded=[item])
-    planner.step((story, 7))
-    story.embedded = ()
+    sequence = planner.begin([0] * 12, embedded=[item])
+    planner.step((sequence, 7))
+    sequence.embedded = ()
     del data, item
     assert watched() is not None
-    planner.runner.step(StepPlan(step_id=8, starts=(), rows=(), ends=(story.slot,)))
+    planner.runner.step(StepPlan(step_id=8, starts=(), rows=(), ends=(sequence.slot,)))
     assert watched() is None

@@ -27,9 +27,9 @@ def test_alone(
 ) -> None:
     model = tiny(model_type)
     planner = make_planner(model.loaded)
-    story = planner.begin(make_prompt(19))
-    planner.run(story, num_tokens=24, chunk=chunk)
-    assert story.outputs == model.generate(story.prompt, 24)
+    sequence = planner.begin(make_prompt(19))
+    planner.run(sequence, num_tokens=24, chunk=chunk)
+    assert sequence.outputs == model.generate(sequence.prompt, 24)
 
 
 @every_model
@@ -40,17 +40,20 @@ def test_beside_others(
     model = tiny(model_type)
     planner = make_planner(model.loaded)
     lengths = (33, 1, 12, 4, 5)
-    stories = [
+    sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate(lengths)
     ]
-    planner.step((stories[0], 7))
-    planner.step((stories[1], 1), (stories[0], 13), (stories[2], 3))
-    planner.step((stories[2], 9), (stories[1], 1), (stories[0], 13))
-    planner.step((stories[0], 1), (stories[3], 4), (stories[1], 1), (stories[4], 4))
-    planner.run(*stories, num_tokens=16)
-    for story in stories:
-        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+    planner.step((sequences[0], 7))
+    planner.step((sequences[1], 1), (sequences[0], 13), (sequences[2], 3))
+    planner.step((sequences[2], 9), (sequences[1], 1), (sequences[0], 13))
+    planner.step(
+        (sequences[0], 1), (sequences[3], 4), (sequences[1], 1), (sequences[4], 4)
+    )
+    planner.run(*sequences, num_tokens=16)
+    for sequence in sequences:
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected
 
 
 @every_model
@@ -67,8 +70,9 @@ def test_prefix_hit(
         prefix + make_prompt(9, 2), slot=1, shared=first.block_ids[:3]
     )
     planner.run(first, second, num_tokens=14)
-    for story in (first, second):
-        assert story.outputs == model.generate(story.prompt, len(story.outputs))
+    for sequence in (first, second):
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected
 
 
 @every_model
@@ -78,14 +82,14 @@ def test_after_preemption(
     """The output of a sequence is computed again, in another slot and other blocks."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
-    story = planner.begin(make_prompt(10), slot=0)
+    sequence = planner.begin(make_prompt(10), slot=0)
     other = planner.begin(make_prompt(11, 1), slot=1)
-    planner.run(story, other, num_tokens=6)
-    planner.preempt(story, slot=5)
+    planner.run(sequence, other, num_tokens=6)
+    planner.preempt(sequence, slot=5)
     planner.run(other, num_tokens=9)
-    planner.run(story, other, num_tokens=18, chunk=7)
-    for sequence in (story, other):
-        assert sequence.outputs == model.generate(sequence.prompt, 18)
+    planner.run(sequence, other, num_tokens=18, chunk=7)
+    for each in (sequence, other):
+        assert each.outputs == model.generate(each.prompt, 18)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
@@ -99,10 +103,10 @@ def test_block_sizes(
 ) -> None:
     model = tiny(model_type)
     planner = make_planner(model.loaded, block_size=block_size)
-    stories = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
-    planner.run(*stories, num_tokens=14, chunk=6)
-    for story in stories:
-        assert story.outputs == model.generate(story.prompt, 14)
+    sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
+    planner.run(*sequences, num_tokens=14, chunk=6)
+    for sequence in sequences:
+        assert sequence.outputs == model.generate(sequence.prompt, 14)
 
 
 def test_rows_share_a_block_that_is_filled_in_the_same_step(
@@ -113,13 +117,13 @@ def test_rows_share_a_block_that_is_filled_in_the_same_step(
     prefix = make_prompt(8)
     first = planner.begin(prefix + make_prompt(3, 1), slot=0)
     planner.step((first, 4))
-    # The blocks of first's next tokens, which second reads as a prefix at once.
+    # second reads first's next block as a prefix in the step that fills it.
     first.block_ids.append(planner.take_block())
     second = planner.begin(prefix + [5], slot=1, shared=first.block_ids[:2])
     planner.step((second, 1), (first, 7))
     planner.run(first, second, num_tokens=10)
-    for story in (first, second):
-        assert story.outputs == model.generate(story.prompt, 10)
+    for sequence in (first, second):
+        assert sequence.outputs == model.generate(sequence.prompt, 10)
 
 
 def test_slot_forgets_its_former_sequence(
@@ -128,9 +132,9 @@ def test_slot_forgets_its_former_sequence(
     model = tiny("llama")
     planner = make_planner(model.loaded)
     planner.run(planner.begin(make_prompt(30)), num_tokens=9)
-    story = planner.begin(make_prompt(6, 1))
-    planner.run(story, num_tokens=9)
-    assert story.outputs == model.generate(story.prompt, 9)
+    sequence = planner.begin(make_prompt(6, 1))
+    planner.run(sequence, num_tokens=9)
+    assert sequence.outputs == model.generate(sequence.prompt, 9)
 
 
 def test_lengths_far_apart(
@@ -139,13 +143,13 @@ def test_lengths_far_apart(
     """The decodes of one step are read in several buckets, in any order."""
     model = tiny("mistral")
     planner = make_planner(model.loaded, num_blocks=200)
-    stories = [
+    sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
         for slot, length in enumerate((2, 70, 9, 41, 68, 1, 22))
     ]
-    planner.run(*stories, num_tokens=10)
-    for story in stories:
-        assert story.outputs == model.generate(story.prompt, 10)
+    planner.run(*sequences, num_tokens=10)
+    for sequence in sequences:
+        assert sequence.outputs == model.generate(sequence.prompt, 10)
 
 
 def test_two_runners_of_one_model_have_caches_of_their_own(
@@ -153,14 +157,14 @@ def test_two_runners_of_one_model_have_caches_of_their_own(
 ) -> None:
     model = tiny("llama")
     planners = [make_planner(model.loaded) for _ in range(2)]
-    stories = [
+    sequences = [
         planner.begin(make_prompt(9, seed)) for seed, planner in enumerate(planners)
     ]
     for _ in range(8):
-        for planner, story in zip(planners, stories):
-            planner.step((story, story.num_tokens - story.num_computed))
-    for story in stories:
-        assert story.outputs == model.generate(story.prompt, 8)
+        for planner, sequence in zip(planners, sequences):
+            planner.step((sequence, sequence.num_tokens - sequence.num_computed))
+    for sequence in sequences:
+        assert sequence.outputs == model.generate(sequence.prompt, 8)
 
 
 def test_warm_up_leaves_nothing_behind(
@@ -169,9 +173,9 @@ def test_warm_up_leaves_nothing_behind(
     model = tiny("llama")
     planner = make_planner(model.loaded)
     planner.runner.warm_up()
-    story = planner.begin(make_prompt(5))
-    planner.run(story, num_tokens=9)
-    assert story.outputs == model.generate(story.prompt, 9)
+    sequence = planner.begin(make_prompt(5))
+    planner.run(sequence, num_tokens=9)
+    assert sequence.outputs == model.generate(sequence.prompt, 9)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
@@ -183,9 +187,9 @@ def test_warm_up_of_the_smallest_cache(
         model.loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
     )
     planner.runner.warm_up()
-    story = planner.begin(make_prompt(1))
-    planner.run(story, num_tokens=1)
-    assert story.outputs == model.generate(story.prompt, 1)
+    sequence = planner.begin(make_prompt(1))
+    planner.run(sequence, num_tokens=1)
+    assert sequence.outputs == model.generate(sequence.prompt, 1)
 
 
 def test_plan_without_rows_only_starts(
@@ -200,15 +204,15 @@ def test_up_to_the_last_position(
 ) -> None:
     model = tiny("llama")
     planner = make_planner(model.loaded, max_model_len=20)
-    story = planner.begin(make_prompt(11))
-    planner.run(story, num_tokens=9)
-    assert story.outputs == model.generate(story.prompt, 9)
+    sequence = planner.begin(make_prompt(11))
+    planner.run(sequence, num_tokens=9)
+    assert sequence.outputs == model.generate(sequence.prompt, 9)
 
 
 def test_broken_numbers_stay_with_their_sequence(
     tmp_path: Path, make_planner: Any, make_prompt: Any
 ) -> None:
-    """A sequence of NaN affects neither its neighbours nor the next owner of its blocks."""
+    """A sequence of NaN affects no neighbour and no later owner of its blocks."""
     folder = save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
     model = load_model(folder, ModelConfig(device="cpu"), name="tiny")
     whole = make_planner(model)

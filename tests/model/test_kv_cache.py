@@ -45,7 +45,7 @@ def test_no_more_than_the_sequences_could_use(tiny: Callable[..., Any]) -> None:
 def test_less_than_a_sequence_of_512_tokens_is_refused_with_the_least_that_would_do(
     block_size: int, least: int
 ) -> None:
-    # As of SmolLM2-135M.
+    # Of SmolLM2-135M.
     kv_bytes_per_token = 23040
 
     def count(memory: str) -> int:
@@ -59,14 +59,14 @@ def test_less_than_a_sequence_of_512_tokens_is_refused_with_the_least_that_would
 
     with pytest.raises(InvalidConfig) as caught:
         count("1MiB")
-    said = re.fullmatch(
+    match = re.fullmatch(
         rf"--kv-cache-memory: 1048576 bytes hold the keys and values of "
         rf"{1048576 // kv_bytes_per_token // block_size * block_size} tokens, but at "
         r"least 512 must fit: give (\d+MiB) or more by --kv-cache-memory",
         str(caught.value),
     )
-    assert said is not None
-    assert count(said[1]) * block_size >= least
+    assert match is not None
+    assert count(match[1]) * block_size >= least
     exact = least * kv_bytes_per_token
     assert count(str(exact)) * block_size == least
     with pytest.raises(InvalidConfig):

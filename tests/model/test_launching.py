@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
 class NoRepeat(LogitsProcessor):
-    """Forbids pairs of tokens that the output already has, so it needs the whole output."""
+    """Forbids pairs of tokens that the output already has; needs the whole output."""
 
     name = "no_repeat"
     needs_output_token_ids = True
@@ -40,7 +40,7 @@ class NoRepeat(LogitsProcessor):
 
 
 class Counting(LogitsProcessor):
-    """Needs only the number of output tokens, and favours the token of that number."""
+    """Needs only the number of output tokens, and favours that number modulo 3."""
 
     name = "counting"
 
@@ -50,62 +50,62 @@ class Counting(LogitsProcessor):
             scores[row.num_output_tokens % 3] += 3.0
 
 
-def wish(**changes: Any) -> SamplingParams:
+def make(**changes: Any) -> SamplingParams:
     return dataclasses.replace(GREEDY, **changes)
 
 
-WISHES: dict[str, list[SamplingParams]] = {
-    "greedy": [wish(), wish(max_tokens=1), wish(max_tokens=2), wish()],
+SAMPLINGS: dict[str, list[SamplingParams]] = {
+    "greedy": [make(), make(max_tokens=1), make(max_tokens=2), make()],
     "seeded": [
-        wish(temperature=1.0),
-        wish(temperature=0.8, top_p=0.9),
-        wish(temperature=1.3, top_k=5, min_p=0.05),
-        wish(),
+        make(temperature=1.0),
+        make(temperature=0.8, top_p=0.9),
+        make(temperature=1.3, top_k=5, min_p=0.05),
+        make(),
     ],
     "penalties": [
-        wish(repetition_penalty=1.7),
-        wish(presence_penalty=1.5, frequency_penalty=0.7),
-        wish(temperature=1.0, frequency_penalty=2.0),
-        wish(),
+        make(repetition_penalty=1.7),
+        make(presence_penalty=1.5, frequency_penalty=0.7),
+        make(temperature=1.0, frequency_penalty=2.0),
+        make(),
     ],
     "stops": [
-        wish(temperature=1.0, stop_token_ids=tuple(range(3, 20))),
-        wish(temperature=1.0, stop_token_ids=tuple(range(3, 60)), min_tokens=7),
-        wish(temperature=1.0, stop_token_ids=tuple(range(97)), min_tokens=23),
-        wish(max_tokens=11),
+        make(temperature=1.0, stop_token_ids=tuple(range(3, 20))),
+        make(temperature=1.0, stop_token_ids=tuple(range(3, 60)), min_tokens=7),
+        make(temperature=1.0, stop_token_ids=tuple(range(97)), min_tokens=23),
+        make(max_tokens=11),
     ],
     "bad words": [
-        wish(bad_words=tuple((a, b) for a in range(97) for b in (7, 8))[:256]),
-        wish(bad_words=((5,), (6, 7, 8), (9, 10))),
-        wish(temperature=1.0, bad_words=tuple((a, a) for a in range(97))),
-        wish(),
+        make(bad_words=tuple((a, b) for a in range(97) for b in (7, 8))[:256]),
+        make(bad_words=((5,), (6, 7, 8), (9, 10))),
+        make(temperature=1.0, bad_words=tuple((a, a) for a in range(97))),
+        make(),
     ],
     "reports": [
-        wish(logprobs=3),
-        wish(temperature=1.0, logprobs=0, logit_bias=((9, 4.0),)),
-        wish(prompt_logprobs=1),
-        wish(),
+        make(logprobs=3),
+        make(temperature=1.0, logprobs=0, logit_bias=((9, 4.0),)),
+        make(prompt_logprobs=1),
+        make(),
     ],
     "thinking": [
-        wish(reasoning_budget=ReasoningBudget(
+        make(reasoning_budget=ReasoningBudget(
             num_tokens=5, start_token_ids=(90,), end_token_ids=(91, 92), is_open=True
         )),
-        wish(temperature=1.0, reasoning_budget=ReasoningBudget(
+        make(temperature=1.0, reasoning_budget=ReasoningBudget(
             num_tokens=0, start_token_ids=(3, 4), end_token_ids=(5,), is_open=True
         )),
-        wish(temperature=1.0, logit_bias=((90, 8.0),), reasoning_budget=ReasoningBudget(
+        make(temperature=1.0, logit_bias=((90, 8.0),), reasoning_budget=ReasoningBudget(
             num_tokens=2, start_token_ids=(90,), end_token_ids=(91,)
         )),
-        wish(),
+        make(),
     ],
     "plug-ins": [
-        wish(logits_processors=(("no_repeat", {}),)),
-        wish(logits_processors=(("counting", {}), ("no_repeat", {}))),
-        wish(temperature=1.0, logits_processors=(("counting", {}),)),
-        wish(),
+        make(logits_processors=(("no_repeat", {}),)),
+        make(logits_processors=(("counting", {}), ("no_repeat", {}))),
+        make(temperature=1.0, logits_processors=(("counting", {}),)),
+        make(),
     ],
 }  # fmt: skip
-WISHES["everything"] = [each for wishes in WISHES.values() for each in wishes]
+SAMPLINGS["everything"] = [each for mix in SAMPLINGS.values() for each in mix]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Answer:
 
 def answer_all(
     model: Any,
-    wishes: Sequence[SamplingParams],
+    samplings: Sequence[SamplingParams],
     *,
     depth: int,
     num_blocks: int,
     budget: int = 16,
     runner_type: type[ModelRunner] = ModelRunner,
 ) -> tuple[dict[int, Answer], int]:
-    """Run a scheduler and a runner as the engine does; also returns the preemptions."""
+    """Run a scheduler and a runner as the engine does; also count the preemptions."""
     scheduler = Scheduler(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -142,7 +142,7 @@ def answer_all(
         logits_processors=(NoRepeat, Counting),
     )
     rng = random.Random(5)
-    for number, sampling in enumerate((*wishes, *wishes)):
+    for number, sampling in enumerate((*samplings, *samplings)):
         prompt = rng.choices(range(3, 97), k=rng.choice((1, 3, 8, 23)))
         stops = frozenset(sampling.stop_token_ids)
         scheduler.add(
@@ -154,7 +154,7 @@ def answer_all(
                 arrival=number,
             )
         )
-    answers = {n: Answer([], [], [], None) for n in range(2 * len(wishes))}
+    answers = {n: Answer([], [], [], None) for n in range(2 * len(samplings))}
     in_flight: deque[Any] = deque()
     while True:
         while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
@@ -195,16 +195,16 @@ DEVICES = [
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_blocks", [96, 12], ids=["room", "shortage"])
-@pytest.mark.parametrize("mix", WISHES)
-def test_what_is_launched_ahead_is_what_is_computed_step_by_step(
+@pytest.mark.parametrize("mix", SAMPLINGS)
+def test_output_is_the_same_with_steps_launched_ahead(
     tiny: Callable[..., Any], mix: str, num_blocks: int, device: str
 ) -> None:
     model = tiny("llama", device)
-    expected, _ = answer_all(model, WISHES[mix], depth=1, num_blocks=num_blocks)
+    expected, _ = answer_all(model, SAMPLINGS[mix], depth=1, num_blocks=num_blocks)
     answers, num_preemptions = answer_all(
         model,
-        WISHES[mix],
-        # Two steps in flight are what serves; three come with every mix at once.
+        SAMPLINGS[mix],
+        # A server has two steps in flight. Only "everything" is tested with three.
         depth=3 if mix == "everything" else 2,
         num_blocks=num_blocks,
     )
@@ -216,7 +216,7 @@ def test_what_is_launched_ahead_is_what_is_computed_step_by_step(
         assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
 
 
-def test_it_is_what_generate_says(tiny: Callable[..., Any]) -> None:
+def test_output_equals_that_of_generate(tiny: Callable[..., Any]) -> None:
     model = tiny("llama")
     answers, _ = answer_all(model, [GREEDY] * 5, depth=2, num_blocks=96)
     rng = random.Random(5)
@@ -226,19 +226,19 @@ def test_it_is_what_generate_says(tiny: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("mix", sorted(WISHES.keys() - {"everything"}))
+@pytest.mark.parametrize("mix", sorted(SAMPLINGS.keys() - {"everything"}))
 def test_nothing_on_a_steps_way_waits_for_the_device(
     tiny: Callable[..., Any], no_sync: Callable[..., Any], mix: str, device: str
 ) -> None:
-    """Otherwise a GPU would be idle, because the next step is not launched."""
-    wishes = [
-        # It asks for what has been sampled, and says so.
+    """Otherwise a GPU would be idle until the next step is launched."""
+    samplings = [
+        # The other plug-in, no_repeat, declares that it waits for the sampled tokens.
         (
             dataclasses.replace(each, logits_processors=(("counting", {}),))
             if each.logits_processors
             else each
         )
-        for each in WISHES[mix]
+        for each in SAMPLINGS[mix]
     ]
     launch = ModelRunner.launch
 
@@ -248,6 +248,6 @@ def test_nothing_on_a_steps_way_waits_for_the_device(
                 return launch(self, plan)
 
     answers, _ = answer_all(
-        tiny("llama", device), wishes, depth=2, num_blocks=12, runner_type=Watched
+        tiny("llama", device), samplings, depth=2, num_blocks=12, runner_type=Watched
     )
     assert all(answer.token_ids for answer in answers.values())

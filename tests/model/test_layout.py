@@ -45,10 +45,9 @@ class HostOperations(TorchDispatchMode):
 def lay_out_decodes(
     num_tokens: int, *, num_rows: int = 4, window: int | None = None
 ) -> list[tuple[object, ...]]:
-    """Lay out a step of sequences that have so many tokens; returns the host's share.
+    """Lay out a step of sequences of `num_tokens` tokens; return the host's operations.
 
-    The device is torch's "meta": it has shapes and no numbers, so that nothing can be
-    asked of it.
+    The device is torch's "meta". It has shapes and no numbers, so reading it fails.
     """
     device = torch.device("meta")
     tables = SlotTables(
@@ -109,7 +108,7 @@ def test_the_host_does_the_same_after_100_and_after_60_000_tokens(
     short = lay_out_decodes(100, window=window)
     long = lay_out_decodes(60_000, window=window)
     assert short == long != []
-    # Nor are they large: what is looked up in the table of tokens aside.
+    # They are small, too, except for lookups in the table of tokens.
     sizes = [
         torch.Size(shape).numel()
         for _, *shapes in long

@@ -83,7 +83,7 @@ def test_end_of_sequence_is_an_id_or_a_list_and_generation_config_decides(
     assert load(folder).info.eos_token_ids == {7}
 
 
-def test_default_sampling_is_what_the_file_sets(folder: Path) -> None:
+def test_default_sampling_comes_from_the_file(folder: Path) -> None:
     change_json(
         folder / "generation_config.json",
         do_sample=False,
@@ -182,11 +182,11 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
     outputs = []
     for has_neighbour in (False, True):
         planner = make_planner(model, num_blocks=200, max_model_len=160)
-        stories = [planner.begin(make_prompt(6))]
+        sequences = [planner.begin(make_prompt(6))]
         if has_neighbour:
-            stories.append(planner.begin(make_prompt(140, 1), slot=1))
-        planner.run(*stories, num_tokens=8)
-        outputs.append(stories[0].outputs)
+            sequences.append(planner.begin(make_prompt(140, 1), slot=1))
+        planner.run(*sequences, num_tokens=8)
+        outputs.append(sequences[0].outputs)
     assert outputs[0] == outputs[1]
 
 
@@ -217,7 +217,7 @@ def test_rotary_embeddings_do_not_depend_on_neighbours(
 def test_architectures_that_cannot_be_served(
     tmp_path: Path, model_type: str, fields: dict[str, object], reason: str
 ) -> None:
-    """They are refused with a sentence, by config.json alone if that is enough."""
+    """The error is a sentence. If config.json shows the reason, no weights are read."""
     config = AutoConfig.for_model(model_type, **fields)
     config.save_pretrained(tmp_path)
     if model_type == "bert":
@@ -286,7 +286,7 @@ def test_weights_of_another_shape(folder: Path) -> None:
 
 
 def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
-    """A missing output projection would get random numbers."""
+    """transformers would fill a missing output projection with random numbers."""
     config = AutoConfig.from_pretrained(
         save_tiny_model("llama", tmp_path / "whole", tie_word_embeddings=False)
     )

@@ -37,11 +37,13 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", WAITING)
 @pytest.mark.parametrize("is_inference", [True, False])
-def test_what_waits_is_refused(no_sync: Any, name: str, is_inference: bool) -> None:
+def test_operations_that_wait_are_refused(
+    no_sync: Any, name: str, is_inference: bool
+) -> None:
     with torch.inference_mode(is_inference), no_sync():
         with pytest.raises(AssertionError, match="makes the host wait"):
             WAITING[name](torch.arange(6.0))
-    # And only there.
+    # Outside of the block they are allowed.
     WAITING[name](torch.arange(6.0))
 
 
@@ -56,7 +58,7 @@ def test_what_waits_is_refused(no_sync: Any, name: str, is_inference: bool) -> N
         "torch.as_tensor([1], device='cpu')",
     ],
 )
-def test_what_waits_elsewhere_than_on_a_cpu_is_refused_in_the_package(
+def test_the_package_may_not_call_operations_that_wait_on_a_gpu(
     no_sync: Any, text: str
 ) -> None:
     values = {"x": torch.arange(3), "device": torch.device("cpu"), "torch": torch}
@@ -65,7 +67,7 @@ def test_what_waits_elsewhere_than_on_a_cpu_is_refused_in_the_package(
         eval(code, values)
 
 
-def test_what_does_not_wait_is_let_through(no_sync: Any) -> None:
+def test_operations_that_do_not_wait_are_allowed(no_sync: Any) -> None:
     device = torch.device("cpu")
     with no_sync():
         x = send_floats([1.0, 2.0, 3.0, 4.0], device)
@@ -83,7 +85,7 @@ def test_modules_whose_tensors_stay_on_the_host_are_let_through(no_sync: Any) ->
         assert torch.arange(3).tolist() == [0, 1, 2]
 
 
-def test_numbers_are_sent_as_what_they_are() -> None:
+def test_numbers_keep_their_type_and_value_when_sent() -> None:
     device = torch.device("cpu")
     assert torch.equal(send_ids((2**40, -1), device), torch.tensor([2**40, -1]))
     assert send_ids([], device).dtype == torch.int64

@@ -81,7 +81,7 @@ def calls() -> list[tuple[str, tuple[int, ...], list[LogitsRow]]]:
 
 @dataclass(eq=False)
 class LateIds:
-    """Tokens that are on their way; records when they are read."""
+    """Tokens in flight from the device; records when they are read."""
 
     token_ids: list[int]
     reads: list[LateIds] = field(default_factory=list)
@@ -114,7 +114,7 @@ def apply(
 ) -> Tensor:
     scores = torch.zeros(len(slots), VOCAB_SIZE)
     processors.apply(scores, slots, num_outputs)
-    # Each row is the same number all over.
+    # All scores of a row are equal.
     assert torch.equal(scores, scores[:, :1].expand_as(scores))
     return scores[:, 0]
 
@@ -124,7 +124,7 @@ def list_outputs(row: LogitsRow) -> list[int]:
     return row.output_token_ids
 
 
-# Who takes part.
+# Slots with plug-ins.
 
 
 def test_only_rows_that_named_it_are_changed(calls: Any) -> None:
@@ -145,7 +145,7 @@ def test_they_come_in_the_order_in_which_they_were_loaded(calls: Any) -> None:
     assert [name for name, _, _ in calls] == ["add", "double", "double", "add"]
 
 
-def test_each_is_called_once_a_step_with_what_requests_asked(calls: Any) -> None:
+def test_each_is_called_once_a_step_with_the_arguments_of_requests(calls: Any) -> None:
     processors = make()
     processors.start(make_start(0, "add", what="first"))
     processors.start(make_start(1, "double", "add", what="second"))
@@ -185,7 +185,7 @@ def test_a_sequence_has_the_same_row_in_all_steps(calls: Any) -> None:
     assert rows[0].num_output_tokens == 2
 
 
-def test_it_is_known_beforehand_who_takes_part() -> None:
+def test_slots_with_plug_ins_are_known_before_a_step() -> None:
     processors = make()
     assert not processors.has_any([0, 1, 2])
     processors.start(make_start(1, "add"))
@@ -210,7 +210,7 @@ def test_a_plug_in_that_cannot_be_made_ends_the_start() -> None:
         make(NoDevice)
 
 
-# What was written.
+# Output tokens.
 
 
 def test_tokens_are_read_when_they_are_needed_and_not_before(calls: Any) -> None:
@@ -223,7 +223,7 @@ def test_tokens_are_read_when_they_are_needed_and_not_before(calls: Any) -> None
     processors.append([0, 1], first)
     assert reads == []
     apply(processors, [1, 0], [1, 1])
-    # One read, however many slots share it.
+    # One read serves all slots.
     assert reads == [first]
     second = LateIds([7, 8], reads)
     processors.append([1, 0], second)
@@ -248,7 +248,7 @@ def test_tokens_of_several_steps_are_read_in_their_order(calls: Any) -> None:
     assert [list_outputs(row) for row in calls[-1][2]] == [[5, 9], [6, 7, 8]]
 
 
-def test_nobody_waits_for_a_plug_in_that_needs_no_tokens() -> None:
+def test_tokens_are_not_read_for_a_plug_in_that_does_not_need_them() -> None:
     processors = make()
     processors.start(make_start(0, "add"))
     processors.start(make_start(1))
@@ -257,16 +257,16 @@ def test_nobody_waits_for_a_plug_in_that_needs_no_tokens() -> None:
         apply(processors, [0, 1], [number] * 2)
         late = LateIds([3, 4], reads)
         processors.append([0, 1], late)
-        # Nor is anything kept of what nobody will read.
+        # Tokens that no plug-in will read are not kept, either.
         dead = weakref.ref(late)
         del late
-        # The young ones: all objects of all that was imported take half a second.
+        # Not the oldest generation: all imported objects would take half a second.
         gc.collect(1)
         assert dead() is None
     assert reads == []
 
 
-def test_plug_ins_of_one_sequence_are_told_the_same(calls: Any) -> None:
+def test_plug_ins_of_one_sequence_get_the_same_tokens(calls: Any) -> None:
     processors = make()
     processors.start(make_start(0, "remember", "remember-too", "add"))
     reads: list[LateIds] = []
@@ -295,7 +295,7 @@ def test_a_slots_next_sequence_gets_none_of_the_former_ones_tokens(calls: Any) -
     assert list_outputs(former) == []
 
 
-def test_what_is_outstanding_dies_with_its_sequence() -> None:
+def test_tokens_in_flight_are_freed_with_their_sequence() -> None:
     processors = make()
     reads: list[LateIds] = []
     for number in range(4):
@@ -311,13 +311,13 @@ def test_what_is_outstanding_dies_with_its_sequence() -> None:
     assert reads == []
 
 
-def test_after_a_preemption_a_new_row_knows_what_was_written(calls: Any) -> None:
+def test_after_a_preemption_a_new_row_has_the_earlier_output(calls: Any) -> None:
     processors = make()
     processors.start(make_start(0, "remember"))
     apply(processors, [0], [0])
     processors.append([0], LateIds([5]))
     former = calls[-1][2][0]
-    former.state = "what it made of it"
+    former.state = "anything"
     processors.start(make_start(3, "remember", outputs=(5,)))
     apply(processors, [3], [1])
     row = calls[-1][2][0]
@@ -333,7 +333,7 @@ def test_a_step_costs_the_same_however_long_the_output_is(name: str) -> None:
 
 
 def count_operations(name: str, num_outputs: int) -> int:
-    """Count the calls of Python and of C in a step of four such sequences."""
+    """Count the calls of Python and of C in a step of four sequences with a plug-in."""
     processors = make()
     slots = [0, 1, 2, 3]
     for slot in slots:
@@ -355,7 +355,7 @@ def count_operations(name: str, num_outputs: int) -> int:
     return num_calls
 
 
-# Among the sampler's other wishes.
+# Together with other sampling parameters.
 
 
 def sample(sampling: SamplingParams, logits: Tensor, **start: Any) -> int:
@@ -393,16 +393,16 @@ def test_a_greedy_choice_is_changed_and_logits_are_left_as_they_are() -> None:
     logits = torch.ones(1, VOCAB_SIZE)
     logits[0, 2] = 9.0
     before = logits.clone()
-    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
+    sampling = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
     assert sample(SamplingParams(temperature=0.0), logits) == 2
-    assert sample(asked, logits) == 5
+    assert sample(sampling, logits) == 5
     assert torch.equal(logits, before)
 
 
 def test_plug_ins_see_biases() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
-    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
-    assert sample(asked, logits) == 0
+    sampling = SamplingParams(temperature=0.0, logits_processors=PREFER_5)
+    assert sample(sampling, logits) == 0
     biased = SamplingParams(
         temperature=0.0, logits_processors=PREFER_5, logit_bias=((5, 0.5), (6, 9.0))
     )
@@ -410,7 +410,7 @@ def test_plug_ins_see_biases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "start"),
+    ("params", "start"),
     [
         ({"bad_words": ((5,),)}, {}),
         ({"bad_words": ((1, 5),)}, {}),
@@ -418,19 +418,19 @@ def test_plug_ins_see_biases() -> None:
     ],
     ids=["bad word", "longer bad word", "stop token"],
 )
-def test_plug_ins_cannot_bring_back_what_must_not_come(
-    wishes: dict[str, Any], start: dict[str, Any]
+def test_plug_ins_cannot_bring_back_forbidden_tokens(
+    params: dict[str, Any], start: dict[str, Any]
 ) -> None:
     logits = torch.ones(1, VOCAB_SIZE)
-    asked = SamplingParams(temperature=0.0, logits_processors=PREFER_5, **wishes)
-    assert sample(asked, logits, **start) == 0
+    sampling = SamplingParams(temperature=0.0, logits_processors=PREFER_5, **params)
+    assert sample(sampling, logits, **start) == 0
 
 
 # With transformers as the oracle.
 
 
 class NoRepeat(LogitsProcessor):
-    """Uses transformers' own processor, which reads the whole sequence in every step."""
+    """Uses transformers' own processor, which reads the whole sequence at each step."""
 
     name = "no-repeat"
     needs_output_token_ids = True
@@ -444,33 +444,33 @@ class NoRepeat(LogitsProcessor):
             logits[index] = process(ids, logits[index : index + 1])[0]
 
 
-def test_a_batch_of_all_kinds_is_what_generate_writes(
+def test_a_batch_of_all_kinds_equals_generates_output(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
     """They run together, one is preempted, and slots are reused."""
     model = tiny("llama")
     planner = make_planner(model.loaded, logits_processors=(Add, NoRepeat))
     sizes = [2, None, 3, 1]
-    stories = []
+    sequences = []
     for slot, size in enumerate(sizes):
         named = () if size is None else (("no-repeat", {"size": size}),)
         sampling = SamplingParams(temperature=0.0, logits_processors=named)
         prompt = make_prompt(9 + slot, slot)
-        stories.append(planner.begin(prompt, slot=slot, sampling=sampling))
-    planner.run(*stories, num_tokens=10)
-    planner.preempt(stories[0], slot=6)
-    planner.run(*stories[1:], num_tokens=14)
-    planner.run(*stories, num_tokens=40, chunk=7)
+        sequences.append(planner.begin(prompt, slot=slot, sampling=sampling))
+    planner.run(*sequences, num_tokens=10)
+    planner.preempt(sequences[0], slot=6)
+    planner.run(*sequences[1:], num_tokens=14)
+    planner.run(*sequences, num_tokens=40, chunk=7)
     again = planner.begin(make_prompt(8, 9), slot=3)
     planner.run(again, num_tokens=40)
     settings = [{} if n is None else {"no_repeat_ngram_size": n} for n in sizes]
-    for story, setting in zip([*stories, again], [*settings, {}]):
-        assert story.outputs == model.generate(story.prompt, 40, **setting)
-    free = model.generate(stories[2].prompt, 40)
-    assert free != stories[2].outputs, "the plug-in has something to forbid"
+    for sequence, setting in zip([*sequences, again], [*settings, {}]):
+        assert sequence.outputs == model.generate(sequence.prompt, 40, **setting)
+    free = model.generate(sequences[2].prompt, 40)
+    assert free != sequences[2].outputs, "the plug-in has something to forbid"
 
 
-def test_a_plug_in_is_told_the_models_vocabulary_and_device() -> None:
+def test_a_plug_in_gets_the_models_vocabulary_size_and_device() -> None:
     made: list[dict[str, Any]] = []
 
     class Curious(Add):

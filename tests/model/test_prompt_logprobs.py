@@ -23,18 +23,18 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
     """Each prompt token except the first has one, in chunks of any size."""
     model = tiny(model_type)
     planner = make_planner(model.loaded)
-    asking = planner.begin(
+    sequence = planner.begin(
         make_prompt(18), sampling=SamplingParams(temperature=0.0, prompt_logprobs=3)
     )
     other = planner.begin(make_prompt(18, 1), slot=1)
     reports: list[TokenLogprobs] = []
-    while not asking.outputs:
-        num_tokens = min(chunk, 18 - asking.num_computed)
-        result = planner.step((other, num_tokens), (asking, num_tokens))
-        assert set(result.prompt_logprobs) <= {asking.slot}
-        reports += result.prompt_logprobs.get(asking.slot, ())
-    assert [report.token_id for report in reports] == asking.prompt[1:]
-    expected = model.logits(asking.prompt).log_softmax(-1)
+    while not sequence.outputs:
+        num_tokens = min(chunk, 18 - sequence.num_computed)
+        result = planner.step((other, num_tokens), (sequence, num_tokens))
+        assert set(result.prompt_logprobs) <= {sequence.slot}
+        reports += result.prompt_logprobs.get(sequence.slot, ())
+    assert [report.token_id for report in reports] == sequence.prompt[1:]
+    expected = model.logits(sequence.prompt).log_softmax(-1)
     for report, row in zip(reports, expected):
         values, token_ids = row.topk(3)
         target = row[report.token_id]
@@ -42,31 +42,31 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
         assert report.rank == int((row > target).sum()) + 1
         assert [token_id for token_id, _ in report.top] == token_ids.tolist()
         assert [p for _, p in report.top] == pytest.approx(values.tolist(), abs=1e-4)
-    assert asking.outputs == model.generate(asking.prompt, 1)
+    assert sequence.outputs == model.generate(sequence.prompt, 1)
 
 
 def test_outputs_that_are_computed_again_are_not_the_prompt(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
     planner = make_planner(tiny("llama").loaded)
-    story = planner.begin(
+    sequence = planner.begin(
         make_prompt(5), sampling=SamplingParams(temperature=0.0, prompt_logprobs=0)
     )
-    planner.run(story, num_tokens=4)
-    planner.preempt(story, slot=3)
-    result = planner.step((story, story.num_tokens))
+    planner.run(sequence, num_tokens=4)
+    planner.preempt(sequence, slot=3)
+    result = planner.step((sequence, sequence.num_tokens))
     reports = result.prompt_logprobs[3]
-    assert [report.token_id for report in reports] == story.prompt[1:]
+    assert [report.token_id for report in reports] == sequence.prompt[1:]
     assert all(report.top == () for report in reports)
 
 
-def test_prompts_longer_than_what_is_converted_at_once(
+def test_prompts_longer_than_one_conversion(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
     model = tiny("gpt_neox")
     planner = make_planner(model.loaded, num_blocks=200, max_model_len=700)
-    story = planner.begin(
+    sequence = planner.begin(
         make_prompt(600), sampling=SamplingParams(temperature=0.0, prompt_logprobs=1)
     )
-    reports = planner.step((story, 600)).prompt_logprobs[0]
-    assert [report.token_id for report in reports] == story.prompt[1:]
+    reports = planner.step((sequence, 600)).prompt_logprobs[0]
+    assert [report.token_id for report in reports] == sequence.prompt[1:]

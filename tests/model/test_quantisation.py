@@ -35,7 +35,7 @@ Tensors = dict[str, Tensor]
 
 
 def quantise_to_fp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Return the tensors of a file for a weight, and the numbers that they stand for."""
+    """Return a weight's tensors as a file holds them, and their dequantised values."""
     rows, columns = weight.shape
     blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
     scales = blocks.abs().amax(dim=(1, 3)) / 448
@@ -46,7 +46,7 @@ def quantise_to_fp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def quantise_to_mxfp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Quantise as quantise_to_fp8 does, with scales that are powers of two, a byte each."""
+    """Like quantise_to_fp8; each scale is a power of two, in one byte."""
     rows, columns = weight.shape
     blocks = weight.view(rows, columns // 32, 32)
     exponents = (blocks.abs().amax(dim=2) / 448).log2().ceil()
@@ -58,7 +58,7 @@ def quantise_to_mxfp8(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def quantise_to_mxfp4(name: str, weight: Tensor) -> tuple[Tensors, Tensor]:
-    """As quantise_to_fp8, with numbers made up: (num_experts, inputs, outputs)"""
+    """Like quantise_to_fp8, with random values: (num_experts, inputs, outputs)."""
     num_experts, inputs, outputs = weight.shape
     generator = torch.Generator().manual_seed(len(name))
     shape = (num_experts, outputs, inputs // 32, 32)
@@ -81,7 +81,7 @@ def quantise(
     ending: str,
     quantise_one: Callable[[str, Tensor], tuple[Tensors, Tensor]],
 ) -> Tensors:
-    """Quantise weights of a folder by name; returns the numbers that they stand for."""
+    """Quantise weights of a folder by name; return their dequantised values."""
     held: Tensors = {}
     meant: Tensors = {}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -108,7 +108,7 @@ def test_fp8_is_dequantised_with_a_word_about_it(
     meant = quantise(folder, FP8, "proj.weight", quantise_to_fp8)
     config = ModelConfig(device="cpu", dtype=dtype)
     loaded = load_model(folder, config, name="tiny")
-    # The stage is read as the whole is, but left as transformers has read it.
+    # The stage's weights are equal, but stay in transformers' layout.
     stage = load_stage(folder, config, name="tiny", stage=1, num_stages=2)
     expected = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     for model, num_layers in ((loaded.model, 2), (stage.model, 1)):
@@ -204,7 +204,7 @@ def test_all_else_is_refused_by_its_name_before_anything_is_read(
         f"weights that are quantised by {method} are not supported: take the "
         "unquantised model, or a GGUF file of it"
     )
-    # So it is for what the model is for, which is looked for first.
+    # Finding the task, which comes first, gives the same error.
     with pytest.raises(UnsupportedQuantization):
         find_task(folder, None, PoolingConfig())
 
@@ -227,9 +227,9 @@ def test_the_part_that_writes_may_say_it(folder: Path, key: str) -> None:
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
         ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "awq"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "modelopt"),
-        # Keys and values alone are quantised.
+        # Only keys and values are quantised.
         ("hf_quant_config.json", {"quantization": {"quant_algo": None}}, None),
-        # Of an exporter to ONNX.
+        # Written by an exporter to ONNX.
         ("quantize_config.json", {"modes": ["fp16", "q8"]}, None),
         ("quant_config.json", ["w_bit"], None),
     ],
@@ -245,11 +245,11 @@ def test_a_file_of_its_own_may_say_it(
         load_model(folder, ModelConfig(), name="tiny")
 
 
-def test_fp8_without_scales_where_they_are_looked_for_is_refused(folder: Path) -> None:
+def test_fp8_with_scales_under_unknown_names_is_refused(folder: Path) -> None:
     """Otherwise the weights would be used without a scale."""
     quantise(folder, {"quant_method": "fp8"}, "proj.weight", quantise_to_fp8)
     tensors = load_file(folder / "model.safetensors")
-    # As AutoFP8 calls them.
+    # AutoFP8 uses this name.
     renamed = {
         name.replace("_scale_inv", "_scale"): value for name, value in tensors.items()
     }

@@ -1,4 +1,4 @@
-"""No sequence reasons longer than its budget, and none is disturbed before that."""
+"""No sequence reasons longer than its budget, and until then its tokens stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trioserve.types.sampling import ReasoningBudget, SamplingParams
 
 START, END = (10,), (11,)
 
-# What the model would write: part of no tag.
+# The model's choice in each step; part of no tag.
 CHOSEN = 99
 
 
@@ -65,9 +65,9 @@ def ask(budgets: ReasoningBudgets, *slots: int) -> list[int | None]:
 
 
 def write(budget: ReasoningBudget, stream: Sequence[int], prompt: Any = (1,)) -> Any:
-    """What slot 0 writes where the model wants to write a stream.
+    """Return the output of slot 0 if the model chooses the tokens of `stream`.
 
-    A token that is forced takes the place of the model's.
+    A forced token replaces the model's.
     """
     budgets, outputs = start_budgets(make_start(budget, prompt=prompt)), []
     for token_id in stream:
@@ -78,11 +78,11 @@ def write(budget: ReasoningBudget, stream: Sequence[int], prompt: Any = (1,)) ->
 
 
 def judge(budget: ReasoningBudget, outputs: Sequence[int]) -> tuple[int | None, int]:
-    """The reference: read everything again.
+    """Judge all outputs from the beginning, as a reference.
 
     Returns:
-      the token that has to come next, if one has to
-      how many tokens of reasoning there are, those left out that may be a tag's
+      the token that has to come next, or None
+      the number of reasoning tokens, except a possible beginning of the end tag
     """
     start, end = list(budget.start_token_ids), list(budget.end_token_ids)
     is_inside, section, num_closed = budget.is_open, list[int](), 0
@@ -103,26 +103,26 @@ def judge(budget: ReasoningBudget, outputs: Sequence[int]) -> tuple[int | None, 
 @pytest.mark.parametrize(
     ("budget", "stream", "outputs"),
     [
-        # Open from the beginning.
+        # Reasoning is open from the beginning.
         (make_budget(3, is_open=True), [1, 2, 3, 4, 5], [1, 2, 3, 11, 5]),
         (make_budget(0, is_open=True), [1, 2, 3], [11, 2, 3]),
-        # Opened by the model.
+        # The model opens it.
         (make_budget(2), [1, 10, 2, 3, 4, 5], [1, 10, 2, 3, 11, 5]),
         (make_budget(0), [1, 10, 2, 3], [1, 10, 11, 3]),
         (make_budget(1, (7, 8)), [7, 7, 8, 1, 2, 3], [7, 7, 8, 1, 11, 3]),
-        # Never opened.
+        # It is never opened.
         (make_budget(0), [1, 2, 11, 3], [1, 2, 11, 3]),
-        # Ended by the model itself, also with the last token that is allowed.
+        # The model itself ends it, also with the last token that is allowed.
         (make_budget(3, is_open=True), [1, 11, 2, 3, 4, 5], [1, 11, 2, 3, 4, 5]),
         (make_budget(1, is_open=True), [1, 11, 2, 3], [1, 11, 2, 3]),
         # A tag of several tokens.
         (make_budget(1, START, (7, 8, 9), True), [1] * 6, [1, 7, 8, 9, 1, 1]),
-        # The model has begun to write it.
+        # The model has begun to write the end tag.
         (make_budget(3, START, (7, 8, 9), True), [1, 7, 8, 1, 1], [1, 7, 8, 9, 1]),
         (make_budget(4, START, (1, 1, 2), True), [3, 1, 1, 1, 1], [3, 1, 1, 1, 2]),
-        # It is broken off: then it was reasoning.
+        # The model breaks the tag off, so its tokens count as reasoning.
         (make_budget(4, START, (7, 8), True), [7, 7, 1, 1, 1, 1], [7, 7, 1, 1, 7, 8]),
-        # A second section has what the first one has left.
+        # A second section has the rest of the first one's budget.
         (
             make_budget(3),
             [10, 1, 11, 5, 6, 7, 10, 2, 3, 4, 5],
@@ -138,14 +138,14 @@ def judge(budget: ReasoningBudget, outputs: Sequence[int]) -> tuple[int | None, 
     ],
     ids=str,
 )
-def test_what_is_forced(
+def test_forced_tokens(
     budget: ReasoningBudget, stream: list[int], outputs: list[int]
 ) -> None:
     assert write(budget, stream) == outputs
 
 
-def test_tags_of_the_prompt_are_read_by_who_wrote_it() -> None:
-    """`is_open` says whether the prompt ends inside of reasoning; no tag begins in it."""
+def test_tags_in_the_prompt_are_not_read_again() -> None:
+    """Only `is_open` says whether reasoning is open; no tag begins in the prompt."""
     assert write(make_budget(0), [1, 2], prompt=[10]) == [1, 2]
     assert write(make_budget(0, (9, 10)), [10, 2], prompt=[9]) == [10, 2]
     budget = make_budget(3, START, (9, 11), is_open=True)
@@ -158,44 +158,44 @@ some_budgets = st.builds(make_budget, st.integers(0, 9), tags, tags, st.booleans
 
 
 @given(
-    wishes=st.lists(some_budgets | st.none(), min_size=1, max_size=5),
+    all_budgets=st.lists(some_budgets | st.none(), min_size=1, max_size=5),
     seed=st.integers(0, 2**32),
     obeys=st.booleans(),
 )
 @settings(max_examples=60)
-def test_any_tokens_in_any_batch_are_judged_as_when_all_is_read_again(
-    wishes: list[ReasoningBudget | None], seed: int, obeys: bool
+def test_any_tokens_in_any_batch_are_judged_as_by_the_reference(
+    all_budgets: list[ReasoningBudget | None], seed: int, obeys: bool
 ) -> None:
     """Preemptions change nothing, and an obedient sequence keeps to its budget."""
     chance = random.Random(seed)
-    outputs: list[list[int]] = [[] for _ in wishes]
-    slots = list(range(len(wishes)))
+    outputs: list[list[int]] = [[] for _ in all_budgets]
+    slots = list(range(len(all_budgets)))
     budgets = start_budgets(
-        *(make_start(wish, slot=slot) for slot, wish in zip(slots, wishes))
+        *(make_start(budget, slot=slot) for slot, budget in zip(slots, all_budgets))
     )
     for _ in range(30):
         if chance.random() < 0.2:
-            # All begin again in each other's slots.
+            # All sequences start again in each other's slots.
             chance.shuffle(slots)
-            for slot, wish, written in zip(slots, wishes, outputs):
-                budgets.start(make_start(wish, slot=slot, outputs=written))
-        chosen = chance.sample(range(len(wishes)), chance.randint(1, len(wishes)))
+            for slot, budget, written in zip(slots, all_budgets, outputs):
+                budgets.start(make_start(budget, slot=slot, outputs=written))
+        chosen = chance.sample(range(len(outputs)), chance.randint(1, len(outputs)))
         forced = ask(budgets, *(slots[i] for i in chosen))
         for i, token_id in zip(chosen, forced):
-            wish = wishes[i]
-            expected = None if wish is None else judge(wish, outputs[i])[0]
+            budget = all_budgets[i]
+            expected = None if budget is None else judge(budget, outputs[i])[0]
             assert token_id == expected
             if token_id is None or not obeys:
                 token_id = chance.randint(0, 3)
             outputs[i].append(token_id)
-            if wish is not None and obeys:
-                assert judge(wish, outputs[i])[1] <= wish.num_tokens
+            if budget is not None and obeys:
+                assert judge(budget, outputs[i])[1] <= budget.num_tokens
         tokens = torch.tensor([outputs[i][-1] for i in chosen])
         budgets.append([slots[i] for i in chosen], tokens)
 
 
-def test_what_is_not_forced_stays_as_it_was_chosen() -> None:
-    """This also holds if only the device knows that reasoning has ended or not begun."""
+def test_tokens_that_are_not_forced_stay() -> None:
+    """This holds even if the host has not read that reasoning ended or never began."""
     budgets = start_budgets(
         make_start(make_budget(2, is_open=True), outputs=[1, 11, 5]),
         make_start(make_budget(0), slot=1),
@@ -207,7 +207,7 @@ def test_what_is_not_forced_stays_as_it_was_chosen() -> None:
     assert chosen.tolist() == [3, END[0], 7]
 
 
-def test_nothing_is_done_as_long_as_nobody_can_have_used_it_up(
+def test_no_work_is_done_before_a_budget_can_be_used_up(
     record_operations: Any,
 ) -> None:
     budgets = start_budgets(

@@ -87,7 +87,7 @@ def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> Non
     assert [token.token_id for token in sampled] == logits.argmax(-1).tolist()
 
 
-def test_greedy_beside_wishes_is_the_same_as_alone() -> None:
+def test_a_greedy_row_is_the_same_beside_other_parameters() -> None:
     """A greedy row gets the same token on every path of the code."""
     logits = make_logits(3)
     others = (SamplingParams(seed=4), SamplingParams(temperature=0.0, logprobs=2))
@@ -99,10 +99,10 @@ def test_greedy_beside_wishes_is_the_same_as_alone() -> None:
 def test_logits_are_left_as_they_are() -> None:
     logits = make_logits()
     before = logits.clone()
-    wishes = SamplingParams(
+    sampling = SamplingParams(
         temperature=0.7, top_k=4, min_p=0.1, logit_bias=((5, 9.0),), logprobs=1
     )
-    sample_one(wishes, logits)
+    sample_one(sampling, logits)
     assert torch.equal(logits, before)
 
 
@@ -127,7 +127,7 @@ def test_noise_goes_on_with_the_output_and_not_with_the_batch() -> None:
     sampler = make_sampler(sampling)
     tokens = [sample(sampler, [0], [i], logits)[0] for i in range(12)]
     assert len(set(tokens)) > 6
-    # As after a preemption, when another slot starts with the outputs so far.
+    # This is the start after a preemption: a slot begins with the earlier outputs.
     assert tokens[9] == sample_one(sampling, logits, num_outputs=9, outputs=(1,) * 9)
 
 
@@ -215,7 +215,7 @@ def test_min_tokens_holds_stop_tokens_back(
 
 @pytest.mark.parametrize("penalty", [0.5, 1.7, 100.0])
 def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
-    """It covers prompt, earlier output, and tokens sampled meanwhile."""
+    """It covers the prompt, the output before the start, and later tokens."""
     sampling = SamplingParams(temperature=0.0, repetition_penalty=penalty)
     prompt, written = (3, 3, 8), [11]
     sampler = make_sampler(sampling, prompt=prompt, outputs=tuple(written))
@@ -293,7 +293,7 @@ def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
     assert [p for _, p in report.top] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_logprobs_only_where_asked() -> None:
+def test_only_requested_logprobs_are_reported() -> None:
     logits = make_logits(3)
     sampler = make_sampler(
         GREEDY,
@@ -329,7 +329,7 @@ def test_broken_logits_end_no_step(sampling: SamplingParams) -> None:
     assert first == sample_one(sampling, logits)
 
 
-def test_fewer_tokens_than_are_asked_for() -> None:
+def test_more_requested_logprobs_than_the_vocabulary_has_tokens() -> None:
     sampling = SamplingParams(top_k=50, logprobs=20, seed=1)
     sampler = make_sampler(sampling, vocab_size=5, prompt=(1,))
     (sampled,) = sample(sampler, [0], [0], make_logits(vocab=5))
@@ -361,7 +361,7 @@ def test_min_p_alone_leaves_out_unlikely_tokens(min_p: float, can_come: bool) ->
 
 
 def test_vectors_of_a_prompt_are_no_repetition() -> None:
-    """Only the tokens beside them count."""
+    """Only the prompt's tokens count."""
     item = EmbeddedInput(
         kind="embeds", runs=((0, 2),), keys=bytes(2 * KEY_BYTES), tensors={}
     )

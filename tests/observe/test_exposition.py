@@ -86,7 +86,7 @@ def scrape(stall: LoopStall) -> dict[str, float]:
 
 
 async def test_a_scrape_reads_the_loops_stalls() -> None:
-    # Every look at the clock finds it 30 ms later: each step and each turn takes these.
+    # Each reading advances the clock by 30 ms, so each step and each turn takes 30 ms.
     stall = LoopStall(clock=itertools.count(step=0.03).__next__)
     task = trio.lowlevel.current_task()
     for _ in range(4):

@@ -118,8 +118,8 @@ async def test_a_threshold_below_the_first_bucket_is_kept() -> None:
     assert offender.num_steps == 3
 
 
-async def test_a_step_whose_beginning_was_not_seen_does_not_count() -> None:
-    """Whoever adds an instrument does so in the middle of a step and of a turn."""
+async def test_a_step_that_began_before_the_instrument_does_not_count() -> None:
+    """An instrument is always added in the middle of a step and of a turn."""
     clock = Clock()
     stall = LoopStall(clock=clock)
     fresh = stall.statistics()
@@ -164,7 +164,7 @@ def test_senseless_arguments_are_refused(options: dict[str, float]) -> None:
 
 
 async def block() -> None:
-    # Blocking is what the instrument is there to find.
+    # The instrument exists to find such blocking calls.
     time.sleep(0.02)  # noqa: ASYNC251
 
 
@@ -182,7 +182,7 @@ async def block_when_cancelled() -> None:
 
 
 def count_from(bound: float, counts: tuple[int, ...]) -> int:
-    """Return how many took longer than a bound."""
+    """Return the number of durations above a bound."""
     return sum(counts[BOUNDS.index(bound) + 1 :])
 
 
@@ -216,14 +216,14 @@ def test_a_step_that_ends_in_an_error_or_a_cancellation_is_counted() -> None:
 
 
 async def test_it_may_be_added_and_removed_in_a_step() -> None:
-    # Each look at the clock finds it one second later.
+    # The clock advances by one second each time it is read.
     stall = LoopStall(clock=itertools.count().__next__)
     for _ in range(3):
         stall.reset()
         trio.lowlevel.add_instrument(stall)
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        # An instrument that raised would be gone, and this would raise KeyError.
+        # trio removes an instrument that raises; then this would raise KeyError.
         trio.lowlevel.remove_instrument(stall)
         # Only the step between the checkpoints has a beginning and an end.
         assert stall.statistics().steps.total_seconds == 1

@@ -10,7 +10,7 @@ from trioserve.observe import Pace
 def work_off(
     pace: Pace, *, begin: float, seconds: float, rate: float, held: int = 1000
 ) -> float:
-    """Let `rate` things a second be done while as many come; returns when it ends."""
+    """Finish and begin `rate` items a second; return the time of the end."""
     now = begin
     pace.observe(now, held)
     while now < begin + seconds:

@@ -14,7 +14,7 @@ from trioserve.observe.progress import describe_progress, show_progress
 
 
 class Terminal(io.StringIO):
-    """A terminal that says when a text has been written."""
+    """A terminal that sets an event when a text has been written."""
 
     def __init__(self, awaited: str = "") -> None:
         super().__init__()

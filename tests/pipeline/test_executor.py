@@ -37,11 +37,11 @@ from trioserve.types.tensors import TensorBytes
 
 
 class FakeStage:
-    """Behaves like the process of a stage, as far as the executor can see.
+    """Behaves like the process of a stage, from the executor's view.
 
     Args:
-      is_ready: it needs no Allocate message.
-      answers: it sends the results of steps, as the last stage does.
+      is_ready: the stage needs no Allocate message.
+      answers: the stage sends the results of steps, as the last stage does.
       step_seconds: how long a step takes.
 
     Attributes:
@@ -76,7 +76,7 @@ class FakeStage:
                 nursery.start_soon(self._beat)
                 while True:
                     await self._take(await self._stream.receive())
-        # As a process that has gone.
+        # The end of a process closes its connection, too.
         self._stream.close()
 
     def hang_up(self) -> None:
@@ -199,7 +199,7 @@ async def test_all_stages_get_all_plans_in_order_and_results_come_in_order(
 async def test_large_tensors_reach_all_stages_through_one_memory(
     autojump_clock: object,
 ) -> None:
-    """No descriptor of it is left, in living stages or in stages that are gone."""
+    """No descriptor of it is left for living stages or for lost stages."""
     tensor = TensorBytes(data=bytes(range(256)) * 4096, dtype="uint8", shape=(2**20,))
     start = SlotStart(
         slot=0,
@@ -224,12 +224,12 @@ async def test_large_tensors_reach_all_stages_through_one_memory(
                 await trio.sleep_forever()
         for fake in stages.fakes:
             assert fake.plans == [plan_of(number, start) for number in range(5)]
-        # A mapping has a descriptor of its own, as long as somebody has the tensor.
+        # Each mapping has its own descriptor as long as the tensor is alive.
         memories = list_memories()
         assert (len(memories), len(set(memories))) == (15, 5)
         for fake in stages.fakes:
             fake.plans.clear()
-        # Nobody sends it any more.
+        # No later plan has the tensor.
         executor.submit(plan_of(5, start), ignore)
     assert not list_memories()
     assert len(list_descriptors()) == before
@@ -249,20 +249,20 @@ def list_memories() -> list[int]:
 
 
 def read_link(number: str) -> str:
-    # The one with which they were listed is gone.
+    # The descriptor that listed the folder is closed.
     with suppress(FileNotFoundError):
         return os.readlink(f"/proc/self/fd/{number}")
     return ""
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-async def test_a_stage_that_hangs_up_ends_it_and_is_told_by_its_end(
+async def test_a_stage_that_hangs_up_ends_the_executor_and_is_named(
     autojump_clock: object, number: int
 ) -> None:
     async with open_stages(3) as stages:
         began = trio.current_time()
-        told = await run_until_it_ends(drive(stages), stages.fakes[number].hang_up)
-        assert told == f"stage {number} was ended by SIGKILL"
+        reason = await run_until_it_ends(drive(stages), stages.fakes[number].hang_up)
+        assert reason == f"stage {number} was ended by SIGKILL"
         assert trio.current_time() == began
 
 
@@ -272,8 +272,9 @@ async def test_a_stage_that_is_silent_ends_it(
 ) -> None:
     async with open_stages(3) as stages:
         began = trio.current_time()
-        told = await run_until_it_ends(drive(stages), stages.fakes[number].fall_silent)
-        assert told == f"stage {number} has been silent for 5 s"
+        fall_silent = stages.fakes[number].fall_silent
+        reason = await run_until_it_ends(drive(stages), fall_silent)
+        assert reason == f"stage {number} has been silent for 5 s"
         assert 5 <= trio.current_time() - began <= 7
 
 
@@ -284,7 +285,7 @@ async def test_beats_alone_keep_it_alive(autojump_clock: object) -> None:
                 executor = drive(stages)
                 await nursery.start(executor.run)
                 await trio.sleep(300)
-                # Each takes less than is allowed, all together take more.
+                # Each stage takes less than the limit; all of them together take more.
                 for step in range(2):
                     executor.submit(plan_of(step), ignore)
                 await trio.sleep_forever()
@@ -295,17 +296,17 @@ async def test_a_step_that_takes_too_long_ends_it(autojump_clock: object) -> Non
     async with open_stages(2, step_seconds=1000) as stages:
         executor = drive(stages, step_timeout=60)
         began = trio.current_time()
-        told = await run_until_it_ends(
+        reason = await run_until_it_ends(
             executor, lambda: (executor.submit(plan_of(0), ignore), None)[1]
         )
-        assert told == "a step has taken more than 60 s"
+        assert reason == "a step has taken more than 60 s"
         assert 60 <= trio.current_time() - began <= 62
 
 
 async def test_an_engine_that_was_stopped_for_a_while_does_not_blame_the_stages(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """It has yet to read the messages that came meanwhile."""
+    """It still has to read the messages that came while it was stopped."""
     async with open_stages(2) as stages, trio.open_nursery() as nursery:
         executor = drive(stages, step_timeout=60)
         await nursery.start(executor.run)
@@ -350,7 +351,7 @@ async def test_stages_are_connected_all_at_once_and_then_driven(
             nursery.cancel_scope.cancel()
 
 
-async def test_a_stage_that_hangs_up_before_it_is_ready_is_told(
+async def test_a_stage_that_hangs_up_before_it_is_ready_is_named(
     autojump_clock: object,
 ) -> None:
     async with open_stages(3, is_ready=False) as stages:
@@ -359,7 +360,7 @@ async def test_a_stage_that_hangs_up_before_it_is_ready_is_told(
             await make_pipeline(stages).connect(EngineConfig(), 77)
 
 
-async def test_what_is_wrong_with_a_model_is_told_as_it_is_in_one_process() -> None:
+async def test_a_wrong_model_gives_the_same_error_as_in_one_process() -> None:
     config = build_config(
         EngineConfig, {"model": "/no/such/folder", "pipeline_parallel_size": 2}
     )

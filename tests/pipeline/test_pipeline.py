@@ -36,7 +36,7 @@ LOADED = StageLoaded(
     port=0,
 )
 
-# None hangs up.
+# For None the stage hangs up.
 Answer = Callable[[int], StageLoaded | NotLoaded | None]
 
 
@@ -49,11 +49,11 @@ async def start_stages(
     async def run(number: int, stream: MessageStream[Any]) -> None:
         begin = await stream.receive()
         begins.append(begin)
-        said = answer(number)
-        if said is None:
+        message = answer(number)
+        if message is None:
             stream.close()
         else:
-            await stream.send(said)
+            await stream.send(message)
 
     def make_stage(number: int, stream: MessageStream[Any]) -> StartedStage:
         async def describe_end() -> str:
@@ -82,9 +82,9 @@ async def start_stages(
             nursery.cancel_scope.cancel()
 
 
-async def test_each_is_told_its_place_and_what_all_can_hold_counts() -> None:
+async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None:
     def answer(number: int) -> StageLoaded:
-        # Each keeps its own layers' part, and the first one listens.
+        # Each stage holds the keys and values of its own layers; the first one listens.
         return change(
             LOADED,
             info=replace(LOADED.info, kv_bytes_per_token=100 + number),
@@ -139,13 +139,13 @@ async def test_a_stage_that_does_not_go_with_the_others_is_refused(
             await load_stages(CONFIG, stages)
 
 
-async def test_a_stage_that_dies_while_it_loads_is_told() -> None:
+async def test_a_stage_that_dies_while_it_loads_is_named() -> None:
     async with start_stages(lambda n: None if n == 1 else LOADED, []) as stages:
         with pytest.raises(StageDied, match="stage 1 is no more"):
             await load_stages(CONFIG, stages)
 
 
-async def test_stages_log_at_the_level_of_who_drives_them(
+async def test_stages_log_at_the_engines_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="trioserve")

@@ -33,7 +33,7 @@ ENVIRONMENT = {
 }
 
 
-def test_a_process_knows_whether_torchrun_has_started_it() -> None:
+def test_processes_of_torchrun_are_recognised() -> None:
     assert find_torchrun({"RANK": "2", "WORLD_SIZE": "4"}) is None
     assert find_torchrun(ENVIRONMENT) == Torchrun(
         rank=2,
@@ -71,7 +71,7 @@ def test_there_are_as_many_processes_as_stages() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_every_rank_refuses_another_number_of_stages(rank: str) -> None:
-    """It needs no other process for that."""
+    """No other process has to run for that."""
     done = subprocess.run(
         [sys.executable, "-m", "trioserve", "serve", "/no/model"],
         env=os.environ | ENVIRONMENT | {"RANK": rank},
@@ -109,7 +109,7 @@ async def gather(rendezvous: Rendezvous, found: list[StageConnection]) -> None:
     found.extend(await rendezvous.gather())
 
 
-async def test_stages_come_in_any_order_and_are_told_apart(
+async def test_stages_come_in_any_order_and_are_distinguished(
     listener: trio.SocketListener,
 ) -> None:
     rendezvous = Rendezvous(listener, num_stages=4)
@@ -130,10 +130,10 @@ async def test_stages_come_in_any_order_and_are_told_apart(
         stage.close()
 
 
-async def test_who_is_no_stage_is_hung_up_on_and_stages_still_come(
+async def test_connections_of_no_stage_are_closed_and_stages_still_come(
     listener: trio.SocketListener,
 ) -> None:
-    """A wrong secret, a wrong number, other bytes, or a stage that has come already."""
+    """They send a wrong secret, a wrong number or other bytes, or repeat a stage."""
     rendezvous = Rendezvous(listener, num_stages=3)
     address = find_address(rendezvous, listener)
     wrong = Address(host=address.host, port=address.port, secret=bytes(32))
@@ -166,7 +166,7 @@ async def test_who_is_no_stage_is_hung_up_on_and_stages_still_come(
     second.close()
 
 
-async def test_who_says_nothing_is_hung_up_on(
+async def test_silent_connections_are_closed(
     listener: trio.SocketListener,
 ) -> None:
     rendezvous = Rendezvous(listener, num_stages=2, hello_seconds=0.3)

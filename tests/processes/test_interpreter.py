@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-STORY = """
+PROGRAM = """
 import gc
 import sys
 import trio
@@ -29,4 +29,4 @@ assert [each for each in gc.get_objects() if isinstance(each, Loaded)] == [kept]
 
 
 def test_loaded_objects_are_collected_once_and_then_frozen() -> None:
-    subprocess.run([sys.executable, "-c", STORY], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)

@@ -27,7 +27,7 @@ class Tensors(msgspec.Struct, frozen=True, tag=True):
 
 
 class Anything(msgspec.Struct, frozen=True, tag=True):
-    wishes: tuple[tuple[str, Mapping[str, object]], ...]
+    arguments: tuple[tuple[str, Mapping[str, object]], ...]
 
 
 class Ids(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +74,7 @@ def count_descriptors() -> int:
 
 @pytest.mark.parametrize("open_sockets", [socket.socketpair, open_tcp])
 async def test_messages_arrive_in_their_order(open_sockets: Any) -> None:
-    """Small and large, with tensors and without, whatever carries them."""
+    """This holds for small and large ones, with and without tensors, on any socket."""
     messages = [
         Text("a"),
         Tensors((make_tensor(10, 1), make_tensor(100_001, 2), make_tensor(300_000, 3))),
@@ -82,7 +82,7 @@ async def test_messages_arrive_in_their_order(open_sockets: Any) -> None:
         *[Text(str(number)) for number in range(1000)],
         Tensors((make_tensor(2_000_000, 4),)),
         Ids(PoolingInput(token_ids=array("i", [1, 2, 3]))),
-        # What a request says to plug-ins.
+        # Arguments for plug-ins.
         Anything((("a", {"int": 1, "text": "b", "none": None, "list": [{"c": 0.5}]}),)),
         Tensors((make_tensor(100_000, 5),)),
     ]
@@ -99,7 +99,7 @@ async def test_large_tensors_do_not_go_through_the_socket() -> None:
 
 
 async def test_a_received_tensor_is_the_receivers_own() -> None:
-    """Whoever is handed a tensor may write to it, and nobody else sees that."""
+    """The receiver may write to it, and the sender does not see that."""
     tensor = make_tensor(100_000, 7)
     mail = pack(Tensors((tensor,)))
     async with open_streams(*socket.socketpair()) as (ours, theirs):
@@ -113,7 +113,7 @@ async def test_a_received_tensor_is_the_receivers_own() -> None:
 
 
 async def test_no_descriptor_is_left() -> None:
-    """Neither of what came, nor of what was never sent, nor of what was never read."""
+    """Messages were received, never sent, or never read."""
     before = count_descriptors()
     ours, theirs = socket.socketpair()
     async with open_streams(ours, theirs) as (sender, receiver):
@@ -136,7 +136,7 @@ async def test_receiving_from_an_ended_process_raises_peer_gone() -> None:
         assert await ours.receive() == Text("last")
         with pytest.raises(PeerGone):
             await ours.receive()
-        # Nobody is there, and nothing fails.
+        # The peer is gone, but sending does not fail.
         ours.send_nowait(Text("hello?"))
         await trio.testing.wait_all_tasks_blocked()
 

@@ -1,4 +1,4 @@
-"""Renderers over the kinds of tokenizers, made once."""
+"""Renderers over all kinds of tokenizers, made once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A renderer, and its tokenizer once more as the oracle."""
+    """A renderer, and another copy of its tokenizer as the oracle."""
 
     renderer: Renderer
     oracle: Tokenizer
@@ -70,7 +70,7 @@ def sentencepiece(sentencepiece_folder: Path) -> Subject:
 
 @pytest.fixture(scope="session", params=["byte_level", "sentencepiece"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """Each kind in turn."""
+    """Each kind of renderer in turn."""
     found: Subject = request.getfixturevalue(request.param)
     return found
 
@@ -83,7 +83,7 @@ _WORDS = (
 
 
 def _train_wordpiece() -> Tokenizer:
-    """As BERT's."""
+    """Train a tokenizer like BERT's."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -95,7 +95,7 @@ def _train_wordpiece() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_WORDS, trainer)
-    # One of the vocabulary that is no token of its own in a text: late interaction's.
+    # The last token is for late interaction: texts are not searched for it.
     plain = json.loads(tokenizer.to_str())
     plain["added_tokens"] = plain["added_tokens"][:-1]
     tokenizer = Tokenizer.from_str(json.dumps(plain))
@@ -108,7 +108,7 @@ def _train_wordpiece() -> Tokenizer:
 
 
 def _train_byte_level(post: str) -> Tokenizer:
-    """As RoBERTa's, or as Qwen3-Embedding's."""
+    """Train a tokenizer like RoBERTa's or Qwen3-Embedding's."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -146,7 +146,7 @@ _QWEN_WORDS = (
 
 
 def _train_unigram() -> Tokenizer:
-    """As XLM-R's."""
+    """Train a tokenizer like XLM-R's."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -210,7 +210,7 @@ def pooling_folders(
         "roberta": _save(_train_byte_level("roberta"), make("roberta"), **ends),
         "qwen": _save(_train_byte_level("qwen"), make("qwen"), **ends),
         "unigram": _save(_train_unigram(), make("unigram"), **ends),
-        # Without any special tokens, and one that knows no words.
+        # One without special tokens, and one that does not split texts into words.
         "byte_level": byte_level_folder,
         "sentencepiece": sentencepiece_folder,
     }

@@ -15,7 +15,7 @@ from trioserve.render.images.connect import CheckedBackend
 
 
 class Names(trio.abc.HostnameResolver):
-    """A fake DNS: each name has its answers in turn, and repeats the last one."""
+    """A fake DNS that gives a name's answers in turn, and repeats the last one."""
 
     def __init__(self, **answers: list[list[str]]) -> None:
         self._answers = answers
@@ -67,7 +67,7 @@ async def connect(
     host: str, port: int, is_allowed: Callable[[IPAddress], bool] = is_loopback
 ) -> None:
     stream = await CheckedBackend(is_allowed).connect_tcp(host, port, timeout=5)
-    # The end of the stream, after the server has noted its peer.
+    # The stream ends after the server has noted its peer.
     assert await stream.read(1) == b""
     await stream.aclose()
 
@@ -75,7 +75,7 @@ async def connect(
 async def test_a_name_is_resolved_once_and_its_checked_address_is_used(
     nursery: trio.Nursery,
 ) -> None:
-    """The second answer would be another host: rebinding gains nothing."""
+    """DNS rebinding fails: a second answer, with another host, is never requested."""
     names = Names(pictures=[["127.0.0.1"], ["127.0.0.9"]])
     trio.socket.set_custom_hostname_resolver(names)
     port, peers = await serve(nursery)

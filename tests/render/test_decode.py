@@ -1,4 +1,4 @@
-"""Decoding an image gives the pixels that transformers shows, or a 400."""
+"""Decoding an image gives the pixels of transformers, or a 400."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encode(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def draw(mode: str = "RGB", size: tuple[int, int] = (23, 17)) -> Image.Image:
-    """Noise in all bands: any two images differ, and no row is like another."""
+    """Return an image of noise in all bands; all of its rows differ."""
     num_bands = len(Image.new(mode, (1, 1)).getbands())
     noise = np.random.default_rng(7).bytes(size[0] * size[1] * num_bands)
     if mode in ("P", "1", "I;16"):
@@ -47,7 +47,7 @@ def draw(mode: str = "RGB", size: tuple[int, int] = (23, 17)) -> Image.Image:
 
 
 def look(data: bytes) -> np.ndarray:
-    """Return the pixels that transformers shows to a model."""
+    """Return the pixels that transformers gives to a model."""
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     return convert_to_rgb(upright, return_numpy=True)
 
@@ -78,13 +78,13 @@ def test_a_file_gives_the_pixels_that_transformers_shows(name: str) -> None:
 
 
 def test_alpha_is_laid_on_white_band_by_band() -> None:
-    """2500 x 1000 pixels are ten bands, of 104 rows and at last of 64."""
+    """2500 x 1000 pixels are ten bands: nine of 104 rows and one of 64."""
     data = encode(draw("RGBA", (500_000, 1)).resize((2500, 1000)), "PNG")
     assert np.array_equal(np.asarray(decode(data)), look(data))
 
 
 def exif(orientation: int, *, order: str = "<", kind: int = 3) -> bytes:
-    """An EXIF block with the resolution unit and the orientation."""
+    """Return an EXIF block with the resolution unit and the orientation."""
     value = struct.pack(order + {3: "H", 4: "I"}[kind], orientation)
     return b"".join(
         (
@@ -146,7 +146,7 @@ def test_orientation_is_found_where_imagemagick_puts_it() -> None:
     [b"", b"II*\0", b"no tiff", exif(6)[:12], b"II*\0\xff\xff\xff\xff", exif(6)[:-9]],
 )
 def test_broken_metadata_leaves_an_image_as_it_is(block: bytes) -> None:
-    """Pillow warns of it, for the whole process; nothing here may."""
+    """Pillow would warn, but warnings are for the whole process; there must be none."""
     data = encode(draw(), "JPEG", exif=b"Exif\0\0" + block)
     assert decode(data).size == (23, 17)
 
@@ -198,7 +198,7 @@ def test_a_size_that_the_header_alone_claims_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (4020, 20)])
 def test_strips_are_refused(size: tuple[int, int]) -> None:
-    """A processor that scales the short side up would make gigapixels of them."""
+    """A processor that scales up the short side would make gigapixels of a strip."""
     assert "200 times" in refuse(encode(draw(size=size), "PNG"))
     assert decode(encode(draw(size=(200, 1)), "PNG")).size == (200, 1)
 
@@ -285,8 +285,8 @@ def test_hostile_bytes_give_an_image_or_a_refusal_and_never_a_warning() -> None:
         try:
             image = decode(data)
         except InvalidParameter as error:
-            # Warnings are errors here; elsewhere they would fill the log. Pillow gives one
-            # for a GIF frame that is larger than its screen and than 89 megapixels.
+            # Warnings are errors here, because they would fill a server's log. One is
+            # allowed: for a GIF frame larger than its screen and than 89 megapixels.
             if not isinstance(error.__cause__, Image.DecompressionBombWarning):
                 assert not isinstance(error.__cause__, Warning), (name, error.__cause__)
             num_refused += 1

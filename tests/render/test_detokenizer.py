@@ -1,4 +1,4 @@
-"""Incremental text: whole characters, never retracted, however the ids were split."""
+"""Incremental text: whole characters, never retracted, for any split of the ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trioserve.types.prompt import Prompt
 if TYPE_CHECKING:
     from conftest import Subject
 
-# Ids above the vocabulary too: a model's output layer may be padded.
+# Some ids are beyond the vocabulary, because a model's output layer may be padded.
 ids_lists = st.lists(st.integers(0, 530), max_size=40)
 texts = st.text(max_size=30) | st.text("ab 你🙂é\n", max_size=30)
-# hypothesis draws strings from the sources, so special tokens' names come up.
+# hypothesis also draws strings from the source code, such as special tokens.
 texts = texts.filter(lambda text: not any(name in text for name in NOT_PLAIN))
 cuts = st.lists(st.integers(0, 40), max_size=4).map(sorted)
 
@@ -29,7 +29,7 @@ PROMPT = Prompt(token_ids=(300,))
 def push_cut(
     detokenizer: Detokenizer, ids: Sequence[int], cuts: Sequence[int]
 ) -> tuple[str, int, str | None]:
-    """All text, the ids read and the stop string, when ids come cut at `cuts`."""
+    """Push ids, cut at `cuts`; return the text, the count of ids, the stop string."""
     deltas = [
         detokenizer.push(ids[start:end])
         for start, end in zip([0, *cuts], [*cuts, len(ids)])
@@ -66,7 +66,7 @@ def test_byte_fallback_text_is_the_tokenizers_own_where_that_is_whole(
     sentencepiece: Subject, ids: list[int]
 ) -> None:
     expected = sentencepiece.decode(ids)
-    # With a prompt of special tokens the output begins the text, as in `decode`.
+    # After a prompt of special tokens, the output begins the text, as in `decode`.
     detokenizer = sentencepiece.renderer.open_detokenizer(Prompt(token_ids=(1,)))
     text, _, _ = push_cut(detokenizer, ids, range(len(ids)))
     if "\N{REPLACEMENT CHARACTER}" not in expected:
@@ -80,7 +80,7 @@ def test_text_comes_back_after_a_prompt_with_its_leading_spaces(
     detokenizer = subject.renderer.open_detokenizer(PROMPT)
     ids = subject.encode(text)
     got, _, _ = push_cut(detokenizer, ids, range(len(ids)))
-    # SentencePiece writes a space before every text, an empty one excepted.
+    # SentencePiece writes a space before every text except an empty one.
     prefix = " " if subject.renderer.vocabulary.drops_first_space and text else ""
     assert got == prefix + text
 
@@ -122,9 +122,9 @@ def test_all_but_the_last_unfinished_character_is_shown_at_once(
         joined = subject.renderer.vocabulary.join(ids[:count], skip_special_tokens=True)
         whole = joined.decode(errors="replace")
         assert whole.startswith(shown)
-        # A character has four bytes at most, and three of them are half of it. Of a
-        # surrogate, which is none, Python's decoder waits for all three bytes, and two
-        # of them are each replaced.
+        # An unfinished character is one U+FFFD. A surrogate, which is no character, is
+        # two: Python's decoder waits for its three bytes, and replaces each of the first
+        # two.
         assert whole[len(shown) :] in ("", "\ufffd", "\ufffd\ufffd")
 
 
@@ -171,7 +171,7 @@ def test_a_stop_string_ends_the_text_where_a_full_search_finds_it(
         PROMPT, stop=(stop,), min_tokens=min_tokens
     )
     text, _, found = push_cut(detokenizer, ids, [])
-    # The stop strings are ASCII: half characters before them change no offsets.
+    # Stop strings are ASCII, so half characters before them change no offsets.
     whole = byte_level.decode(ids)
     exempt = len(byte_level.decode(ids[:min_tokens]))
     place = whole.find(stop, max(0, exempt - len(stop) + 1))
@@ -218,7 +218,7 @@ def test_half_a_character_at_the_end_is_shown_as_a_replacement(
 def test_broken_bytes_after_whole_ones_retract_nothing(
     sentencepiece: Subject,
 ) -> None:
-    """`decode` turns the whole group of byte tokens into U+FFFD; a stream cannot."""
+    """`decode` replaces the whole group of byte tokens by U+FFFD; a stream cannot."""
     ids = sentencepiece.encode("é🙂")
     detokenizer = sentencepiece.renderer.open_detokenizer(PROMPT)
     broken = ids[:-1] + sentencepiece.encode("b")

@@ -1,7 +1,7 @@
-"""Tensors from strangers: the right ones are read as torch reads them, no other harms.
+"""Tensors from clients: valid files are read as by torch, and no file does harm.
 
-Run as a script, with a number to draw from, this module throws damaged files at the
-decoder in a process of its own, which a crash would end.
+Run as a script, with a seed, this module decodes damaged files. A crash would end only
+the script's process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode(
 
 
 def refuse(file: bytes, *, max_tokens: int = 64) -> str:
-    """The reason for which a file is not taken."""
+    """Return the reason why a file is refused."""
     with pytest.raises(InvalidParameter) as caught:
         decode(file, max_tokens=max_tokens)
     assert caught.value.param == "prompt_embeds"
@@ -75,11 +75,11 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-# What torch.save can be made to write, and what a stranger makes up in its format.
+# Files of torch.save, and made-up files in its format.
 
 
 class Reduced:
-    """An object that is pickled as a call of a function with arguments."""
+    """An object that is pickled as a function call with arguments."""
 
     def __init__(self, function: Callable[..., object], *args: object) -> None:
         self.function, self.args = function, args
@@ -89,7 +89,7 @@ class Reduced:
 
 
 class Stored:
-    """Elements in an entry of the archive."""
+    """A storage whose elements are an entry of the archive."""
 
     def __init__(self, key: str, num_elements: int, kind: type = torch.FloatStorage):
         self.reference = ("storage", kind, key, "cpu", num_elements)
@@ -116,7 +116,7 @@ def rebuild_sparse(indices: object, values: object, size: object) -> Reduced:
 def pack(
     program: object, *storages: bytes, folder: str = "archive", **entries: bytes
 ) -> bytes:
-    """An archive as torch.save writes it, around any pickle and any storages."""
+    """Return an archive like torch.save's, with any pickle and any storages."""
     if not isinstance(program, bytes):
         stream = io.BytesIO()
         TorchPickler(stream, protocol=2).dump(program)
@@ -132,7 +132,7 @@ def pack(
 
 
 def deflate(file: bytes) -> bytes:
-    """The same entries in a zip that compresses them."""
+    """Return a zip file with the same entries, compressed."""
     packed = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(file)) as old,
@@ -147,7 +147,7 @@ def pack_safetensors(header: bytes, elements: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + elements
 
 
-# Right ones.
+# Valid files.
 
 LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
     "in order": lambda dtype: draw(5, HIDDEN, dtype=dtype),
@@ -249,7 +249,7 @@ def test_tensors_that_begin_alike_have_the_keys_of_whole_groups_in_common() -> N
     tensor, rest = draw(150, HIDDEN), draw(100, HIDDEN)
     keys, longer = list_keys(tensor), list_keys(torch.cat((tensor, rest)))
     assert len(keys) == 150
-    # One for 64 rows, 64 rows and 22 rows.
+    # One key for 64 rows, one for 64 rows, and one for 22 rows.
     assert keys == [keys[0]] * 64 + [keys[64]] * 64 + [keys[128]] * 22
     assert len(set(keys)) == 3
     assert longer[:128] == keys[:128]
@@ -261,9 +261,9 @@ def test_tensors_that_begin_alike_have_the_keys_of_whole_groups_in_common() -> N
     )
 
 
-def test_keys_are_those_of_what_the_model_reads() -> None:
+def test_keys_depend_only_on_the_values_that_the_model_reads() -> None:
     tensor = draw(3, HIDDEN)
-    # Less than bfloat16 can say.
+    # A change that is lost in bfloat16.
     assert list_keys(tensor * (1 + 1e-7)) == list_keys(tensor)
     assert list_keys(tensor.double().to_sparse()) == list_keys(tensor)
 
@@ -278,7 +278,7 @@ def test_a_vector_kept_does_not_keep_the_file_that_it_came_in() -> None:
     assert base.untyped_storage().nbytes() == 2 * HIDDEN * 2
 
 
-# Too many.
+# Too many vectors.
 
 
 @pytest.mark.parametrize("num_vectors", [5, 6])
@@ -296,7 +296,7 @@ def test_a_row_repeated_a_billion_times_is_too_long() -> None:
         decode(save(tensor))
 
 
-# Wrong ones.
+# Invalid files.
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_numbers_that_the_model_cannot_read_are_refused(number: float, at: int) 
 
 def test_formats_that_are_not_read_are_named() -> None:
     with warnings.catch_warnings(action="ignore"):
-        # It is in beta state.
+        # torch warns that this layout is in beta state.
         compressed = draw(5, HIDDEN).to_sparse_csr()
     assert "only COO" in refuse(save(compressed))
     legacy = save(draw(5, HIDDEN), _use_new_zipfile_serialization=False)
@@ -422,7 +422,7 @@ def test_formats_that_are_not_read_are_named() -> None:
     assert "byte order" in refuse(swapped)
 
 
-# Files that lie.
+# Files with false sizes.
 
 STORED = bytes(5 * HIDDEN * 4)
 TAKEN = Stored("0", 5 * HIDDEN)
@@ -499,7 +499,7 @@ def test_a_kilobyte_does_not_become_a_gigabyte() -> None:
     assert "one part in 1024" in refuse(sparse, max_tokens=2**30)
     repeated = save(draw(1, HIDDEN).expand(2**27, HIDDEN))
     assert "one part in 1024" in refuse(repeated, max_tokens=2**30)
-    # Not in the parts of a sparse tensor either.
+    # Parts of a sparse tensor may not be repeated, either.
     sparse = save(
         torch.sparse_coo_tensor(
             torch.zeros(2, 1, dtype=torch.int64).expand(2, 2**20),
@@ -594,14 +594,14 @@ def test_a_zip_that_is_not_as_torch_writes_it_is_refused() -> None:
     assert refuse(right.replace(b"data.pkl", b"code.pkl"))
     assert refuse(pack(b"N.", **{"also/data.pkl": b"N."}))
     assert refuse(right + b"\0")
-    # Both of its sizes, in the directory.
+    # The two sizes of an entry stand in the file twice.
     assert right.count(struct.pack("<II", 160, 160)) == 2
     longer = right.replace(struct.pack("<II", 160, 160), struct.pack("<II", 999, 999))
     assert "cut off" in refuse(longer)
 
 
-# Where, from the end: the directory's begin and its number of entries; and in its last
-# entry, whose name has 14 bytes, both sizes, the name's length and the entry's begin.
+# Offsets from the end: the directory's begin and its number of entries; then, of its
+# last entry, whose name has 14 bytes: both sizes, the name's length, the entry's begin.
 @pytest.mark.parametrize(
     "at, layout",
     [
@@ -707,11 +707,11 @@ def test_safetensors_itself_accepts_the_accepted_files(
     assert torch.equal(to_tensor(decoded), tensor.float())
 
 
-# Thousands of files that are nearly right.
+# Thousands of damaged files.
 
 NUM_DAMAGED_FILES = 6000
 
-# More than any decision here may allocate, and less than a machine has.
+# More memory than decoding may allocate, and less than a machine has.
 MEMORY_LIMIT = 2 * 2**30
 
 
@@ -728,12 +728,12 @@ def test_no_damaged_file_harms_the_process() -> None:
     assert end.returncode == 0, f"seed {seed}: {end.stderr}"
     num_read, num_refused = map(int, end.stdout.split())
     assert num_read + num_refused == NUM_DAMAGED_FILES
-    # Damage to elements gives other elements; that to the rest is found.
+    # A file with damaged elements is read; other damage is found.
     assert num_read > 100 and num_refused > 100
 
 
 def throw_damaged_files(seed: int) -> None:
-    """Decode damaged files under a limit on memory; print how many were read."""
+    """Decode damaged files in limited memory; count those read and those refused."""
     torch.set_num_threads(1)
     chance = random.Random(seed)
     right = list_right_files()
@@ -793,7 +793,7 @@ def flip_bits(file: bytearray, chance: random.Random) -> None:
 
 
 def write_number(file: bytearray, chance: random.Random) -> None:
-    """Draw an offset, mostly in headers: before byte 512 and in the directory."""
+    """Write a number at a random offset, mostly in the headers or the directory."""
     size = chance.choice([1, 2, 4, 8])
     number = chance.choice(NUMBERS) % 2 ** (8 * size)
     at = chance.choice(
@@ -809,7 +809,7 @@ NUMBER_SIZES = {"BININT1": 1, "BININT2": 2, "BININT": 4}
 
 
 def write_pickled_number(file: bytearray, chance: random.Random) -> None:
-    """In place of one that the pickle of a right file holds."""
+    """Replace a number in the pickle of a valid file."""
     begin = file.index(b"\x80\x02")
     at, size = chance.choice(
         [
@@ -846,7 +846,7 @@ def splice(file: bytearray, other: bytes, chance: random.Random) -> bytearray:
 
 
 def make_up(chance: random.Random) -> bytes:
-    """A whole file whose numbers are drawn."""
+    """Return a complete file with random numbers."""
 
     def number() -> int:
         return chance.choice([5, 8, HIDDEN, 1, chance.choice(NUMBERS)])

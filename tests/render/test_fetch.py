@@ -17,7 +17,7 @@ from trioserve.errors import InvalidConfig, InvalidParameter
 from trioserve.render.images.address import IPAddress
 from trioserve.render.images.fetch import ImageFetcher
 
-# Seconds in which nothing here takes that long.
+# Seconds; no test takes that long.
 LIMIT = 30
 
 # The first byte of a TLS handshake (RFC 8446, 5.1).
@@ -52,7 +52,7 @@ async def refuse(url: str, **changes: object) -> str:
 
 
 class NoNames(trio.abc.HostnameResolver):
-    """A DNS that knows nothing: no test asks the machine's."""
+    """A DNS without any names, so that no test uses the machine's."""
 
     async def getaddrinfo(self, *question: object) -> list[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
@@ -65,7 +65,7 @@ class NoNames(trio.abc.HostnameResolver):
 class WebServer:
     """Answers each path with the bytes that a test gives, and closes.
 
-    Where a test gives none, it says nothing and waits until the client leaves.
+    Without bytes for a path, it sends nothing and waits until the client leaves.
     """
 
     answers: dict[str, bytes] = field(default_factory=dict)
@@ -116,10 +116,10 @@ async def test_an_image_is_fetched(server: WebServer) -> None:
     assert await fetch(server.url("/a%20b?c=d#e")) == BODY
 
 
-async def test_a_request_tells_nothing_of_its_server(
+async def test_a_request_reveals_nothing_of_its_server(
     server: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No cookies, no credentials, and no proxies that the environment names."""
+    """It has no cookies and no credentials, and ignores proxies of the environment."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     server.answers["/1"] = answer(
@@ -143,7 +143,7 @@ async def test_a_request_tells_nothing_of_its_server(
     [
         "http://elsewhere.test/a.png",
         "https://elsewhere.test/a.png",
-        # The allowed host stands in another part of the URL.
+        # The allowed host is in another part of the URL.
         "http://elsewhere.test/127.0.0.1",
         "http://elsewhere.test?127.0.0.1",
         "http://elsewhere.test#127.0.0.1",
@@ -160,7 +160,7 @@ async def test_a_request_tells_nothing_of_its_server(
         "http:a.png",
     ],
 )
-async def test_only_allowed_hosts_are_asked(url: str) -> None:
+async def test_only_allowed_hosts_are_contacted(url: str) -> None:
     text = await refuse(url)
     assert "is at a host from which" in text or "user name" in text
 
@@ -168,7 +168,7 @@ async def test_only_allowed_hosts_are_asked(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        # Two parsers may find two hosts in these.
+        # Two parsers may find different hosts in these.
         "http://127.0.0.1\\@elsewhere.test/",
         "http://elsewhere.test\\@127.0.0.1/",
         "http://127.0.0.1\t.elsewhere.test/",
@@ -228,7 +228,7 @@ def test_a_domain_that_is_no_host_is_refused_at_start(domain: str) -> None:
     assert refused.value.field == "allowed_media_domains"
 
 
-async def test_a_private_address_is_never_asked(server: WebServer) -> None:
+async def test_a_private_address_is_never_contacted(server: WebServer) -> None:
     def is_nothing(address: IPAddress) -> bool:
         return False
 
@@ -362,7 +362,7 @@ async def test_the_error_for_a_closed_port_does_not_name_the_address(
 async def test_https_asks_for_the_name_and_not_for_the_address(
     server: WebServer,
 ) -> None:
-    """The server's name stands in the first bytes of TLS; these are no certificate."""
+    """The handshake names the server; the server's answer is no certificate."""
     server.answers["TLS"] = b"no TLS"
     url = server.url(host="localhost").replace("http:", "https:")
     text = await refuse(url, allowed_media_domains=("localhost",))

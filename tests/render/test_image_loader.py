@@ -93,7 +93,7 @@ async def test_a_long_data_url_is_decoded_in_pieces(
         "data:image/x-icon;base64,",
     ],
 )
-async def test_the_bytes_and_not_the_declared_type_say_what_it_is(head: str) -> None:
+async def test_the_bytes_and_not_the_declared_type_decide_the_format(head: str) -> None:
     assert await load(data_url(head=head)) == PNG
 
 
@@ -124,11 +124,11 @@ async def test_other_data_urls_are_refused(head: str) -> None:
     [
         *("A", "AA", "AAA", "AAAA=", "A===", "AA==AAAA", "AAA\n", "AA AA", "AAA%3D"),
         *("AA-_", "é" * 4, "\ud800AAA", "\x00AAA", "A" * 2**20 + "AAA"),
-        # Padding at the end of a piece.
+        # Padding stands at the end of a piece.
         "A" * (2**20 - 2) + "==" + "AAAA",
     ],
 )
-async def test_what_is_not_base64_is_refused(characters: str) -> None:
+async def test_text_that_is_not_base64_is_refused(characters: str) -> None:
     assert "base64" in await refuse("data:image/png;base64," + characters)
 
 
@@ -161,12 +161,12 @@ async def test_by_default_nothing_is_fetched_or_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that may be read, with a file in it and one beside it."""
+    """A folder that may be read, with files in it and beside it."""
     (tmp_path / "secret.png").write_bytes(PNG)
     (tmp_path / "images" / "more").mkdir(parents=True)
     (tmp_path / "images" / "more" / "a b ü.png").write_bytes(PNG)
     (tmp_path / "images" / "a.png").write_bytes(PNG)
-    # Begins with the folder's name, and is another.
+    # Another folder, whose name begins with the allowed one's.
     (tmp_path / "images2").mkdir()
     (tmp_path / "images2" / "a.png").write_bytes(PNG)
     return tmp_path / "images"
@@ -195,7 +195,7 @@ async def test_a_file_below_the_folder_is_read(
         *("link-to-file", "link-to-folder/secret.png", "loop", "pipe", "socket"),
     ],
 )
-async def test_nothing_else_is_read_nor_told_to_exist(folder: Path, path: str) -> None:
+async def test_no_other_file_is_read_or_revealed(folder: Path, path: str) -> None:
     (folder / "link-to-file").symlink_to(folder.parent / "secret.png")
     (folder / "link-to-folder").symlink_to(folder.parent)
     (folder / "loop").symlink_to(folder / "loop")
@@ -256,7 +256,7 @@ def test_an_allowed_domain_that_is_no_host_ends_the_start() -> None:
     assert refused.value.field == "allowed_media_domains"
 
 
-async def test_what_is_no_image_is_refused_when_it_is_decoded() -> None:
+async def test_a_file_that_is_no_image_is_refused_when_it_is_decoded() -> None:
     loader = make_loader(max_image_pixels=6)
     for data, reason in (
         (b"hello", "is not a PNG"),
@@ -273,7 +273,7 @@ def is_loopback(address: IPAddress) -> bool:
     return address.is_loopback
 
 
-async def test_private_addresses_are_not_asked_unless_a_test_says_so() -> None:
+async def test_private_addresses_are_not_contacted_by_default() -> None:
     with trio.fail_after(30):
         text = await refuse("http://127.0.0.1:1/", allowed_media_domains=("127.0.0.1",))
     assert text == "messages[0]: cannot be fetched"
@@ -325,11 +325,11 @@ async def test_slow_hosts_keep_others_fetches_waiting_and_nothing_else(
 async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> None:
     async def say_nothing(stream: trio.SocketStream) -> None:
         await stream.receive_some()
-        asked.set()
+        has_request.set()
         await stream.receive_some()
         left.set()
 
-    asked, left = trio.Event(), trio.Event()
+    has_request, left = trio.Event(), trio.Event()
     (listener,) = await nursery.start(
         partial(trio.serve_tcp, say_nothing, 0, host="127.0.0.1")
     )
@@ -339,7 +339,7 @@ async def test_a_cancelled_fetch_gives_its_place_back(nursery: trio.Nursery) -> 
     with trio.fail_after(30):
         async with trio.open_nursery() as requests:
             requests.start_soon(partial(loader.load, url, param="x"))
-            await asked.wait()
+            await has_request.wait()
             requests.cancel_scope.cancel()
         await left.wait()
         assert (await loader.load(data_url(), param="x")).data == PNG

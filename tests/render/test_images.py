@@ -1,4 +1,4 @@
-"""Images are prepared as transformers prepares them, each one once."""
+"""Images are prepared as by transformers, and each image only once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from trioserve.types.tensors import TensorBytes
 
 KINDS: tuple[ProcessorKind, ...] = ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")
 
-# What of the vocabulary stands for an image.
+# The token that stands for an image.
 TOKENS = {
     "qwen2_vl": "<|image_pad|>",
     "qwen2_5_vl": "<|image_pad|>",
@@ -52,7 +52,7 @@ TOKENS = {
     "llava": "<image>",
 }
 
-# Square, wide, tall, tiny, and of sides that nothing divides.
+# Square, wide, tall, tiny, and with sides that no patch size divides.
 SIZES = ((64, 64), (301, 97), (50, 200), (1, 1), (129, 127))
 
 
@@ -71,7 +71,7 @@ def load(folder: Path, **changes: Any) -> ImageProcessor:
 
 
 def load_oracle(folder: Path, name: str) -> ProcessorMixin:
-    """transformers' processor, which wants torchvision for the videos that none sees."""
+    """Load transformers' processor without the video part, which needs torchvision."""
     known = processing_auto.processor_class_from_name(name)
 
     class Oracle(known):  # type: ignore[misc, valid-type]
@@ -118,7 +118,7 @@ def to_tensor(tensor: TensorBytes) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_image_becomes_what_transformers_makes_of_it(
+def test_an_image_becomes_the_tensors_of_transformers(
     folders: dict[ProcessorKind, Path], kind: ProcessorKind, size: tuple[int, int]
 ) -> None:
     folder, image = folders[kind], draw(size)
@@ -131,7 +131,7 @@ def test_an_image_becomes_what_transformers_makes_of_it(
     assert oracle.tokenizer([text])["input_ids"] == theirs["input_ids"].tolist()
     num_tokens = (theirs["input_ids"] == processor.image_token_id).sum()
     assert mine.num_vectors == num_tokens > 0
-    # The inputs besides the text are the encoder's.
+    # All inputs except the text's are the encoder's.
     about_text = {"input_ids", "attention_mask", "mm_token_type_ids"}
     assert set(mine.tensors) == set(theirs) - about_text
     for name, tensor in mine.tensors.items():
@@ -141,7 +141,7 @@ def test_an_image_becomes_what_transformers_makes_of_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_images_become_what_each_becomes_alone(
+def test_several_images_become_the_same_tensors_as_each_alone(
     folders: dict[ProcessorKind, Path], kind: ProcessorKind
 ) -> None:
     folder, images = folders[kind], [draw((90, 60), seed) for seed in range(2)]
@@ -168,7 +168,7 @@ def test_the_image_token_is_found_in_the_vocabulary(
 def test_a_folder_that_transformers_has_saved_is_read_too(
     folders: dict[ProcessorKind, Path], kind: ProcessorKind, tmp_path: Path
 ) -> None:
-    """There the settings of all processors stand in one file."""
+    """Such a folder has the settings of all processors in one file."""
     oracle = load_oracle(folders[kind], ORACLES[kind])
     settings = {
         **oracle.to_dict(),
@@ -201,7 +201,7 @@ def test_a_model_without_an_image_processor_has_none(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     assert load_image_processor(tokenizer_folder, tokenizer, MediaConfig()) is None
-    # One for sound.
+    # A processor for sound.
     (tmp_path / "preprocessor_config.json").write_text(
         '{"feature_extractor_type": "WhisperFeatureExtractor"}'
     )
@@ -213,7 +213,7 @@ def test_a_model_without_an_image_processor_has_none(
     [
         ({"processor_class": "NoSuchProcessor"}, UnsupportedModel),
         ({"processor_class": None}, UnsupportedModel),
-        # Not one for text and images; and one whose tokens the tokenizer lacks.
+        # One is not for text and images; the tokenizer lacks the other one's tokens.
         ({"processor_class": "Wav2Vec2Processor"}, UnsupportedModel),
         ({"processor_class": "LlavaProcessor"}, UnsupportedModel),
         ({"image_processor_type": "NoSuchImageProcessor"}, WeightsBroken),
@@ -231,7 +231,7 @@ def test_a_model_without_an_image_processor_has_none(
 def test_broken_and_unknown_processors_end_the_start(
     tmp_path: Path, changes: dict[str, object], error: type[Exception] | None
 ) -> None:
-    """And none of them runs code that lies beside the model."""
+    """None of them runs code from the model's folder."""
     save_tiny_processor("qwen2_vl", tmp_path)
     change(tmp_path / "preprocessor_config.json", **changes)
     (tmp_path / "evil.py").write_text("raise SystemExit('run')")
@@ -242,10 +242,10 @@ def test_broken_and_unknown_processors_end_the_start(
             load(tmp_path)
 
 
-def test_a_package_that_a_processor_lacks_is_named(
+def test_the_error_names_a_package_that_a_processor_lacks(
     folders: dict[ProcessorKind, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SmolVLM's spells the lengths of videos in words, and wants it for images too."""
+    """SmolVLM's writes lengths of videos in words. It needs num2words in any case."""
     monkeypatch.setattr(processing_smolvlm, "num2words", None)
     with pytest.raises(UnsupportedModel, match="pip install num2words"):
         load(folders["smolvlm"])
@@ -261,7 +261,7 @@ def test_files_that_are_no_objects_end_the_start(tmp_path: Path, text: str) -> N
 
 
 def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
-    """Gemma 3 has one that stands for an image and another for its vectors."""
+    """Gemma 3 has one token for an image and another one for its vectors."""
     save_tiny_processor(
         "smolvlm",
         tmp_path,
@@ -280,7 +280,7 @@ def test_two_tokens_for_images_are_not_supported(tmp_path: Path) -> None:
         load_image_processor(tmp_path, tokenizer, MediaConfig())
 
 
-# From here on with the smallest of them.
+# All further tests use the smallest processor.
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def processor(folders: dict[ProcessorKind, Path]) -> ImageProcessor:
 
 
 class CountingLoader(ImageLoader):
-    """Counts decoded images; if there is a gate, they wait for it before."""
+    """Counts decoded images; decoding waits for the gate, if there is one."""
 
     def __init__(self) -> None:
         super().__init__(MediaConfig())
@@ -341,7 +341,7 @@ async def test_the_least_recently_used_images_make_room(
     urls = [data_url(draw(seed=seed)) for seed in range(3)]
     for index in (0, 1, 0, 2, 0, 1):
         await renderer.render(urls[index], param="x")
-    # 0 and 1 are new; 0 is found; 2 takes the place of 1, and then 1 that of 2.
+    # 0 and 1 are new; 0 is found; 2 replaces 1; 0 is found; 1 replaces 2.
     counters, statistics = renderer.counters(), renderer.statistics()
     assert (counters.hits, counters.misses, statistics.entries) == (2, 4, 2)
     assert statistics.num_bytes == 2 * size
@@ -350,7 +350,7 @@ async def test_the_least_recently_used_images_make_room(
 async def test_a_refusal_says_when_the_images_in_use_will_be_freed(
     folders: dict[ProcessorKind, Path], mock_clock: MockClock
 ) -> None:
-    """Two are held, one of which was let go in twenty seconds."""
+    """Two images are held, and one is freed in twenty seconds."""
     processor = load(folders["llava"], processor_cache_memory="0")
     size = processor.process(draw(), bytes(KEY_BYTES)).num_bytes
     config = MediaConfig(max_images_memory=str(2 * size), processor_cache_memory="0")
@@ -377,7 +377,7 @@ async def test_new_images_are_refused_while_those_in_use_take_all_the_memory(
     assert renderer.num_held_bytes == 2 * size
     with pytest.raises(MemoryFull):
         await renderer.render(urls[2], param="x")
-    # An image stays in memory as long as its tensors.
+    # An image counts as long as its tensors live.
     tensors = first.tensors
     del first
     assert renderer.num_held_bytes == 2 * size
@@ -426,7 +426,7 @@ async def test_requests_that_bring_the_same_image_at_once_wait_for_one(
 
 
 async def wait_for_decoding(loader: CountingLoader) -> None:
-    """Until all that was started has come as far as it can with the gate shut."""
+    """Wait until all tasks are as far as they get with the gate shut."""
     await trio.testing.wait_all_tasks_blocked()
     while loader.num_decoded == 0 or loader.statistics().busy:
         await trio.sleep(0.001)
@@ -463,7 +463,7 @@ async def test_a_request_prepares_the_image_itself_if_the_other_one_leaves(
 async def test_every_request_gets_the_error_of_its_image(
     processor: ImageProcessor,
 ) -> None:
-    """Also one that waited for another with the same image, in its own words."""
+    """A request that waited for the same image gets an error with its own field."""
     loader = CountingLoader()
     loader.gate = trio.Event()
     renderer = ImageRenderer(processor, MediaConfig(), loader=loader)
@@ -488,7 +488,7 @@ async def test_every_request_gets_the_error_of_its_image(
 async def test_an_image_that_the_processor_does_not_take_is_refused(
     tmp_path: Path,
 ) -> None:
-    """This one does not resize, and wants a whole number of patches."""
+    """This processor does not resize, and needs a whole number of patches."""
     save_tiny_processor("qwen2_vl", tmp_path, do_resize=False, patch_size=16)
     renderer = ImageRenderer(load(tmp_path), MediaConfig())
     with pytest.raises(InvalidParameter, match="65 x 64 pixels") as refused:

@@ -35,7 +35,7 @@ CHAT = [
 
 @pytest.fixture
 def folder(tmp_path: Path, byte_level_folder: Path) -> Path:
-    """A copy to break."""
+    """A copy of the folder, for the test to break."""
     return Path(shutil.copytree(byte_level_folder, tmp_path / "model"))
 
 
@@ -59,7 +59,7 @@ def test_a_tokenizer_that_does_not_join_is_unsupported(folder: Path) -> None:
 
 
 def test_a_slow_tokenizer_is_unsupported(tmp_path: Path) -> None:
-    # ByT5's tokenizer is Python alone: UTF-8 bytes without any vocabulary file.
+    # ByT5's tokenizer is only Python code: UTF-8 bytes without a vocabulary file.
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "ByT5Tokenizer"})
     )
@@ -68,7 +68,7 @@ def test_a_slow_tokenizer_is_unsupported(tmp_path: Path) -> None:
         load_renderer(tmp_path, CONFIG, info=make_info(64))
 
 
-def test_a_template_with_a_syntax_error_is_told_at_once(folder: Path) -> None:
+def test_a_template_with_a_syntax_error_is_refused_at_once(folder: Path) -> None:
     with pytest.raises(InvalidConfig, match="--chat-template: line 2"):
         load_renderer(
             folder, CONFIG, info=make_info(64), chat_template="{# #}\n{% if %}"
@@ -123,9 +123,7 @@ async def test_ids_of_the_default_model_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("build", [tiny_tokenizer, tiny_sentencepiece_tokenizer])
-def test_a_tiny_tokenizer_has_the_size_that_was_asked_for(
-    tmp_path: Path, build: object
-) -> None:
+def test_a_tiny_tokenizer_has_the_given_size(tmp_path: Path, build: object) -> None:
     assert callable(build)
     build(tmp_path, vocab_size=450)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

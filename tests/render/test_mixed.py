@@ -165,7 +165,7 @@ async def test_a_prompt_of_nothing_but_vectors(load: Load) -> None:
     ],
     ids=["placeholder", "url", "embeds", "too many"],
 )
-async def test_what_is_wrong_is_named(
+async def test_the_error_names_the_wrong_part(
     load: Load, content: list[dict[str, object]], param: str
 ) -> None:
     with pytest.raises(InvalidParameter) as caught:
@@ -214,7 +214,7 @@ async def test_images_and_vectors_are_not_cut(load: Load) -> None:
 
 
 async def test_a_tensor_that_is_wrong_cancels_its_siblings(load: Load) -> None:
-    """None of a request's other tensors keeps a worker busy after its answer."""
+    """After a request's answer, none of its other tensors keeps a worker busy."""
     renderer = load()
     good = embeds_part(torch.ones((200, HIDDEN_SIZE)))
     bad = {"type": "prompt_embeds", "prompt_embeds": "?"}

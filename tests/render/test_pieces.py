@@ -21,7 +21,7 @@ LIMIT = 256
 
 
 class CountingTokenizer:
-    """A tokenizer that knows how many characters it has read."""
+    """A tokenizer that counts the characters that it has read."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.num_characters = 0
@@ -49,7 +49,7 @@ def tokenizer(byte_level: Subject, backend: CountingTokenizer) -> TextTokenizer:
 
 @pytest.fixture
 def longest(byte_level: Subject) -> int:
-    """Characters of the longest text that could be short enough."""
+    """The number of characters of the longest text that could be short enough."""
     return byte_level.renderer.vocabulary.longest_token * (LIMIT - 1)
 
 
@@ -60,7 +60,7 @@ def test_a_text_that_is_too_long_is_refused_after_its_first_piece(
     longest: int,
     truncate_to: int | None,
 ) -> None:
-    """Cut to as many tokens as are too many, it is too long as well."""
+    """A text that is cut to LIMIT tokens is too long, as well."""
     options = TokenizeOptions(truncate_to=truncate_to)
     with pytest.raises(ContextLengthExceeded, match="at least") as caught:
         tokenizer.make_prompt("7" * longest, options, param="prompt")
@@ -101,7 +101,7 @@ FRAGMENTS = [
     "ing",
     "  x",
 ]
-# More characters than cuts cost tokens.
+# Texts have more characters than a cut costs tokens.
 SIZES = st.integers(2 * DOUBTED_TOKENS, 4 * DOUBTED_TOKENS)
 KINDS = ["wordpiece", "roberta", "qwen", "unigram", "byte_level", "sentencepiece"]
 

@@ -1,4 +1,4 @@
-"""Reasoning is separated in the same way, however its text was cut."""
+"""Reasoning is separated in the same way for any division of the text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PLACES: tuple[Place, ...] = ("before", "opened", "after")
 
-# Its tags share letters with each other and with themselves.
+# The tags overlap with each other and with themselves.
 TIGHT = ReasoningStyle(start="aab", end="aac")
 
 words = st.sampled_from(["a", "aa", "b", "c", "aab", "aac", " ", "\n\n", "\u2003", "x"])
@@ -43,7 +43,7 @@ styles = st.sampled_from([TIGHT, *set(REASONING_STYLES.values())])
 
 @st.composite
 def tagged_texts(draw: st.DrawFn) -> tuple[ReasoningStyle, str]:
-    """Texts with whole tags, broken ones and space, of any style."""
+    """Draw a style, and a text with whole tags, broken tags and space."""
     style = draw(styles)
     tags = (style.start, style.end, style.start[:-1], style.end[1:], style.end[:2])
     pieces = st.sampled_from([*tags, " ", "\n", "\t\n ", "word", "<", "你"])
@@ -51,7 +51,7 @@ def tagged_texts(draw: st.DrawFn) -> tuple[ReasoningStyle, str]:
 
 
 def split_whole(style: ReasoningStyle, place: Place, text: str) -> tuple[str, str]:
-    """Say the same again plainly: (reasoning, content) of a whole text."""
+    """Return (reasoning, content) of a complete text, in a simple way."""
     before, rest = "", text
     if place == "after":
         return "", text.lstrip()
@@ -107,7 +107,7 @@ def test_at_most_a_tag_and_whitespace_is_held_back(
         whole = split_whole(style, place, text[:end])
         if all(part == seen for part, seen in zip(whole, shown)):
             continue
-        # Together they are the end of the text so far.
+        # The parts that are not shown yet are the end of the text so far.
         rest = "".join(part[len(seen) :] for part, seen in zip(whole, shown))
         longest = max(len(style.start), len(style.end))
         assert len(rest.lstrip()) < longest
@@ -225,20 +225,20 @@ def load(folder: Path, name: str) -> Renderer:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A renderer that splits, and its tokenizer once more."""
+    """A renderer that splits off reasoning, and another copy of its tokenizer."""
 
     renderer: Renderer
     oracle: Tokenizer
 
     @property
     def is_special(self) -> bool:
-        """Whether the tags are special tokens of one id each."""
+        """Whether each tag is a special token with one id."""
         return self.oracle.token_to_id("[THINK]") is not None
 
     def read(
         self, text: str, cuts: Sequence[int] = (), **options: object
     ) -> tuple[TextDelta, int]:
-        """Return all of an answer together, and how many tokens it took."""
+        """Return a complete answer, and the number of its tokens."""
         prompt = Prompt(token_ids=(300,), text=None)
         reader = self.renderer.open_detokenizer(
             prompt, splits_reasoning=True, **options  # type: ignore[arg-type]
@@ -265,7 +265,7 @@ def make_reader(folder: Path, name: str) -> Reader:
 def special_folder(
     byte_level_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Mistral's tags, which are special tokens of one id each."""
+    """A tokenizer with Mistral's tags, which are special tokens of one id each."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(byte_level_folder)
@@ -333,7 +333,7 @@ def test_tokens_of_reasoning_are_counted_in_groups_of_any_size(
     assert len(whole.token_ids) == num_tokens or whole.stop_reason
     if whole.stop_reason:
         return
-    # A token counts if one of its characters does; this is computed from bytes here.
+    # A token counts if one of its characters does; here its bytes decide that.
     begin, end = len(before.encode()), len((before + section).encode())
     expected, offset = 0, 0
     for token_id in ids:
@@ -401,7 +401,7 @@ def test_sentencepieces_space_before_a_tag_is_no_hindrance(
 def test_a_tokenizer_that_cannot_write_the_tags_is_refused(
     wordpiece_folder: Path,
 ) -> None:
-    """Its letters are ASCII: all it knows of the tag is that it does not know it."""
+    """Its letters are ASCII, so it reads the tag as unknown tokens."""
     backend = Tokenizer.from_file(str(wordpiece_folder / "tokenizer.json"))
     vocabulary = Vocabulary(backend)
     tokenizer = TextTokenizer(backend, vocabulary, max_model_len=256)
@@ -416,7 +416,7 @@ def test_text_that_a_stop_string_held_back_comes_with_the_end(reader: Reader) ->
     assert (whole.reasoning, whole.text) == ("Hm.", "Yes. S")
 
 
-def test_an_answer_with_reasoning_keeps_its_stop_string_if_asked_to(
+def test_an_answer_with_reasoning_keeps_its_stop_string_on_request(
     reader: Reader,
 ) -> None:
     text, stop = "[THINK]Hm.[/THINK]Yes. STOP No.", ("STOP",)
@@ -435,7 +435,7 @@ def test_an_answer_with_reasoning_is_not_stopped_before_its_min_tokens(
     assert (stopped.text, longer.text) == ("Yes", "Yes! Yes")
 
 
-def test_an_answer_with_reasoning_shows_special_tokens_if_asked_to(
+def test_an_answer_with_reasoning_shows_special_tokens_on_request(
     special_folder: Path,
 ) -> None:
     reader = make_reader(special_folder, "mistral")

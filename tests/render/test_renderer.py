@@ -1,4 +1,4 @@
-"""Renderer workers: bounded, cancellable, and the loop stays free."""
+"""Renderer workers are bounded and cancellable, and leave the loop free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USER = {"role": "user", "content": "Hi"}
 
 @pytest.fixture
 def renderer(byte_level_folder: Path) -> Renderer:
-    """Two workers."""
+    """A renderer with two workers."""
     config = RenderConfig(renderer_num_workers=2)
     return load_renderer(byte_level_folder, config, info=make_info(MAX_MODEL_LEN))
 
@@ -52,7 +52,7 @@ class GatedMessages(Sequence[Mapping[str, object]]):
 
     def __iter__(self) -> Iterator[Mapping[str, object]]:
         self.num_readers += 1
-        # So that a test that fails before it opens the gate ends all the same.
+        # The timeout ends a test that fails before it opens the gate.
         assert self.gate.wait(timeout=20), "the gate stayed closed"
         yield USER
 
@@ -165,7 +165,7 @@ async def test_sixteen_renders_at_once_all_come_out_right(
 
 
 async def test_a_prompt_must_leave_room_for_one_token(byte_level: Subject) -> None:
-    # Capital letters that the vocabulary has no words for: a token each.
+    # The vocabulary has no words in capital letters, so each is a token.
     longest = "QX" * ((MAX_MODEL_LEN - 1) // 2) + "Q"
     prompt = await byte_level.renderer.render_text(longest)
     assert len(prompt.token_ids) == MAX_MODEL_LEN - 1
@@ -187,13 +187,13 @@ async def test_a_conversation_that_is_too_long_is_refused(
 async def test_a_text_that_is_far_too_long_is_refused_before_it_is_read(
     byte_level: Subject,
 ) -> None:
-    # The lone surrogate would be found if the text were looked at.
+    # Reading the text would find the lone surrogates.
     text = "\ud83d" * 1_000_000
     renderer = byte_level.renderer
     with pytest.raises(ContextLengthExceeded) as caught:
         await renderer.render_text(text)
     assert caught.value.num_tokens >= MAX_MODEL_LEN
-    # Nor does the template see it: continuing an empty message would be refused.
+    # The template does not see it, either: an empty message cannot be continued.
     messages = [{**USER, "content": text}, {"role": "assistant", "content": ""}]
     with pytest.raises(ContextLengthExceeded):
         await renderer.render_chat(

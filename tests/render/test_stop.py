@@ -1,4 +1,4 @@
-"""Stop strings: the first complete one ends the text, however the text was cut."""
+"""Stop strings: the first complete one ends the text, for any division of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pieces = st.lists(texts, max_size=8)
 
 
 def find_naively(text: str, stop: tuple[str, ...], start: int = 0) -> tuple[int, str]:
-    """The end and the name of the first complete stop string that ends after start."""
+    """Return end and name of the first complete stop string that ends after start."""
     for end in range(start + 1, len(text) + 1):
         found = [string for string in stop if text[:end].endswith(string)]
         if found:
@@ -25,7 +25,7 @@ def find_naively(text: str, stop: tuple[str, ...], start: int = 0) -> tuple[int,
 
 
 def count_held_naively(text: str, stop: tuple[str, ...]) -> int:
-    """Characters at the text's end that begin a stop string without being all of it."""
+    """Count the characters at the text's end that begin a longer stop string."""
     beginnings = {s[:size] for s in stop for size in range(1, len(s))}
     return max((len(b) for b in beginnings if text.endswith(b)), default=0)
 
@@ -72,7 +72,7 @@ def test_a_stop_string_that_is_complete_before_arming_is_text(
     if not name:
         released += scanner.release()
     expected = (before + after)[: end - len(name)]
-    # Text released before arming stays released. A match that begins before removes
+    # Text released before arming stays released: a match that begins earlier removes
     # only held text.
     assert released == expected
 
@@ -99,7 +99,7 @@ def test_a_false_beginning_is_released_in_the_end() -> None:
 
 
 def test_a_string_that_was_complete_before_arming_does_not_end_the_next_piece() -> None:
-    """Its text is held back still, because it begins a longer stop string."""
+    """Its text is still held back, because it begins a longer stop string."""
     scanner = StopScanner(("a", "ab"))
     assert scanner.scan("a", armed=False) == ""
     assert scanner.scan("ca") == "ac"

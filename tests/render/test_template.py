@@ -1,4 +1,4 @@
-"""Chat templates: their inputs, their forms, and who may bring them."""
+"""Chat templates: their inputs, their forms, and templates from requests."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ TOOLS = (
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
     "{% endfor %}{% endfor %}"
 )
-# As Qwen's, but for the words around it.
+# Like Qwen's, except for the words around it.
 CALLS = (
     "{% for m in messages %}[{{ m.role }}:{{ m.content }}"
     "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
     "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
 )
-# As DeepSeek's: calls stand in messages without content, and arguments are a text.
+# Like DeepSeek's: messages with calls have no content, and arguments are a text.
 TEXT_CALLS = (
     "{% for m in messages %}{% if m.content is none %}"
     "{% for call in m.tool_calls %}<{{ call.function.name + ' ' "
     "+ call.function.arguments }}>{% endfor %}"
     "{% else %}[{{ m.role + ':' + m.content }}]{% endif %}{% endfor %}"
 )
-# As gpt-oss's: one call in a message.
+# Like gpt-oss's: one call in a message.
 ONE_CALL = (
     "{% for m in messages %}[{{ m.role }}:{{ m.content }}{% if m.tool_calls %}"
     "<{{ m.tool_calls[0].function.name }}>{% endif %}]{% endfor %}"
 )
-# As Llama's: an exception for all but one order of roles.
+# Like Llama's: it raises for all but one order of roles.
 STRICT_CALLS = (
     "{% if messages | length != 3 or not messages[1].tool_calls %}"
     "{{ raise_exception('roles') }}{% endif %}" + CALLS
 )
-# As Gemma's, but that no exception tells of it.
+# Like Gemma's, but it leaves results out without an exception.
 NO_RESULTS = (
     "{% for m in messages if m.role in ('user', 'assistant') %}"
     "[{{ m.role }}:{{ m.content }}]{% endfor %}"
@@ -138,7 +138,7 @@ async def test_tools_are_shown_to_the_model(load: Load) -> None:
     assert await render(load(TOOLS), USER) == "Hi"
 
 
-async def test_a_template_that_would_hide_tools_is_not_asked(load: Load) -> None:
+async def test_a_template_that_would_hide_tools_is_not_used(load: Load) -> None:
     with pytest.raises(InvalidParameter, match="no place for tools") as caught:
         await render(load(STRINGS), USER, tools=[TOOL])
     assert caught.value.param == "tools"
@@ -218,14 +218,14 @@ async def test_long_arguments_are_refused_before_they_are_decoded(load: Load) ->
     text = "{}" + " " * (MAX_ARGUMENTS - 2)
     longest = {"function": {"name": "f", "arguments": text}}
     await render(load(CALLS), call(None, longest))
-    # No decoder would take it.
+    # This is not JSON, so the length must be checked before it is decoded.
     longer = {"function": {"name": "f", "arguments": text + "["}}
     with pytest.raises(InvalidParameter, match="at most 262144 characters") as caught:
         await render(load(CALLS), call(None, longer))
     assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
-async def test_a_result_comes_with_the_name_of_what_was_called(load: Load) -> None:
+async def test_a_result_comes_with_the_name_of_the_called_function(load: Load) -> None:
     named = CALLS.replace("[{{ m.role }}:", "[{{ m.role }} {{ m.name }}:")
     text = await render(load(named), USER, call(), RESULT)
     assert text.endswith("[tool look_up:42]")
@@ -239,9 +239,7 @@ async def test_results_that_a_template_would_drop_are_refused(load: Load) -> Non
     assert caught.value.param == "messages[1].role"
 
 
-async def test_a_template_from_a_request_shows_what_its_sender_wants(
-    load: Load,
-) -> None:
+async def test_a_template_from_a_request_may_show_calls(load: Load) -> None:
     renderer = load(STRINGS, trust_request_chat_template=True)
     text = await render(renderer, USER, call(), chat_template=CALLS)
     assert text == '[user:Hi][assistant:<look_up {"word": "ä"}>]'
@@ -283,7 +281,7 @@ async def test_what_a_template_refuses_is_the_requests_fault(
     assert "maximum recursion" not in str(caught.value)
 
 
-# In processes.
+# Templates in processes.
 
 
 @pytest.mark.slow
@@ -313,7 +311,7 @@ async def test_a_template_in_a_process_is_bounded_in_time_and_memory(
             with pytest.raises(InvalidParameter, match="too much memory"):
                 await render(renderer, USER, chat_template="{{ 'a' * 3000000000 }}")
             assert await render(renderer, USER) == "[user:Hi]"
-            # Nothing was left behind: no thread, no process, no taken place.
+            # No thread, no process and no taken place is left behind.
             assert processes.num_killed == 0
             assert processes.limiter.borrowed_tokens == 0
             assert renderer.workers.statistics().abandoned == 0
@@ -322,7 +320,7 @@ async def test_a_template_in_a_process_is_bounded_in_time_and_memory(
 @pytest.mark.slow
 async def test_a_template_that_cannot_be_interrupted_is_killed(load: Load) -> None:
     renderer = load(STRINGS, trust_request_chat_template=True, template_timeout=0.2)
-    # One call into C that takes minutes and little memory.
+    # One call of a C function that takes minutes and little memory.
     stubborn = "{{ (7 ** 9000000) | string | length }}"
     with trio.fail_after(60):
         async with open_template_processes(1) as renderer.chats.processes:

@@ -1,4 +1,4 @@
-"""Calls that run at once, and end together after a failure."""
+"""Calls that run at the same time, and end together after a failure."""
 
 from __future__ import annotations
 

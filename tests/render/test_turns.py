@@ -15,7 +15,7 @@ SHORT = 0.04
 
 
 async def work(turns: Turns, done: list[str], name: str, seconds: float) -> None:
-    """Take as long as was expected."""
+    """Work for exactly the expected time."""
     async with turns.hold(seconds):
         await trio.sleep(seconds)
     done.append(name)
@@ -24,7 +24,7 @@ async def work(turns: Turns, done: list[str], name: str, seconds: float) -> None
 async def test_short_work_waits_for_one_long_work_at_most(
     autojump_clock: MockClock,
 ) -> None:
-    """However long the others have waited already."""
+    """This holds however long the other works have waited."""
     turns, done = Turns(trio.CapacityLimiter(1)), list[str]()
     async with trio.open_nursery() as nursery:
         for _ in range(60):
@@ -61,7 +61,7 @@ async def test_a_class_does_not_save_up_time_without_work(
         for _ in range(100):
             nursery.start_soon(work, turns, done, "short", SHORT)
         await trio.sleep(4.0)
-        # Half of four seconds.
+        # Short work gets half of the four seconds.
         assert done.count("short") < 60
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @given(text=st.text(max_size=30))
 @example("<0x41>")
 def test_tokens_bytes_in_a_row_are_the_texts_bytes(subject: Subject, text: str) -> None:
-    # hypothesis draws strings from the sources, so special tokens' names come up.
+    # hypothesis also draws strings from the source code, such as special tokens.
     assume(not any(name in text for name in NOT_PLAIN))
     vocabulary = subject.renderer.vocabulary
     joined = b"".join(map(vocabulary.token_bytes, subject.encode(text)))
@@ -62,7 +62,7 @@ def test_an_added_token_is_spelt_as_the_decoder_spells_it(subject: Subject) -> N
     tokenizer.add_tokens([AddedToken("｜fin▁de▁phrase｜"), AddedToken("naïve Ġ")])
     vocabulary = Vocabulary(tokenizer)
     for token_id in (vocabulary.size - 2, vocabulary.size - 1):
-        # After another token, because a text may lose its first space.
+        # Another token comes first, because a text may lose its first space.
         decoded = tokenizer.decode([subject.encode("x")[-1], token_id])
         expected = decoded.removeprefix("x")
         assert vocabulary.token_bytes(token_id).decode(errors="replace") == expected

@@ -71,7 +71,7 @@ async def test_a_request_that_fails_or_is_cancelled_leaves_the_room(
 async def test_a_refusal_says_when_all_will_be_rendered(
     autojump_clock: MockClock,
 ) -> None:
-    """A request of 100,000 characters in half a second."""
+    """Requests of 100,000 characters take half a second each."""
     room = WaitingRoom(1000, 2_000_000)
     with ExitStack() as others:
         for _ in range(19):

@@ -1,4 +1,4 @@
-"""Calls that do not end, in virtual time: the threads are real, the limits are not."""
+"""Calls that do not end: real threads, but time limits in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GatedCall:
 
 
 def stop_the_clock(clock: MockClock) -> None:
-    """Before a call that shall end in time: the clock would jump over its thread."""
+    """Stop the clock, which would otherwise jump to the limit while a thread works."""
     clock.autojump_threshold = math.inf
 
 
@@ -38,7 +38,7 @@ async def wait_until_nothing_is_abandoned(workers: RendererWorkers) -> None:
     for _ in range(10_000):
         if workers.statistics().abandoned == 0:
             return
-        # Real time, which threads need to end.
+        # Threads need real time to end.
         await trio.to_thread.run_sync(time.sleep, 0.001)
     raise AssertionError("an abandoned thread has ended and is still counted")
 

@@ -53,7 +53,7 @@ def test_one_step_looks_up_a_bounded_number_of_cached_tokens() -> None:
     run_all(scheduler, device)
     for number in range(1, 21):
         scheduler.add(make_sequence(number))
-    # Nine of 7,984 cached tokens are more than 65,536.
+    # Nine prompts with 7,984 cached tokens each exceed 65,536 tokens.
     assert run_all(scheduler, device)[:3] == [9, 9, 2]
 
 

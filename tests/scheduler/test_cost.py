@@ -1,4 +1,4 @@
-"""What a step costs depends on what runs, not on what waits or was written."""
+"""The cost of a step depends on running sequences, not on waiting ones or output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trioserve.types.sampling import SamplingParams
 def count_calls_per_step(
     *, num_running: int, num_waiting: int, num_output: int = 0
 ) -> float:
-    """Return the function calls, Python's and C's, of one step in the steady state."""
+    """Return the calls of functions, of Python and C, in one step of a steady state."""
     scheduler = Scheduler(
         num_blocks=num_running * (8192 // 16),
         block_size=16,
@@ -48,7 +48,7 @@ def count_calls_per_step(
     for _ in range(2 + num_output):
         step()
     device.plans.clear()
-    # 16 steps: each sequence begins one block.
+    # In 16 steps each sequence begins one block.
     sys.setprofile(count)
     for _ in range(16):
         step()

@@ -34,7 +34,7 @@ class Bench:
     """A scheduler and a device whose steps take a second.
 
     Attributes:
-      running: how many sequences of each request run, by its number.
+      running: the number of running sequences, by the request's number.
       first_steps: the step in which each request had its first row.
     """
 
@@ -62,10 +62,10 @@ class Bench:
         max_tokens: int = 4,
         first: int | None = None,
     ) -> int:
-        """Add a request; returns its number.
+        """Add a request; return its number.
 
         Args:
-          first: its prompt begins with that of this sequence.
+          first: the number of a sequence; the prompts begin with its prompt.
         """
         flow = Flow()
         number = self._requests[flow] = len(self._requests)
@@ -87,7 +87,7 @@ class Bench:
         return Counter({n: flow.num_running for flow, n in self._requests.items()})
 
     def step(self) -> dict[int, int]:
-        """Run a step; returns how many tokens it computed for each request."""
+        """Run a step; return the number of tokens computed for each request."""
         plan = self.scheduler.schedule()
         assert plan is not None
         self.num_steps += 1
@@ -150,12 +150,12 @@ def test_new_requests_do_not_keep_a_large_one_waiting_for_ever() -> None:
         while bench.scheduler.statistics().num_waiting < 16 + 10:
             bench.ask(max_tokens=4)
         num_tokens += bench.step()[large]
-        # The first four are admitted at once, and the others one in each round.
+        # The first four are admitted at once, and one of the others in each round.
         assert bench.num_steps <= 4 + 16 * (16 + 10 + 4)
 
 
 def test_the_request_with_the_most_sequences_gives_its_blocks_back() -> None:
-    """Although it came first, and one with a single sequence after it."""
+    """It does so although it came first, before a request with a single sequence."""
     bench = Bench(num_blocks=48, max_model_len=128, max_num_seqs=8)
     large = bench.ask(7, prompt_len=16, max_tokens=60)
     bench.step()
@@ -165,7 +165,7 @@ def test_the_request_with_the_most_sequences_gives_its_blocks_back() -> None:
         bench.step()
         num_steps += 1
     assert bench.scheduler.counters().num_preemptions > 0
-    # It was never preempted: a token in each step.
+    # The small one was never preempted: it got a token in each step.
     assert num_steps == 60
     assert bench.running[large] > 0
     bench.run()
@@ -179,7 +179,7 @@ def test_a_short_prompt_does_not_wait_until_a_long_one_is_computed() -> None:
     assert bench.step() == {long: 34, short: 30}
 
 
-def test_a_prompt_has_what_no_other_request_needs() -> None:
+def test_a_prompt_gets_the_tokens_that_no_other_request_needs() -> None:
     bench = Bench()
     both = bench.ask(2, prompt_len=200)
     assert bench.step() == {both: 64}
@@ -224,7 +224,7 @@ def test_an_abort_in_the_line_moves_the_others_up(max_num_seqs: int) -> None:
 
 
 def test_old_entries_of_a_request_do_not_pile_up() -> None:
-    """Each change of its place adds an entry to the queue."""
+    """Each change of a request's place adds an entry to the queue."""
     queue = WaitingQueue()
     first, changing = make_sequence(0), make_sequence(1)
     queue.push(first)
@@ -266,7 +266,7 @@ def test_a_long_prompt_leaves_half_of_a_step_to_all_shorter_ones_together() -> N
 
 
 def test_a_long_prompt_has_every_other_step_however_many_short_ones_come() -> None:
-    """Where half of a step is less than a block, it is not cut in two."""
+    """A step is not cut in two if its half is less than a block."""
     bench = Bench(max_num_batched_tokens=6, max_num_seqs=6)
     long = bench.ask(prompt_len=64)
     shares = []

@@ -51,7 +51,7 @@ def make_device(token: Callable[[int, int], int] = count_up) -> FakeDevice:
 
 
 class Loop:
-    """What the engine loop does, without a clock: `depth` steps are in flight."""
+    """Works like the engine loop, without a clock and with `depth` steps in flight."""
 
     def __init__(self, scheduler: Scheduler, device: FakeDevice, depth: int) -> None:
         self.scheduler = scheduler
@@ -133,11 +133,11 @@ def test_chunks_follow_each_other_and_hold_no_placeholder() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5])
-def test_nothing_is_planned_beyond_the_last_token_that_is_wanted(depth: int) -> None:
+def test_nothing_is_planned_beyond_the_last_requested_token(depth: int) -> None:
     device = make_device()
     loop = Loop(make_scheduler(), device, depth)
     loop.scheduler.add(make_sequence(1, max_tokens=3))
-    # This one ends by the model's length.
+    # This one ends at the model's length.
     loop.scheduler.add(make_sequence(2, prompt_len=60, max_tokens=50))
     assert {k: len(tokens) for k, tokens in loop.run().items()} == {1: 3, 2: 4}
     num_tokens = sum(plan.num_tokens for plan in device.plans)
@@ -149,7 +149,7 @@ def test_nothing_is_planned_beyond_the_last_token_that_is_wanted(depth: int) -> 
     [
         pytest.param([(5,), (6,), (7,), (8,)], [5, 6, 7, 8], 0, id="as many"),
         pytest.param([(5, -1), (6, -1, -1), (7,), (8,)], [5, 6, 7, 8], 0, id="padded"),
-        # What the second step gives was computed with a token that never came.
+        # The second step's result was computed with a token that never came.
         pytest.param([(), (9,), (5,), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="none"),
         pytest.param(
             [(5,), (-1, -1), (9,), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="all padded"
@@ -157,7 +157,7 @@ def test_nothing_is_planned_beyond_the_last_token_that_is_wanted(depth: int) -> 
         pytest.param(
             [(5,), (), (), (6,), (7,), (8,)], [5, 6, 7, 8], 1, id="two discarded"
         ),
-        # The second step, in flight meanwhile, tells what is known already.
+        # The second step was in flight, so its result is already known.
         pytest.param([(5, 6, 7), (6,), (8,)], [5, 6, 7, 8], 0, id="more"),
         pytest.param(
             [(5, 6), (6, 7, 8), (7,)], [5, 6, 7, 8], 0, id="more, overlapping"
@@ -220,9 +220,7 @@ def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
 
 @pytest.mark.parametrize("stop", [{"stop_token_ids": (7,)}, {"max_tokens": 3}])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_what_comes_after_the_end_is_not_looked_at(
-    depth: int, stop: dict[str, object]
-) -> None:
+def test_tokens_after_the_end_are_ignored(depth: int, stop: dict[str, object]) -> None:
     device = make_device(lambda seed, index: 5 + index)
     loop = Loop(make_scheduler(), device, depth)
     loop.scheduler.add(make_sequence(**stop))  # type: ignore[arg-type]
@@ -263,7 +261,9 @@ def test_an_abort_with_steps_in_flight_frees_at_once_and_says_nothing_more(
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_who_is_preempted_with_steps_in_flight_keeps_what_they_give(depth: int) -> None:
+def test_a_sequence_preempted_with_steps_in_flight_gets_their_tokens(
+    depth: int,
+) -> None:
     """The sequence starts again once all of its tokens are known."""
     scheduler = make_scheduler(num_blocks=8, max_model_len=32)
     device = make_device()
@@ -321,8 +321,8 @@ def test_a_prompts_logprobs_are_given_once_though_it_is_computed_twice() -> None
     assert given_out == [1, 2, 3, 4, 5, 6]
 
 
-# Each: prompt_len, family of prompts that begin alike, max_tokens, priority, a token
-# that ends it, after how many tokens its reader leaves.
+# prompt_len, family of prompts that begin alike, max_tokens, priority, a stop token,
+# and the number of tokens after which the reader leaves.
 sequences = st.tuples(
     st.integers(1, 30),
     st.integers(0, 2),
@@ -334,13 +334,13 @@ sequences = st.tuples(
 
 
 def play(
-    stories: Iterable[tuple[int, int, int, int, int, int]],
+    requests: Iterable[tuple[int, int, int, int, int, int]],
     *,
     depth: int,
     num_blocks: int,
     budget: int,
 ) -> dict[int, tuple[list[int], object]]:
-    """Run all to their ends; returns what each wrote until its reader left, and why."""
+    """Run requests to their ends; return their tokens and the reasons of the ends."""
     scheduler = make_scheduler(
         num_blocks=num_blocks,
         max_model_len=num_blocks * BLOCK_SIZE,
@@ -351,7 +351,7 @@ def play(
     loop = Loop(scheduler, device, depth)
     leaves = {}
     for number, (length, family, max_tokens, priority, stop, leave) in enumerate(
-        stories
+        requests
     ):
         length = min(length, num_blocks * BLOCK_SIZE - 1)
         leaves[number] = leave
@@ -380,24 +380,24 @@ def play(
 
 @settings(deadline=None, max_examples=150)
 @given(
-    stories=st.lists(sequences, min_size=1, max_size=7),
+    requests=st.lists(sequences, min_size=1, max_size=7),
     depth=st.integers(2, 4),
     num_blocks=st.integers(4, 24),
     budget=st.integers(4, 20),
 )
 def test_every_history_is_that_of_synchronous_scheduling(
-    stories: list[tuple[int, int, int, int, int, int]],
+    requests: list[tuple[int, int, int, int, int, int]],
     depth: int,
     num_blocks: int,
     budget: int,
 ) -> None:
-    at_once = play(stories, depth=1, num_blocks=num_blocks, budget=budget)
-    ahead = play(stories, depth=depth, num_blocks=num_blocks, budget=budget)
+    at_once = play(requests, depth=1, num_blocks=num_blocks, budget=budget)
+    ahead = play(requests, depth=depth, num_blocks=num_blocks, budget=budget)
     assert ahead == at_once
 
 
 def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
-    """Return the calls of some steps after so many tokens, and the bytes they took."""
+    """Return the calls and the bytes of some steps after `num_output` tokens."""
     num_seqs, num_blocks = 4, 16_384
     scheduler = Scheduler(
         num_blocks=num_blocks,
@@ -410,7 +410,7 @@ def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
         scheduler.add(make_sequence(number, prompt_len=3, max_tokens=65_000))
     plan = scheduler.schedule()
     assert plan is not None
-    # A device that tells all of these at once spares us the steps.
+    # The device returns all of these tokens at once, which saves the steps.
     rows = tuple(tuple(range(num_output)) for _ in plan.rows)
     scheduler.update(plan, StepResult(step_id=plan.step_id, sampled=rows))
     in_flight: deque[StepPlan] = deque()
@@ -434,7 +434,7 @@ def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
 
     tracemalloc.start()
     sys.setprofile(count)
-    # So many that every sequence begins one block.
+    # In 16 steps every sequence begins one block.
     for _ in range(16):
         step()
     sys.setprofile(None)
@@ -445,7 +445,7 @@ def measure_step(num_output: int, *, depth: int = 2) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_a_step_costs_the_same_after_100_and_after_60_000_tokens() -> None:
-    """Calls and bytes are counted, so that no copy or scan hides within one call."""
+    """Both calls and bytes are counted, so that no copy hides in one call."""
     short_calls, short_bytes = measure_step(100)
     long_calls, long_bytes = measure_step(60_000)
     assert long_calls == short_calls

@@ -98,7 +98,7 @@ def test_two_long_requests_are_given_the_same_number_of_tokens() -> None:
     assert abs(num_big - len(small.intersection(done))) <= 20
 
 
-def test_a_request_that_comes_late_does_not_make_up_for_what_it_missed() -> None:
+def test_a_request_that_comes_late_does_not_make_up_for_missed_turns() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=1)
     early = PoolingFlow(0)
     for _ in range(50):
@@ -120,7 +120,7 @@ def test_the_lower_priority_goes_first() -> None:
 
 @pytest.mark.parametrize("priority", [0, 1])
 def test_new_requests_do_not_keep_another_waiting_for_ever(priority: int) -> None:
-    """Two short ones come in each step, which has room for one and a half."""
+    """Two short requests come in each step, which has room for one and a half."""
     scheduler = make_scheduler(max_num_batched_tokens=1500)
     patient = PoolingFlow(priority)
     scheduler.add(make_row(1000), patient)
@@ -134,7 +134,7 @@ def test_new_requests_do_not_keep_another_waiting_for_ever(priority: int) -> Non
     raise AssertionError("it waits for ever")
 
 
-def test_what_is_given_up_is_not_planned() -> None:
+def test_aborted_inputs_are_not_planned() -> None:
     scheduler, flow = make_scheduler(), PoolingFlow(0)
     jobs = [scheduler.add(make_row(1), flow) for _ in range(3)]
     scheduler.abort(jobs[1:2])
@@ -164,8 +164,8 @@ def test_releases_reach_an_idle_device() -> None:
     assert scheduler.schedule() is None
 
 
-def test_what_is_kept_while_a_step_runs_is_forgotten_by_a_later_one() -> None:
-    """Or the step would keep it after it was released, for ever."""
+def test_a_query_released_while_its_step_runs_is_forgotten_by_a_later_step() -> None:
+    """Otherwise the step would keep it after its release, for ever."""
     scheduler, flow = make_scheduler(), PoolingFlow(0)
     job = scheduler.add(make_row(1, keep_as=7), flow)
     first = scheduler.schedule()
@@ -204,7 +204,7 @@ REQUESTS = st.lists(
 def test_every_input_is_read_once_and_a_requests_first_before_its_others(
     requests: list[tuple[int, list[int], int]],
 ) -> None:
-    """Whatever comes when: documents are never read before their query."""
+    """Documents are never read before their query, in any order of arrival."""
     scheduler = make_scheduler(max_num_seqs=4)
     flows: list[list[PoolingJob]] = []
     done: list[PoolingJob] = []
@@ -231,7 +231,7 @@ def test_inputs_that_fill_the_budget_to_the_last_token_are_one_step() -> None:
     assert run_step(scheduler) == jobs
 
 
-def test_the_next_turn_is_later_by_the_tokens_of_all_who_wait() -> None:
+def test_the_next_turn_is_later_by_the_tokens_of_all_waiting_requests() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=512)
     flows = [PoolingFlow(0) for _ in range(3)]
     for flow in flows:
@@ -284,7 +284,7 @@ def test_a_result_without_a_tensor_for_each_input_is_refused() -> None:
         list(scheduler.update(plan, PoolingResult(step_id=plan.step_id, tensors=())))
 
 
-def test_statistics_tell_what_is_held_while_a_step_is_in_flight() -> None:
+def test_statistics_count_resources_that_a_step_in_flight_holds() -> None:
     scheduler, flow = make_scheduler(max_num_seqs=2), PoolingFlow(0)
     for _ in range(3):
         scheduler.add(make_row(1), flow)

@@ -17,7 +17,7 @@ Position = tuple[str, int]
 
 
 def make_prompt(positions: list[Position]) -> Prompt:
-    """One item for each run of vectors, as if each had come by itself."""
+    """Return a prompt with one item for each run of vectors."""
     items: list[EmbeddedInput] = []
     for index, (kind, number) in enumerate(positions):
         if kind == "token":
@@ -91,7 +91,7 @@ def test_images_with_different_runs_have_different_hashes() -> None:
     assert hash_blocks(make((1, 3))) != hash_blocks(Prompt(token_ids=(7,) * 8))
 
 
-def test_a_second_prompt_of_the_same_vectors_computes_only_what_is_new() -> None:
+def test_a_second_prompt_of_the_same_vectors_computes_only_new_positions() -> None:
     scheduler = Scheduler(
         num_blocks=64,
         block_size=BLOCK_SIZE,
@@ -135,12 +135,12 @@ def test_the_device_learns_of_vectors_that_no_step_will_read() -> None:
     plan = scheduler.schedule()
     assert plan is not None and plan.ends == ()
     (start,) = plan.starts
-    # The step that is in flight still reads them; this one comes after it.
+    # The step in flight still reads the vectors, so a later step ends the slot.
     scheduler.abort(SequenceId(1))
-    farewell = scheduler.schedule()
-    assert farewell is not None
-    assert (farewell.ends, farewell.starts, farewell.rows) == ((start.slot,), (), ())
-    for step in (plan, farewell):
+    last = scheduler.schedule()
+    assert last is not None
+    assert (last.ends, last.starts, last.rows) == ((start.slot,), (), ())
+    for step in (plan, last):
         assert scheduler.update(step, device.step(step)) == []
     assert scheduler.schedule() is None
 
@@ -162,7 +162,7 @@ def test_a_sequence_that_has_read_its_vectors_ends_without_a_word() -> None:
 
 
 def make_image(keys: bytes, *runs: tuple[int, int]) -> Prompt:
-    """An image whose positions hold the same token as the text beside it."""
+    """Return a prompt with an image whose positions hold the text's own token."""
     item = EmbeddedInput(kind="image", runs=runs, keys=keys, tensors={})
     return Prompt(token_ids=(7,) * 12, embedded=(item,))
 
@@ -174,7 +174,7 @@ def test_a_vector_that_stands_elsewhere_in_its_block_gives_another_hash() -> Non
 
 
 def test_the_hash_of_a_block_depends_on_the_keys_of_its_own_runs() -> None:
-    """One run in each of three blocks: a new key changes its block and those after it."""
+    """Each of three blocks has one run. A new key changes its block and later ones."""
     runs = (0, 1), (4, 6), (9, 12)
     keys = bytes(range(6 * KEY_BYTES))
     expected = hash_blocks(make_image(keys, *runs))

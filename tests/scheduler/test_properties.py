@@ -29,7 +29,7 @@ def seconds_of(plan: StepPlan) -> float:
 
 
 def is_decoding(sequence: Sequence) -> bool:
-    """Whether one token is left to compute, and the next one depends on it."""
+    """Return whether only one token is left to compute, and the next depends on it."""
     return (
         sequence.num_planned < sequence.max_num_tokens and sequence.num_uncomputed == 1
     )
@@ -175,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check()
 
     def teardown(self) -> None:
-        """All sequences end in a bounded number of steps: none starves."""
+        """Check that all sequences end in a bounded number of steps: none starves."""
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):

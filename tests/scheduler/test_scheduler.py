@@ -105,7 +105,7 @@ def test_decoding_sequences_get_their_token_while_a_long_prompt_is_computed() ->
     scheduler.add(make_sequence(2, max_tokens=8))
     scheduler.add(make_sequence(3, max_tokens=8))
     run_step(scheduler, device)
-    # The long one comes first in order, and still takes only what the others leave.
+    # The long prompt is first in order, but takes only the tokens that others leave.
     scheduler.add(make_sequence(1, prompt_len=40))
     assert row_lengths(scheduler.schedule()) == [1, 1, 14]
 
@@ -133,7 +133,7 @@ def test_the_lower_priority_number_is_admitted_first_then_the_earlier_arrival() 
 
 
 def test_a_level_of_priority_is_worth_a_bounded_time() -> None:
-    """An urgent one comes in each second, and needs one: it could be first for ever."""
+    """A one-second urgent request comes each second; such could be first for ever."""
     scheduler, device = make_scheduler(max_num_seqs=1), make_device()
     patient = make_sequence(0, max_tokens=1, priority=1)
     scheduler.add(patient)
@@ -144,11 +144,11 @@ def test_a_level_of_priority_is_worth_a_bounded_time() -> None:
         scheduler.update(plan, device.step(plan), seconds=1.0)
         if patient.is_ended:
             break
-    # Ten seconds, and its own.
+    # LEVEL_SECONDS of others, and one second of its own.
     assert number == LEVEL_SECONDS + 1
 
 
-def test_who_waits_first_is_not_passed_by_a_shorter_prompt() -> None:
+def test_a_waiting_prompt_is_not_overtaken_by_a_shorter_one() -> None:
     scheduler = make_scheduler(num_blocks=16)
     scheduler.add(make_sequence(1, prompt_len=16))
     assert scheduler.schedule() is not None
@@ -233,7 +233,7 @@ def test_nothing_is_shared_with(changes: dict[str, object]) -> None:
 def test_the_least_recently_used_blocks_are_evicted_first() -> None:
     scheduler = make_scheduler(num_blocks=6, max_model_len=24)
     device = make_device()
-    for number in (1, 2, 1, 3):  # 3 blocks each: the third one must evict 2's
+    for number in (1, 2, 1, 3):  # 3 blocks each: 3 must evict 2's
         scheduler.add(make_sequence(number, prompt_len=12, max_tokens=1))
         run_all(scheduler, device)
     scheduler.add(make_sequence(1, prompt_len=12, max_tokens=1))
@@ -320,7 +320,7 @@ def test_a_sequence_that_is_preempted_leaves_its_token_to_a_prompt() -> None:
     run_all(scheduler, device)
 
 
-def test_statistics_tell_what_is_held_while_a_step_is_in_flight() -> None:
+def test_statistics_count_resources_that_a_step_in_flight_holds() -> None:
     scheduler, device = make_scheduler(max_num_seqs=1), make_device()
     for number in (1, 2):
         scheduler.add(make_sequence(number, prompt_len=5))
@@ -337,11 +337,11 @@ def test_statistics_tell_what_is_held_while_a_step_is_in_flight() -> None:
     assert scheduler.statistics().num_steps_in_flight == 0
 
 
-def test_counters_tell_what_was_computed_and_sampled() -> None:
+def test_counters_count_computed_and_sampled_tokens() -> None:
     scheduler, device = make_scheduler(), make_device()
     assert scheduler.counters() == SchedulerCounters()
-    # The second one finds the first block of the prompt, which is theirs together. Each
-    # fills a second block with tokens of its own.
+    # The second one finds the prompt's first block, which both share. Each one fills a
+    # second block with its own tokens.
     prompt = tuple(range(6))
     for number in (1, 2):
         scheduler.add(make_sequence(number, prompt_token_ids=prompt, max_tokens=3))

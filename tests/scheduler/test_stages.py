@@ -1,4 +1,4 @@
-"""A pipeline: chunks flow, tokens have time to come back, and everybody has turns."""
+"""Pipelines: chunks flow, tokens have time to come back, sequences take turns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_sequence(
 
 
 class Pipeline:
-    """What the engine loop does, without a clock, `depth` steps in flight."""
+    """Works like the engine loop, without a clock and with `depth` steps in flight."""
 
     def __init__(self, scheduler: Scheduler, depth: int) -> None:
         self.scheduler = scheduler
@@ -87,7 +87,7 @@ def test_a_lone_sequence_waits_for_its_token_instead_of_a_stage(
     pipeline = Pipeline(make_scheduler(num_stages), num_stages + 1)
     pipeline.scheduler.add(make_sequence(1))
     assert len(pipeline.fill()) == 1
-    # Nothing else can be planned, and the stages are free for a new sequence.
+    # Nothing else can be planned, so the stages are free for a new sequence.
     assert pipeline.scheduler.schedule() is None
     pipeline.drain_one()
     assert len(pipeline.fill()) == 1
@@ -118,7 +118,7 @@ def test_decoding_sequences_are_spread_over_the_stages(
     pipeline = Pipeline(make_scheduler(num_stages), num_stages + 1)
     for number in range(8):
         pipeline.scheduler.add(make_sequence(number, max_tokens=40))
-    # All prompts fit into a step, and all of them are decoding after it.
+    # All prompts fit into one step, and after it all of them decode.
     pipeline.fill()
     pipeline.drain_one()
     for _ in range(20):
@@ -153,7 +153,7 @@ def test_a_prompt_that_comes_is_planned_at_once_beside_the_micro_batch() -> None
 def test_no_sequence_is_left_out_with_few_steps_in_flight(
     num_stages: int, num_sequences: int, depth: int, priorities: list[int]
 ) -> None:
-    """By order alone the first ones would be first again before the last had a turn."""
+    """Without turns, the first ones would be planned again before the last ones."""
     pipeline = Pipeline(make_scheduler(num_stages), min(depth, num_stages + 1))
     for number in range(num_sequences):
         pipeline.scheduler.add(
@@ -163,8 +163,8 @@ def test_no_sequence_is_left_out_with_few_steps_in_flight(
     for _ in range(60):
         for plan in pipeline.fill():
             last_turns.update(dict.fromkeys(list_slots(plan), plan.step_id))
-            # At worst all of them come out of one step, and back into as many as there
-            # are stages once the first one's token has had its time.
+            # At worst all of them leave one step, and enter num_stages steps again once
+            # the first one's token has come back.
             assert plan.step_id - min(last_turns.values()) < 2 * num_stages
         pipeline.drain_one()
     assert len(last_turns) == num_sequences
@@ -186,17 +186,15 @@ def test_rows_of_a_micro_batch_stand_in_order() -> None:
 
 
 def test_a_preempted_micro_batch_leaves_its_step_to_the_others() -> None:
-    """If the step stayed empty, nothing in flight would ever wake the loop."""
-    # Seven blocks: each of the two may have three, and one of them four.
+    """If the step stayed empty, no step in flight would ever wake the loop."""
+    # Seven blocks: both sequences may have three, and one of them four.
     scheduler = make_scheduler(2, num_blocks=7, max_model_len=28)
     pipeline = Pipeline(scheduler, 1)
     for number in (1, 2):
         scheduler.add(make_sequence(number, prompt_len=9, max_tokens=14))
-    num_empty_handed = 0
     while pipeline.fill():
-        num_empty_handed += scheduler.counters().num_preemptions
         pipeline.drain_one()
-    assert num_empty_handed > 0
+    assert scheduler.counters().num_preemptions > 0
     assert pipeline.written == {n: [count_up(n, i) for i in range(14)] for n in (1, 2)}
 
 
@@ -214,7 +212,7 @@ def test_a_victim_that_was_held_back_leaves_no_room_in_the_budget() -> None:
         (plan,) = pipeline.fill()
         assert plan.num_tokens == 4
         pipeline.drain_one()
-    # The chunk is planned after the one that preempted.
+    # The preempted sequence's chunk is planned after the other one's token.
     assert [row.num_tokens for row in plan.rows] == [1, 3]
 
 
@@ -265,7 +263,7 @@ def test_a_block_that_earlier_stages_have_written_is_shared_before_the_last_has(
     pipeline.scheduler.add(first)
     pipeline.fill()
     pipeline.scheduler.add(second)
-    # Nothing has come back, and the blocks of the chunks in flight are found.
+    # No result has come back, but the blocks of chunks in flight are found.
     (plan,) = pipeline.fill()
     assert (plan.rows[-1].start, plan.rows[-1].num_tokens) == (32, 1)
     assert len(pipeline.run()[2]) == 3

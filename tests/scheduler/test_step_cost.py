@@ -1,4 +1,4 @@
-"""The cost of steps is learned from steps, and from nothing else."""
+"""The cost of steps is learned only from steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from trioserve.scheduler import StepCost, StepSize
 
-# Fixed, row, token, context, pair: those of SmolLM2-135M on a core, in seconds.
+# Seconds of SmolLM2-135M on one core: fixed, row, token, context, pair.
 COEFFICIENTS = (0.045, 0.0005, 0.00075, 6e-6, 4.2e-7)
 
 
@@ -34,7 +34,7 @@ def true_seconds(size: StepSize, factor: float = 1.0) -> float:
 
 
 def list_sizes(chance: random.Random, count: int = 200) -> list[StepSize]:
-    """Return steps as a server has them: decoding rows, and now and then a chunk."""
+    """Return steps like a server's: decoding rows, and in half of them a chunk."""
     sizes = []
     for _ in range(count):
         rows = [(chance.randint(1, 4000), 1) for _ in range(chance.randint(1, 40))]
@@ -59,8 +59,8 @@ def test_a_cost_that_follows_the_formula_is_found() -> None:
         assert cost.predict(size) == pytest.approx(true_seconds(size), rel=0.05)
 
 
-def test_noise_and_steps_that_were_held_up_change_little() -> None:
-    """A CPU that others use: a tenth more or less, and one step in twenty takes 10 x."""
+def test_noise_and_delayed_steps_change_little() -> None:
+    """On a shared CPU, times vary by a tenth, and one step in twenty takes 10 x."""
     chance = random.Random(1)
     cost = StepCost()
     for size in list_sizes(chance):
@@ -71,7 +71,7 @@ def test_noise_and_steps_that_were_held_up_change_little() -> None:
 
 
 def test_a_machine_that_gets_slower_is_known_after_a_few_steps() -> None:
-    """Although it computed no prompt for long, and was fast when it did."""
+    """Its last prompts are long ago, and were fast."""
     chance = random.Random(2)
     cost = StepCost()
     for size in list_sizes(chance):
@@ -87,7 +87,7 @@ def test_a_machine_that_gets_slower_is_known_after_a_few_steps() -> None:
 
 
 def test_a_few_slow_steps_are_followed_by_more() -> None:
-    """Somebody else computes for a while, and a chunk is to be short enough meanwhile."""
+    """While another program computes, chunks must be short enough."""
     chance = random.Random(5)
     cost = StepCost()
     for size in list_sizes(chance):
@@ -96,13 +96,13 @@ def test_a_few_slow_steps_are_followed_by_more() -> None:
         cost.learn(size, true_seconds(size, 2.5))
     chunk = make_size((200, 1), (1000, 128))
     assert cost.predict(chunk) == pytest.approx(true_seconds(chunk, 2.5), rel=0.15)
-    # And forgotten when it is over.
+    # The slow steps are forgotten when they are over.
     for size in list_sizes(chance, 30):
         cost.learn(size, true_seconds(size))
     assert cost.predict(chunk) == pytest.approx(true_seconds(chunk), rel=0.15)
 
 
-def test_thousands_of_equal_steps_leave_what_was_known_of_others() -> None:
+def test_thousands_of_equal_steps_do_not_change_the_cost_of_others() -> None:
     chance = random.Random(3)
     cost = StepCost()
     for size in list_sizes(chance):
@@ -122,13 +122,13 @@ def test_a_chunk_may_be_twice_the_largest_step_that_was_measured() -> None:
     cost = StepCost()
     cost.learn(make_size((0, 16)), 0.001)
     assert cost.count_tokens(0, 100.0, StepSize()) == 32
-    # Behind 1,000 tokens of context 32 tokens are 32,512 pairs, and 128 were measured.
+    # After 1,000 tokens of context, 32 tokens are 32,512 pairs; 128 were measured.
     assert cost.count_tokens(1000, 100.0, StepSize()) == 0
     assert cost.count_tokens(0, 100.0, make_size((0, 12))) == 20
     assert cost.count_tokens(0, 100.0, make_size((0, 40))) == 0
 
 
-def test_what_was_not_measured_is_not_learned() -> None:
+def test_steps_without_time_or_rows_are_not_learned() -> None:
     cost = StepCost()
     cost.learn(make_size((0, 16)), 0.0)
     cost.learn(StepSize(), 1.0)
@@ -146,6 +146,6 @@ def test_a_chunk_has_the_most_tokens_that_fit(context: int, seconds: float) -> N
     assert num_tokens >= 0
     if num_tokens > 0:
         assert cost.predict_row(context, num_tokens) <= seconds * 1.0001
-    # Otherwise it is bounded by what was measured.
+    # Otherwise the largest measured step is the bound.
     if num_tokens < 512:
         assert cost.predict_row(context, num_tokens + 1) > seconds

@@ -19,7 +19,7 @@ TARGET = 0.25
 
 
 def seconds_of_row(row: StepRow) -> float:
-    """About what SmolLM2-135M takes on two cores."""
+    """Return about the time of SmolLM2-135M on two cores."""
     pairs = row.num_tokens * (row.start + row.num_tokens / 2)
     return 0.001 + 0.0006 * row.num_tokens + 3e-6 * row.start + 3e-7 * pairs
 
@@ -28,7 +28,7 @@ def seconds_of(plan: StepPlan) -> float:
     return 0.02 + sum(map(seconds_of_row, plan.rows))
 
 
-# The longest of a chunk of one block, behind 8,000 tokens.
+# The longest time of a chunk of one block, after 8,000 tokens.
 BLOCK_SECONDS = seconds_of_row(
     StepRow(slot=0, start=8000, num_tokens=BLOCK_SIZE, new_block_ids=(), sample=False)
 )
@@ -39,7 +39,7 @@ class Server:
 
     Attributes:
       now: seconds since the start.
-      token_times: when each sequence had its tokens.
+      token_times: the times of each sequence's tokens.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Server:
     def ask(
         self, num_sequences: int = 1, *, prompt_len: int = 10, max_tokens: int = 10_000
     ) -> list[int]:
-        """Add a request; returns the numbers of its sequences."""
+        """Add a request; return the numbers of its sequences."""
         flow = Flow()
         numbers = []
         for _ in range(num_sequences):
@@ -84,7 +84,7 @@ class Server:
         return numbers
 
     def step(self) -> StepPlan:
-        """Wait for the oldest step in flight; returns it."""
+        """Wait for the oldest step in flight, and return it."""
         while len(self._in_flight) < self._depth:
             plan = self.scheduler.schedule()
             if plan is None:
@@ -125,11 +125,11 @@ def test_a_long_prompt_does_not_stretch_a_stream(depth: int) -> None:
     assert gap <= TARGET + BLOCK_SECONDS
     unbounded, at_best = measure_long_prompt(Server(math.inf, depth=depth))
     assert unbounded > 5 * TARGET
-    # What the stream's rows and more steps cost.
+    # The difference is the cost of the stream's rows and of more steps.
     assert seconds < 1.4 * at_best
 
 
-def test_what_was_learned_without_streams_is_used_at_once() -> None:
+def test_costs_learned_without_streams_are_used_at_once() -> None:
     server = Server()
     [first] = server.ask(prompt_len=8000)
     server.run_until_token(first)
@@ -165,16 +165,16 @@ def test_a_request_with_many_sequences_does_not_slow_a_stream() -> None:
     for _ in range(60):
         server.step()
     assert server.longest_gap(stream, begin) <= TARGET * 1.05
-    # All of its sequences go on, each in its turn.
+    # All sequences of the request go on, in turns.
     counts = [len([t for t in server.token_times[n] if t > begin]) for n in many]
     assert min(counts) > 0
     assert max(counts) - min(counts) <= 1
-    # And no time is left unused.
+    # No time is left unused.
     assert server.now - begin > 60 * 0.9 * TARGET
 
 
 def test_every_request_has_a_row_in_each_step() -> None:
-    """Nobody would be faster if the rows of streams took turns."""
+    """No stream would be faster if their rows took turns."""
     server = Server()
     numbers = [server.ask(prompt_len=1500)[0] for _ in range(100)]
     while len(server.token_times) < 100:
@@ -199,7 +199,7 @@ def test_prompts_have_half_of_a_step_that_is_full() -> None:
         seconds = 0.02 + sum(map(seconds_of_row, decoding))
         assert seconds > TARGET
         shares.append(1 - seconds / seconds_of(plan))
-    # Two steps were planned before it came, and the last has the end of it.
+    # Two steps were planned before the prompt came, and the last one has its end.
     assert max(shares) <= 0.51
     assert min(shares[2:-1]) > 0.4
 
@@ -213,12 +213,12 @@ def test_a_target_that_cannot_be_met_ends_prompts_all_the_same(target: float) ->
     plans = []
     while long not in server.token_times:
         plans.append(server.step())
-    # One block in each step.
+    # Each step computes one block.
     assert len(plans) <= 800 / BLOCK_SIZE + 3
 
 
 def test_a_short_prompt_goes_first_where_a_step_has_room_for_one_block() -> None:
-    """But only in every second step: the long prompt goes on meanwhile."""
+    """It does so only in every second step; the long prompt goes on in the others."""
     server = Server(1e-9)
     server.ask()
     server.step()
@@ -230,13 +230,13 @@ def test_a_short_prompt_goes_first_where_a_step_has_room_for_one_block() -> None
         while short not in server.token_times:
             server.step()
             num_steps += 1
-        # Two steps are in flight when it comes, and the third may be the long one's.
+        # Two steps are in flight when it comes; the third may be the long prompt's.
         assert num_steps - begin <= 5
     assert num_steps <= 2 * 800 / BLOCK_SIZE + 5
 
 
 def test_chunks_that_were_cut_by_time_end_with_a_block() -> None:
-    """So that others find what is computed of them in the prefix cache."""
+    """Others then find all of their blocks in the prefix cache."""
     server = Server()
     server.ask()
     server.step()
@@ -250,7 +250,7 @@ def test_chunks_that_were_cut_by_time_end_with_a_block() -> None:
 
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_stage_has_its_part_of_the_time(num_stages: int) -> None:
-    """A stream has a token each time that all stages have had a step."""
+    """A stream gets a token each time that all stages have run a step."""
     server = Server(depth=num_stages + 1, num_stages=num_stages)
     server.ask(2 * num_stages)
     for _ in range(40):

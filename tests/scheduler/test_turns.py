@@ -1,4 +1,4 @@
-"""Who decodes where a step has no time for all."""
+"""The sequences that decode if a step has no time for all."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_sequences_of_a_request_take_turns() -> None:
 
 
 def test_rows_that_fill_the_time_exactly_are_all_taken() -> None:
-    """Before the first measurement a row is taken to cost nothing."""
+    """Before the first measurement, a row's predicted cost is zero."""
     sequences = make_sequences(*[Flow()] * 3)
     assert DecodingTurns(StepCost()).choose(sequences, 0.0) == sequences

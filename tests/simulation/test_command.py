@@ -49,7 +49,7 @@ def test_it_prints_a_table_and_writes_the_same_figures(
 
 
 @pytest.mark.slow
-def test_the_documented_example_is_what_it_prints(
+def test_the_documented_example_equals_the_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.rst").read_text()
@@ -61,7 +61,7 @@ def test_the_documented_example_is_what_it_prints(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", ["1", "3"])
-def test_it_draws_what_the_stages_did(tmp_path: Path, stages: str) -> None:
+def test_the_timeline_is_written_as_svg(tmp_path: Path, stages: str) -> None:
     path = tmp_path / "timeline.svg"
     flags = ["--pipeline-parallel-size", stages, "--timeline", str(path)]
     assert command.main(["simulate", *SMALL, *flags]) == 0

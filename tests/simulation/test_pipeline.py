@@ -1,6 +1,6 @@
-"""The pipeline in virtual time: chunks flow, and only tokens that exist are waited for.
+"""The pipeline in virtual time: chunks flow, and stages wait only for sampled tokens.
 
-Times of most tests: a step takes a stage one second, links take none.
+In most tests a stage's step takes one second, and links take no time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.transfers import Transfer, list_transfers
 
-# A message that never comes would be waited for without end.
+# Ends a test that waits for a message that never comes.
 NEVER_SECONDS = 1e6
 
 
@@ -63,7 +63,7 @@ def make_request(
 async def run(
     config: SimulateConfig, requests: Sequence[SimulatedRequest]
 ) -> PipelineSimulator:
-    """Play requests, and check their outputs."""
+    """Run requests, and check their outputs."""
     with trio.fail_after(NEVER_SECONDS):
         async with open_simulated_engine(config) as (engine, pipeline):
             for record in await play(engine, requests):
@@ -88,7 +88,7 @@ async def test_a_stage_takes_the_next_chunk_while_later_ones_have_the_last(
     first = find(pipeline.record.bars, 0)
     last = find(pipeline.record.bars, num_stages - 1)
     assert [bar.chunks for bar in first] == [((0, k + 1),) for k in range(num_chunks)]
-    # Back to back, from the first to the last.
+    # Steps follow each other without a gap.
     assert [(bar.begin, bar.end) for bar in first] == [
         (k, k + 1) for k in range(num_chunks)
     ]
@@ -117,7 +117,7 @@ async def test_tokens_go_back_for_steps_that_sample_and_for_no_other(
     always: bool, num_answers: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     config = make_config(3, exchange_always=always)
-    # Ten chunks, of which the last one samples, and four tokens after it.
+    # Ten chunks, the last of which samples, and then four tokens.
     pipeline = await run(config, [make_request(32 * 10, 5)])
     assert pipeline.record.num_steps == 14
     assert count_sampled(pipeline.record.sent) == num_answers
@@ -178,10 +178,10 @@ async def test_whatever_happens_all_stages_agree_on_what_they_send(
             fresh = engine.statistics()
             async with trio.open_nursery() as nursery:
                 for number in written:
-                    # Tasks run in any order, so each has a chance of its own.
+                    # Tasks run in any order, so each has its own random numbers.
                     own = random.Random(1000 * seed + number)
                     nursery.start_soon(leave_at_random, engine, number, own, written)
-            # Steps in flight end by themselves.
+            # Wait until the steps in flight have ended.
             await trio.sleep(1000)
             assert engine.statistics() == fresh
             assert engine.counters().num_preemptions > 0
@@ -204,7 +204,7 @@ def check_transfers(
         ours = [transfer for transfer in expected if transfer.sender == stage]
         assert [transfer for transfer in sent if transfer.sender == stage] == ours
         read = [e for e in taken if e.sender == stage and e in set(ours)]
-        # The last tokens of all are nobody's: the first stage never takes them in.
+        # The first stage never receives the very last tokens, which have no reader.
         assert read == ours[: len(read)]
         assert len(ours) - len(read) <= (
             0 if stage < num_stages - 1 else num_stages + 1
@@ -223,13 +223,13 @@ async def test_a_message_that_nobody_expects_ends_the_simulation(
     with pytest.RaisesGroup(TransfersNotMatched, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await nursery.start(pipeline.run)
-            # The reader of plans knows the slot by its start.
+            # The plan has no start, by which the reader would know the slot.
             pipeline._reader.read = lambda plan: ("chunk", ())  # type: ignore[method-assign]
             pipeline.submit(plan, lambda: None)
 
 
-# Seconds of a step of the whole model, of which a chunk of 512 tokens takes 4 times as
-# much as the rest, about what a GPU does; links take 2 % of a stage's chunk of eight.
+# Seconds of a step of the whole model. About as on a GPU, a chunk of 512 tokens takes 4
+# times as much as the rest. With eight stages, links take 2 % of a stage's chunk.
 REAL = {
     "step_seconds": 0.016,
     "token_seconds": 0.000_125,
@@ -244,8 +244,8 @@ REAL = {
 async def measure_prefill(config: SimulateConfig) -> float:
     """Return the tokens per second of a long prompt beside twelve that decode.
 
-    160 chunks: K chunks take N stages K + N - 1 stage times, so that filling and emptying
-    eight of them costs 4 %, and does not hide what else is lost.
+    N stages take K + N - 1 stage times for K chunks. With 160 chunks, filling and
+    emptying eight stages costs only 4 %, which does not hide other losses.
     """
     others = [make_request(8, 60_000 // 12) for _ in range(12)]
     long = make_request(512 * 160)
@@ -292,16 +292,16 @@ async def test_with_an_answer_to_every_step_it_is_read_as_fast_as_by_one_stage(
 def test_decoding_in_micro_batches_of_one_size_is_as_many_times_as_fast(
     num_stages: int,
 ) -> None:
-    """Where weights dominate a step, it is the micro-batch that must not shrink.
+    """Where weights dominate a step, micro-batches must not shrink.
 
-    Nor must links be slow: a sequence's token is waited for by nobody else, and the time
-    that it takes to come back is lost once in N steps.
+    Links must not be slow, either. Only its own sequence waits for a token, and the
+    time of its way back is lost once in N steps.
     """
 
     def measure(num_stages: int) -> float:
         config = make_config(
             num_stages,
-            # Eight tokens' hidden states are sooner there than those of 512.
+            # Hidden states of eight tokens arrive sooner than those of 512.
             **REAL | {"max_num_seqs": 8 * num_stages, "link_seconds": 0.000_05},
             requests=8 * num_stages,
             rate=float("inf"),
@@ -339,13 +339,13 @@ async def test_nobody_starves_while_long_prompts_keep_coming(
             prompts = [make_request(200, 2, 5.0 * k) for k in range(25)]
             nursery.start_soon(play, engine, prompts)
     assert len(gaps) == 11 * 60
-    # A turn comes after 2 N - 1 steps at the latest, and the token after N stages.
+    # A turn comes after at most 2 N - 1 steps, and the token after N stages.
     assert max(gaps) <= 2 * num_stages
 
 
 @pytest.mark.slow
 def test_a_simulation_gives_the_same_figures_every_time() -> None:
-    """A thread hashes prompts of this length, and virtual time does not see threads."""
+    """Threads hash prompts of this length, and virtual time does not see threads."""
     config = SimulateConfig(
         requests=10, rate=40.0, prompt_tokens=(3000, 9000), output_tokens=(4, 20)
     )

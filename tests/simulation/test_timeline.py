@@ -23,7 +23,7 @@ GREY = to_rgb("#ececec")
 
 
 def make_bars(num_bars: int, *, share: float = 1.0) -> list[Bar]:
-    """Return steps of one stage, one a second, each working for `share` of its second."""
+    """Return bars of one stage in equal slots; each fills `share` of its slot."""
     return [
         Bar(
             stage=0,
@@ -53,9 +53,9 @@ def test_a_stage_that_never_rests_has_the_colour_of_its_steps(
     )
     pixels = imread(path)
     is_orange = np.abs(pixels[:, :, :3] - ORANGE).max(axis=2) < 0.1
-    # The line of the picture through the middle of the row; the rest is frame.
+    # The line of pixels through the middle of the row; other lines are frame.
     widest = is_orange.sum(axis=1).max()
-    # Edges of bars that are wide enough for some take a sixth of them at most.
+    # Edges take at most a sixth of a bar that is wide enough for edges.
     assert widest > (1 - 1 / 6) * 0.85 * pixels.shape[1]
 
 
@@ -96,7 +96,7 @@ def test_picture_and_table_agree_on_how_busy_stages_are(
     """The first request comes late, and steps go on after the last token."""
     path = tmp_path / "timeline.svg"
     flags = ["--requests", "5", "--rate", "2", "--prompt-tokens", "600", "2000"]
-    # Or letters are drawn as curves.
+    # Otherwise letters would be drawn as curves.
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         code = command.main(["simulate", *flags, "--timeline", str(path)])
     assert code == 0

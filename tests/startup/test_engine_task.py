@@ -1,4 +1,4 @@
-"""Errors that leave the block of an engine; e2e tests the real doors."""
+"""Errors that leave the block of an engine; e2e tests the real functions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trioserve.startup.engine_task import open_engine_task
 
 
 class DeviceBroken(Exception):
-    """What a device raises."""
+    """An error of the device."""
 
 
 class OwnError(Exception):
-    """What a user's program raises."""
+    """An error of a user's program."""
 
 
 class Engine:
-    """Runs until it is told to fail, in nurseries of its own as the real one does."""
+    """Runs until `fail` is called, in its own nurseries like the real engine."""
 
     def __init__(self) -> None:
         self._has_failed = trio.Event()
@@ -76,7 +76,7 @@ async def test_a_group_of_one_error_stays_a_group() -> None:
 
 async def test_an_error_whose_truth_value_is_false_is_raised() -> None:
     class Problems(Exception):
-        """A list of problems, which is empty."""
+        """An error that is an empty list of problems."""
 
         def __len__(self) -> int:
             return 0
@@ -141,7 +141,7 @@ async def test_a_failed_engine_raises_engine_died_with_the_cause() -> None:
 
 
 async def test_engine_died_in_the_block_is_raised_once() -> None:
-    """As a stream raises it."""
+    """A stream raises it in the block."""
     engine = Engine()
     with pytest.raises(EngineDied) as caught:
         async with open_engine_task(engine):
@@ -176,7 +176,7 @@ async def test_a_failed_engine_wins_over_a_cancellation() -> None:
 
 
 async def fail_and_see(engine: Engine) -> None:
-    """Let the engine fail and do not mind the cancellation that follows."""
+    """Let the engine fail, and ignore the cancellation that follows."""
     engine.fail()
     with trio.CancelScope(shield=True):
         await trio.testing.wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""Plug-ins, found by flag and by entry point; an object that is none ends the start."""
+"""Plug-ins are found by flag and entry point; other objects end the start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(source: str) -> str:
-        # Of its own: what was imported once is not read again.
+        # The name is new each time, because Python does not read a module twice.
         name = f"plugin_module_{next(_NUMBERS)}"
         (tmp_path / f"{name}.py").write_text(source)
         return name
@@ -51,7 +51,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @pytest.fixture
 def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
-    """Return a function that installs a distribution that offers some plug-ins."""
+    """Return a function that installs a distribution with plug-ins."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def offer(*values: str, distribution: str = "some-plugins") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trioserve.config import ServeConfig, build_config
 from trioserve.startup.server import describe_config
 
-# As long as a line's time, level and logger.
+# As long as the time, the level and the logger of a line.
 PREFIX = "2026-11-22 15:52:09,037 INFO trioserve.startup.server: "
 
 

@@ -23,7 +23,7 @@ NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [
         (MemoryError(), "MemoryError"),
         (NO_MEMORY, "[Errno 12] Cannot allocate memory"),
@@ -40,11 +40,11 @@ NO_MEMORY = OSError(errno.ENOMEM, "Cannot allocate memory")
         ),
     ],
 )
-def test_a_lack_of_memory_is_one_sentence(error: Exception, told: str) -> None:
+def test_a_lack_of_memory_is_one_sentence(error: Exception, reason: str) -> None:
     with pytest.raises(NotEnoughMemory) as caught, telling_shortage():
         raise error
     assert str(caught.value).startswith("there is not enough memory")
-    assert str(caught.value).endswith(told)
+    assert str(caught.value).endswith(reason)
     assert caught.value.__cause__ is error
 
 
@@ -60,7 +60,7 @@ def test_a_lack_of_memory_is_found_in_the_cause() -> None:
     "error",
     [
         OSError(errno.ENOENT, "No such file"),
-        # It names a file.
+        # "out of memory" is part of a file's name.
         OSError(errno.EIO, "Input/output error", "out of memory.txt"),
         InvalidConfig("port", "it is taken"),
         ImportError("no module named torch"),
@@ -73,7 +73,7 @@ def test_other_errors_pass_unchanged(error: Exception) -> None:
 
 
 def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
-    """As a limit of ulimit -v sets it; the machine has more."""
+    """The limit is that of ulimit -v; the machine has more memory."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0])
     limit = used * resource.getpagesize() + 64 * 2**20
@@ -88,13 +88,13 @@ def test_a_kv_cache_fits_the_limit_of_address_space() -> None:
         )
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    # Some of it may be taken meanwhile.
+    # Other allocations may have taken some of it.
     assert 1024 <= num_blocks <= 2048
 
 
 @pytest.mark.slow
 def test_a_server_with_little_memory_says_so_in_a_sentence(tmp_path: Path) -> None:
-    """Its engine process, which tells it, would print a group of tracebacks."""
+    """The error comes from the engine process, which could print many tracebacks."""
     save_tiny_model("llama", tmp_path, vocab_size=512, bos_token_id=0, eos_token_id=1)
     tiny_tokenizer(tmp_path)
     enlarge(tmp_path / "model.safetensors", 8 * 2**30)
@@ -116,7 +116,7 @@ def test_a_server_with_little_memory_says_so_in_a_sentence(tmp_path: Path) -> No
 
 
 def enlarge(path: Path, num_bytes: int) -> None:
-    """Add a tensor to a file of safetensors, of zeros that take no room on the disk."""
+    """Add a tensor of zeros, which take no room on the disk, to a safetensors file."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])

@@ -39,7 +39,7 @@ async def test_work_that_checks_has_ended_when_a_cancelled_block_is_left() -> No
         try:
             while True:
                 check_stopped()
-        # As a library that reports broken files.
+        # A library would report broken files in this way.
         except Exception:
             raise AssertionError("it is no error") from None
         finally:
@@ -53,7 +53,7 @@ async def test_work_that_checks_has_ended_when_a_cancelled_block_is_left() -> No
 
 
 async def test_work_that_does_not_check_is_left_but_not_as_a_daemon() -> None:
-    """The interpreter waits for it: to end it in the midst of torch ends the process."""
+    """The interpreter waits for it: ending a thread inside torch ends the process."""
     is_free = threading.Event()
     with trio.CancelScope() as scope:
         async with open_fresh_thread(is_free.wait, stop_seconds=0.01) as thread:
@@ -66,7 +66,7 @@ async def test_work_that_does_not_check_is_left_but_not_as_a_daemon() -> None:
 
 
 async def test_calls_of_torch_are_checks() -> None:
-    """Where a library loads, which has no checks of its own."""
+    """They stop a library that loads weights and has no checks of its own."""
     began = trio.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline tell each other, and what the first one waits for."""
+"""The messages between stages of a pipeline, and those that the first stage awaits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_first_stage_waits_only_for_tokens_that_its_rows_read() -> None:
         SampledTransfer(step_id=2, slots=(1,)),
         SampledTransfer(step_id=4, slots=(0,)),
     )
-    # The second sequence's token has been taken in with the first one's.
+    # The second sequence's token was received with the first one's.
     assert awaited.take(make_plan(6, make_row(1))) == ()
 
 

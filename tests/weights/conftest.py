@@ -21,7 +21,7 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """The least that counts as a model: one tensor and an empty configuration."""
+    """The smallest valid model: one tensor and an empty configuration."""
     folder = tmp_path / "tiny-model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -31,7 +31,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def forge_wheel(tmp_path: Path) -> ForgeWheel:
-    """A wheel that pip takes, with the given members."""
+    """Return a function that makes a wheel for pip with the given members."""
 
     def forge(
         members: dict[str, bytes], name: str = "tiny_model", version: str = "1.0"
@@ -54,7 +54,7 @@ def forge_wheel(tmp_path: Path) -> ForgeWheel:
 
 @pytest.fixture
 def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Points pip at the folder of forged wheels, and at nothing else."""
+    """Let pip use only the folder of forged wheels."""
     index = tmp_path / "index"
     index.mkdir(exist_ok=True)
     monkeypatch.setenv("PIP_NO_INDEX", "1")

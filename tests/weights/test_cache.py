@@ -21,7 +21,7 @@ def entry(cache_home: Path) -> Path:
 
 @pytest.fixture
 def builds() -> list[Path]:
-    """The folders in which the model was built, one for each build."""
+    """A list to which each build adds its folder."""
     return []
 
 

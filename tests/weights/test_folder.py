@@ -53,7 +53,7 @@ def test_a_configuration_that_is_no_json_object_is_refused(
 
 
 def test_a_folder_without_weights_is_refused(model_folder: Path) -> None:
-    # A name of which transformers does not think.
+    # transformers does not look for this name.
     weights = model_folder / "model.safetensors"
     weights.rename(model_folder / "adapter_model.safetensors")
     with pytest.raises(WeightsNotFound, match="neither model.safetensors nor"):
@@ -105,7 +105,7 @@ def test_an_index_cannot_name_files_outside_the_folder(sharded_folder: Path) -> 
         resolve_weights(str(sharded_folder))
 
 
-def test_a_git_lfs_pointer_is_told_from_weights(model_folder: Path) -> None:
+def test_a_git_lfs_pointer_is_recognised(model_folder: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
     (model_folder / "model.safetensors").write_text(pointer)
     with pytest.raises(WeightsBroken, match="git lfs pull"):

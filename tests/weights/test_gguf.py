@@ -112,7 +112,7 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_loads(
     down = model.model.layers[0].mlp.down_proj.weight
     expected = torch.from_numpy(make_tensors()["blk.0.ffn_down.weight"])
     assert down.dtype == torch.bfloat16
-    # Values reach 3.5; eight bits a weight, rounded to eight bits of precision.
+    # Values reach 3.5. They are quantised to eight bits and rounded to bfloat16.
     assert torch.allclose(down.float(), expected, atol=0.03)
     assert model.generation_config.eos_token_id == [TOKENS.index("<|end|>"), turn]
 
@@ -206,7 +206,7 @@ def test_a_missing_package_is_named_before_anything_is_fetched(
 ) -> None:
     if source == "file":
         source = str(write_gguf())
-    # How Python itself says that a module must not be found.
+    # None makes Python raise ImportError for a module.
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(WeightsBroken, match="needs accelerate; run pip install accel"):
         resolve_weights(source)

@@ -18,10 +18,10 @@ COMMIT = "0123456789" * 4
 
 
 class Hub(ThreadingHTTPServer):
-    """One repository, org/tiny, as far as huggingface_hub asks for it.
+    """Serves a repository, org/tiny, as far as huggingface_hub needs it.
 
     Attributes:
-      sent: files whose content was asked for.
+      sent: files whose content was requested.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ def hub(
 ) -> Iterator[Hub]:
     with Hub(model_folder) as hub:
         address = f"http://127.0.0.1:{hub.server_port}"
-        # The client read this variable at its import.
+        # The client has read the environment at its import.
         template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -117,7 +117,7 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
         (False, "HF_HUB_OFFLINE", "the hub is out of reach$"),
     ],
 )
-def test_the_error_says_why_the_hub_is_not_asked(
+def test_the_error_says_why_the_hub_is_not_used(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     is_offline: bool,
@@ -127,10 +127,10 @@ def test_the_error_says_why_the_hub_is_not_asked(
     from huggingface_hub import constants
 
     monkeypatch.setenv(variable, "1" if is_offline else "0")
-    # The client read this variable at its import.
+    # The client has read this variable at its import.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    # Nobody listens at the first port.
+    # No server listens at port 1.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(WeightsNotFound, match=reason):
         resolve_weights("org/tiny")

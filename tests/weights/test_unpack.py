@@ -77,7 +77,7 @@ def test_a_wheel_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
         unpack_wheel(wheel, tmp_path / "out", "name", "s")
 
 
-# Every example writes into the same fixture's folder, which is what is wanted.
+# All examples may write into the same folder of the fixture.
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_wheel_is_refused_in_a_sentence(

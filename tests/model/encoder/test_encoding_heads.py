@@ -116,7 +116,7 @@ def save_letter_tokenizer(folder: Path) -> None:
         ),
         ({"num_labels": 1}, {"activation_fn": IDENTITY}, "none"),
         ({"num_labels": 1}, {"activation_fn": SIGMOID}, "sigmoid"),
-        # What sentence-transformers writes for several labels whatever they mean.
+        # sentence-transformers writes Identity for several labels, whatever they mean.
         ({"num_labels": 3}, {"activation_fn": IDENTITY}, "softmax"),
         ({"num_labels": 3}, {"activation_fn": SIGMOID}, "sigmoid"),
     ],
@@ -157,8 +157,10 @@ def test_labels_have_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert loaded.labels == tuple(names.values())
 
 
-def test_one_text_is_classified_as_many_are(tiny_encoder: Any, make_input: Any) -> None:
-    """This includes decoders without a padding token, which refuse batches themselves."""
+def test_a_text_alone_is_classified_as_in_a_batch(
+    tiny_encoder: Any, make_input: Any
+) -> None:
+    """transformers' own decoders without a padding token refuse batches."""
     tiny = tiny_encoder("qwen3", "sequence", pad_token_id=None)
     inputs = [make_input(length) for length in (12, 5)]
     together = tiny.pool_by_head_mode(*inputs)

@@ -31,12 +31,12 @@ def load(
     return load_encoder(folder, config, name="tiny", task=task, sentence=sentence)
 
 
-def test_what_other_rooms_are_told(tmp_path: Path) -> None:
+def test_the_description_of_an_encoder(tmp_path: Path) -> None:
     loaded = load(save_tiny_encoder("electra", tmp_path))
     info = loaded.info
     assert (info.name, info.architecture) == ("tiny", "ElectraModel")
     assert (info.vocab_size, info.max_model_len) == (640, 128)
-    # Not the width of its embeddings, which is half of that.
+    # The width of the embeddings is half of that.
     assert info.hidden_size == loaded.hidden_size == 32
     assert (info.dtype, info.takes_images) == ("float32", False)
     assert (info.eos_token_ids, info.kv_bytes_per_token) == (frozenset(), 0)
@@ -45,26 +45,26 @@ def test_what_other_rooms_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "trained", "asked", "limit"),
+    ("kind", "trained", "max_len", "limit"),
     [
         ("bert", None, None, 128),
         ("bert", 64, None, 64),
         ("bert", 512, None, 128),
         ("bert", 64, 100, 100),
         ("bert", 64, 32, 32),
-        # Of 130 positions the first is two behind the start.
+        # Of 130 positions, texts begin at the third.
         ("roberta", None, None, 128),
         ("mpnet", None, None, 128),
         ("roberta", None, 128, 128),
     ],
 )
 def test_the_longest_text(
-    tmp_path: Path, kind: str, trained: int | None, asked: int | None, limit: int
+    tmp_path: Path, kind: str, trained: int | None, max_len: int | None, limit: int
 ) -> None:
     """The trained length can be exceeded; the number of positions cannot."""
     sentence = SentenceFolder(modes=("mean",), max_seq_length=trained)
     loaded = load(
-        save_tiny_encoder(kind, tmp_path), sentence=sentence, max_model_len=asked
+        save_tiny_encoder(kind, tmp_path), sentence=sentence, max_model_len=max_len
     )
     assert loaded.info.max_model_len == limit
 
@@ -89,7 +89,7 @@ def test_the_transformer_may_lie_deeper(tmp_path: Path) -> None:
 
 
 def test_an_encoder_with_another_head(tmp_path: Path, make_input: Any) -> None:
-    """Checkpoints of masked language models, without a pooler."""
+    """Checkpoints of masked language models have no pooler."""
     save_tiny_encoder("bert", tmp_path)
     model = AutoModelForMaskedLM.from_pretrained(tmp_path)
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Inputs that run together get the states that transformers gives each of them alone."""
+"""Inputs that run together get the states of transformers for each of them alone."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PADDED = ("mpnet", "deberta-v2")
 
 @pytest.mark.parametrize("kind", FLAT + PADDED)
 def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
-    """In any order; some inputs have the same length, and one has a single token."""
+    """Lengths come in any order; some are equal, and one is a single token."""
     lengths = (17, 3, 40, 1, 17, 9, 100, 3, 41)
     tiny_encoder(kind).check_states(
         *(make_input(length, seed=seed) for seed, length in enumerate(lengths))
     )
 
 
-# DeBERTa's own code gives tokens that are masked no keys at all.
+# Not DeBERTa, whose code in transformers gives masked tokens no keys at all.
 @pytest.mark.parametrize("kind", (*FLAT, "mpnet"))
 def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     """They see the other tokens, and no token sees them."""
@@ -40,7 +40,7 @@ def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
         make_input(12),
         make_input(12, seed=1, num_unseen=4),
         make_input(12, seed=2, num_unseen=4),
-        # Not so many that a window holds nothing else.
+        # Few enough that no window holds only unseen tokens.
         make_input(31, num_unseen=3),
         make_input(7, num_unseen=1),
     )
@@ -93,7 +93,7 @@ def test_padding_tokens_in_a_text(tiny_encoder: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FLAT + PADDED)
-def test_who_sees_what_follows(tiny_encoder: Any, kind: str) -> None:
+def test_which_models_are_causal(tiny_encoder: Any, kind: str) -> None:
     is_causal = kind in ("llama", "qwen3", "mistral")
     assert tiny_encoder(kind).loaded.is_causal == is_causal
 
@@ -114,7 +114,7 @@ def test_windows_of_many_blocks(tiny_encoder: Any, make_input: Any) -> None:
 
 
 def test_wide_windows_are_not_tried(tiny_encoder: Any, make_input: Any) -> None:
-    """Their states are right nevertheless."""
+    """Their states are right all the same."""
     tiny = tiny_encoder("mistral", sliding_window=140, max_position_embeddings=512)
     tiny.check_states(make_input(300), make_input(150))
 
@@ -147,7 +147,7 @@ def test_half_the_bits(tmp_path: Any, make_input: Any, kind: str) -> None:
     assert error < 0.05 * expected.norm()
 
 
-def test_what_scores_are_capped_by(tiny_encoder: Any, make_input: Any) -> None:
-    """Fused attention cannot cap them, so such models run in rectangles."""
+def test_models_that_cap_attention_scores(tiny_encoder: Any, make_input: Any) -> None:
+    """Fused attention cannot cap scores, so such models run in padded batches."""
     tiny = tiny_encoder("gemma2")
     tiny.check_states(make_input(12), make_input(30), make_input(12, num_unseen=2))

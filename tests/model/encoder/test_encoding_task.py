@@ -41,7 +41,7 @@ def write_config(folder: Path, model_type: str, *architectures: str) -> Path:
         ("qwen3", "Qwen3ForSequenceClassification", None, "classify"),
         ("gpt2", "GPT2LMHeadModel", None, "generate"),
         ("qwen2_vl", "Qwen2VLForConditionalGeneration", None, "generate"),
-        # Refused by whoever generates.
+        # The loader of generating models refuses it.
         ("t5", "T5ForConditionalGeneration", None, "generate"),
     ],
 )
@@ -97,7 +97,7 @@ def test_by_force(
         ("qwen3", "Qwen3ForSequenceClassification", "generate", "does not generate"),
     ],
 )
-def test_what_cannot_be_forced(
+def test_tasks_that_cannot_be_forced(
     tmp_path: Path, model_type: str, architecture: str, task: Any, reason: str
 ) -> None:
     folder = write_config(tmp_path, model_type, architecture)

@@ -1,4 +1,4 @@
-"""An encoder that looks up its states in a table, and tiny sentence-transformers models."""
+"""An encoder with a table of states, and tiny sentence-transformers models."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_row(
 
 @pytest.fixture
 def row() -> Callable[..., PoolingRow]:
-    """Make a row of a text and fields of PoolingParams."""
+    """Return a function that makes a row from a text and fields of PoolingParams."""
     return make_row
 
 
@@ -139,9 +139,10 @@ def read(tensor: TensorBytes) -> Floats:
 
 @pytest.fixture
 def bench(table: Table, tmp_path: Path) -> Callable[..., Bench]:
-    """Make a runner of an encoder with that table, whose folder is tmp_path.
+    """Return a function that makes a runner of an encoder with that table.
 
-    Its arguments are PoolingRunner's, and fields of LoadedEncoder.
+    The encoder's folder is tmp_path. Arguments are PoolingRunner's, and fields of
+    LoadedEncoder.
     """
 
     def make(*args: Any, **fields: Any) -> Bench:

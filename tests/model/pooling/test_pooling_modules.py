@@ -19,7 +19,7 @@ from trioserve.config import PoolingConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from trioserve.types.sentence import SentenceFolder, SentenceModule
 
-# Makes a runner, see conftest.
+# Makes a Bench of conftest.py.
 Make = Callable[..., Any]
 HIDDEN_SIZE = 8
 
@@ -67,7 +67,7 @@ def test_a_dense_layer_is_applied(
 
 
 @pytest.mark.parametrize("width", [HIDDEN_SIZE, 5])
-def test_a_dense_layer_can_add_what_it_reads(
+def test_a_dense_layer_can_add_its_input(
     bench: Make, table: Any, tmp_path: Path, width: int
 ) -> None:
     oracle = Dense(HIDDEN_SIZE, width, use_residual=True)
@@ -105,8 +105,8 @@ def test_vectors_are_normalized_where_the_files_say_so(bench: Make, table: Any) 
         normal.run(TEXT)[0], apply(table, Normalize()), atol=1e-6
     )
     np.testing.assert_array_equal(normal.run(TEXT, use_activation=False)[0], vector)
-    [asked] = plain.run(TEXT, use_activation=True)
-    np.testing.assert_allclose(asked, vector / np.linalg.norm(vector), atol=1e-6)
+    [normalized] = plain.run(TEXT, use_activation=True)
+    np.testing.assert_allclose(normalized, vector / np.linalg.norm(vector), atol=1e-6)
 
 
 def test_vectors_are_cut_before_they_are_normalized(bench: Make) -> None:
@@ -118,15 +118,16 @@ def test_vectors_are_cut_before_they_are_normalized(bench: Make) -> None:
     np.testing.assert_array_equal(plain, model.run(TEXT, use_activation=False)[0][:3])
 
 
-def test_the_folders_own_cut_is_the_last_thing_done(bench: Make, table: Any) -> None:
-    """As in sentence-transformers; a request for vectors of length 1 is honoured."""
+def test_the_folders_own_cut_comes_last(bench: Make, table: Any) -> None:
+    """As in sentence-transformers; a request may still normalise the cut vectors."""
     normalize = SentenceModule(kind="normalize")
     model = bench(sentence_of(normalize, truncate_dim=3))
     whole = apply(table, Normalize())
     assert model.runner.info.num_outputs == 3 and not model.runner.info.normalizes
     np.testing.assert_allclose(model.run(TEXT)[0], whole[:3], atol=1e-6)
-    [asked] = model.run(TEXT, use_activation=True)
-    np.testing.assert_allclose(asked, whole[:3] / np.linalg.norm(whole[:3]), atol=1e-6)
+    [normalized] = model.run(TEXT, use_activation=True)
+    expected = whole[:3] / np.linalg.norm(whole[:3])
+    np.testing.assert_allclose(normalized, expected, atol=1e-6)
 
 
 def test_a_cut_beyond_the_vectors_does_nothing(bench: Make) -> None:

@@ -129,7 +129,7 @@ def test_the_vectors_of_all_minilm_are_sentence_transformers() -> None:
 
 
 @pytest.mark.parametrize("modes", ["mean", "cls", "lasttoken", ("weightedmean", "max")])
-def test_a_saved_model_is_what_it_was(
+def test_a_saved_model_gives_the_same_vectors(
     tmp_path: Path, bert_folder: Path, modes: Any
 ) -> None:
     width = 32 if isinstance(modes, str) else 64
@@ -177,8 +177,10 @@ def test_texts_may_be_as_long_as_in_sentence_transformers(
     assert Model(folder).encoder.info.max_model_len == oracle.max_seq_length == 64
 
 
-def test_an_old_folder_is_what_it_was(tmp_path: Path, bert_folder: Path) -> None:
-    """With flags for modes, a limit beside the tokenizer's, and pickled weights."""
+def test_an_old_folder_gives_the_same_vectors(
+    tmp_path: Path, bert_folder: Path
+) -> None:
+    """It has flags for modes, a limit beside the tokenizer's, and pickled weights."""
     folder = save_sentence_model(tmp_path, bert_folder, Pooling(32), Dense(32, 4))
     modules = [
         {
@@ -192,7 +194,7 @@ def test_an_old_folder_is_what_it_was(tmp_path: Path, bert_folder: Path) -> None
     ]
     for number, module in enumerate(modules):
         module["name"] = str(number)
-    # The oracle does not know that class any more.
+    # Today's sentence-transformers lacks that class.
     old = [{**modules[0], "type": "sentence_transformers.models.Transformer"}]
     (folder / "modules.json").write_text(json.dumps(old + modules[1:]))
     (folder / "sentence_bert_config.json").unlink()
@@ -276,7 +278,7 @@ def check_late_interaction(folder: Path) -> SentenceFolder:
 
 
 @pytest.mark.parametrize("attend", [None, True, False])
-def test_late_interaction_is_what_it_was(
+def test_late_interaction_gives_the_same_vectors(
     tmp_path: Path, bert_folder: Path, attend: bool | None
 ) -> None:
     fields = {"query_length": 20, "document_length": 12}
@@ -290,7 +292,9 @@ def test_late_interaction_is_what_it_was(
     assert (sentence.query_expansion is None) == (attend is None)
 
 
-def test_a_folder_of_pylate_is_what_it_was(tmp_path: Path, bert_folder: Path) -> None:
+def test_a_folder_of_pylate_gives_the_same_vectors(
+    tmp_path: Path, bert_folder: Path
+) -> None:
     folder = save_multi_vector(tmp_path, bert_folder)
     modules = json.loads((folder / "modules.json").read_text())[:2]
     modules[1]["type"] = "pylate.models.Dense.Dense"
@@ -310,7 +314,7 @@ def test_a_folder_of_pylate_is_what_it_was(tmp_path: Path, bert_folder: Path) ->
     assert "[unused0]" in sentence.special_words
 
 
-def test_a_checkpoint_of_stanfords_colbert_is_what_it_was(
+def test_a_checkpoint_of_stanfords_colbert_gives_the_same_vectors(
     tmp_path: Path, bert_folder: Path
 ) -> None:
     save_tiny_encoder("bert", tmp_path, vocab_size=_count_words(bert_folder))

@@ -16,7 +16,7 @@ from trioserve.config import PoolingConfig
 from trioserve.types.pooling import PoolingInput
 from trioserve.types.sentence import PoolingMode, SentenceFolder
 
-# Makes a runner, see conftest.
+# Makes a Bench of conftest.py.
 Make = Callable[..., Any]
 Floats = NDArray[np.float32]
 HIDDEN_SIZE = 8
@@ -53,7 +53,7 @@ def draw_texts(*lengths: int) -> list[list[int]]:
 
 
 def leave_out_prompt(text: list[int], length: int) -> PoolingInput:
-    # What ends a text is not the prompt's, however short the text was cut.
+    # A text that was cut may be shorter than the prompt.
     left_out = tuple(range(min(length, len(text))))
     return PoolingInput(token_ids=array("i", text), left_out=left_out)
 
@@ -69,7 +69,7 @@ def test_a_step_of_mixed_lengths_is_pooled(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_left_out_is_not_pooled(
+def test_left_out_tokens_are_not_pooled(
     bench: Make, table: Any, mode: PoolingMode
 ) -> None:
     model = bench(SentenceFolder(modes=(mode,)))

@@ -18,7 +18,7 @@ from trioserve.model.pooling.similarity import compare_matrices
 from trioserve.types.pooling import PoolingInput
 from trioserve.types.sentence import SentenceFolder, SentenceModule
 
-# Makes a runner, see conftest.
+# Makes a Bench of conftest.py.
 Make = Callable[..., Any]
 Floats = NDArray[np.float32]
 HIDDEN_SIZE = 8
@@ -30,7 +30,7 @@ NORMALIZE = (SentenceModule(kind="normalize"),)
 
 @pytest.fixture
 def vectors(bench: Make) -> Any:
-    """Return a model that does not normalise; cosines must not depend on that."""
+    """Return a model that does not normalise; cosines must be right all the same."""
     return bench(SentenceFolder(modes=("mean",)))
 
 
@@ -115,7 +115,7 @@ def test_the_order_of_rows_does_not_matter(matrices: Any, row: Any) -> None:
     assert answers[3] == pytest.approx(first, abs=1e-6)
     assert answers[5] == pytest.approx(second, abs=1e-6)
     np.testing.assert_array_equal(answers[1], documents[1])
-    # DOCUMENTS[2] is QUERY again.
+    # DOCUMENTS[2] equals QUERY.
     assert answers[0] == pytest.approx(first, abs=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_maxsim_needs_no_more_memory_than_it_is_given(max_scores: int) -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
-def test_what_is_released_is_forgotten(vectors: Any, row: Any) -> None:
+def test_released_queries_are_forgotten(vectors: Any, row: Any) -> None:
     vectors.step([row(QUERY, task="embed", keep_as=key) for key in (1, 2, 3)])
     assert vectors.num_kept == 3
     [score] = vectors.step([row(QUERY, task="embed", compare_with=2)], releases=[1, 3])
@@ -168,7 +168,7 @@ def test_a_key_that_was_never_kept_can_be_released(vectors: Any, row: Any) -> No
     assert vectors.num_kept == 1
 
 
-def test_what_is_kept_does_not_hold_the_rest_of_its_step(row: Any) -> None:
+def test_a_kept_query_does_not_hold_the_rest_of_its_step(row: Any) -> None:
     kept = QueryCache(torch.device("cpu"), averages_similarity=False)
     step = torch.zeros(1000, HIDDEN_SIZE)
     watch = weakref.ref(step)
@@ -177,7 +177,7 @@ def test_what_is_kept_does_not_hold_the_rest_of_its_step(row: Any) -> None:
     assert len(kept) == 1 and watch() is None
 
 
-def test_what_is_given_back_does_not_hold_the_rest_of_its_step(vectors: Any) -> None:
+def test_a_returned_vector_does_not_hold_the_rest_of_its_step(vectors: Any) -> None:
     """Otherwise a slow client would keep the vectors of all clients in memory."""
     for vector in vectors.run(QUERY, *DOCUMENTS):
         root = vector.base

@@ -18,7 +18,7 @@ from trioserve.errors import InvalidConfig, WeightsBroken
 from trioserve.types.pooling import PoolingInfo, PoolingInput
 from trioserve.types.sentence import PoolingMode, SentenceFolder, SentenceModule
 
-# Makes a runner, see conftest.
+# Makes a Bench of conftest.py.
 Make = Callable[..., Any]
 HIDDEN_SIZE = 8
 VOCAB_SIZE = 50
@@ -44,7 +44,7 @@ def classifier(bench: Make, head: Any) -> Make:
     return make
 
 
-def test_an_embedder_says_what_it_does(bench: Make) -> None:
+def test_the_description_of_an_embedder(bench: Make) -> None:
     model = bench(type_ids=True)
     assert model.runner.info == PoolingInfo(
         task="embed",
@@ -54,7 +54,7 @@ def test_an_embedder_says_what_it_does(bench: Make) -> None:
     )
 
 
-def test_a_classifier_says_what_it_does(classifier: Make) -> None:
+def test_the_description_of_a_classifier(classifier: Make) -> None:
     model = classifier()
     assert model.runner.info == PoolingInfo(
         task="classify",
@@ -84,7 +84,7 @@ def test_texts_are_classified(
     )
 
 
-def test_a_head_reads_what_the_model_writes(classifier: Make, table: Any) -> None:
+def test_a_head_reads_states_of_the_models_type(classifier: Make, table: Any) -> None:
     """Its weights have the model's type."""
     head = torch.nn.Linear(HIDDEN_SIZE, len(LABELS), dtype=torch.bfloat16)
     table.states = table.states.bfloat16()
@@ -110,8 +110,8 @@ def test_an_embedders_token_vectors_are_those_before_the_pooling(
     unit = normalize(table.states[[3, 1]])
     [states] = plain.run([3, 1], task="token_embed")
     np.testing.assert_array_equal(states, table.states[[3, 1]])
-    [asked] = plain.run([3, 1], task="token_embed", use_activation=True)
-    np.testing.assert_allclose(asked, unit, rtol=1e-5)
+    [normalized] = plain.run([3, 1], task="token_embed", use_activation=True)
+    np.testing.assert_allclose(normalized, unit, rtol=1e-5)
     [normalized] = normal.run([3, 1], task="token_embed")
     np.testing.assert_allclose(normalized, unit, rtol=1e-5)
     [states] = normal.run([3, 1], task="token_embed", use_activation=False)
@@ -129,9 +129,7 @@ def test_tokens_of_a_colbert_checkpoint_are_projected(bench: Make, table: Any) -
     np.testing.assert_allclose(model.run(text)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_embedder_that_is_asked_for_tokens_alone_does_not_pool(
-    bench: Make, table: Any
-) -> None:
+def test_an_embedder_of_tokens_only_does_not_pool(bench: Make, table: Any) -> None:
     """Its Dense layers read pooled vectors; they are not even loaded."""
     modules = (SentenceModule(kind="dense", path="missing"), *NORMALIZE)
     sentence = SentenceFolder(modes=("mean",), modules=modules)

@@ -80,7 +80,7 @@ class QueueChannel:
 
     Args:
       what: "hidden" or "sampled".
-      record: notes what goes through this end, in order.
+      record: the list to which this end adds its messages, in order.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class QueueChannel:
 
     def receive(self) -> Tensor:
         try:
-            # A stage that is a thread can fail, but it cannot be gone.
+            # A stage in a thread can fail, but it cannot be killed.
             tensor = self._queue.get(timeout=60.0)
         except Empty:
             raise StageLost("another stage is silent") from None
@@ -109,7 +109,7 @@ class QueueChannel:
         return tensor
 
     def close(self) -> None:
-        """Tell the receiver that nothing else will come."""
+        """Tell the receiver that no more messages follow."""
         self._queue.put(None)
 
 
@@ -131,7 +131,7 @@ def make_queue_channels(records: Sequence[list[Note]]) -> list[Channels]:
     """Connect stages by queues.
 
     Args:
-      records: one for each stage, where it notes what it sends and receives.
+      records: one list for each stage, to which it adds its messages.
     """
     last = len(records) - 1
     between: list[Any] = [SimpleQueue() for _ in range(last)]
@@ -165,7 +165,7 @@ class Pipeline:
 
     Attributes:
       records: for each stage, the messages that it has sent and received.
-      plans: all that were launched.
+      plans: all plans that were launched.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One stage in a process of its own: loads, runs a fixed list of plans, waits for more.
+"""One stage in its own process: loads, runs a fixed list of plans, waits for more.
 
 python stage_process.py FOLDER STAGE NUM_STAGES PORT
 """

@@ -36,13 +36,13 @@ def test_stages_hold_the_model_between_them(
     assert set().union(*parts) == whole.keys()
     for name, weight in whole.items():
         holders = [part[name] for part in parts if name in part]
-        # GPT-2 looks its positions up at every stage before its layers come.
+        # GPT-2 looks up its positions at every stage, before the layers.
         assert len(holders) == 1 or "wpe" in name
         assert all(torch.equal(each, weight) for each in holders)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])
-def test_stages_say_of_the_model_what_the_whole_one_says(
+def test_stages_describe_the_model_as_the_whole_one_does(
     cut: Callable[..., Any], model_type: str
 ) -> None:
     model = cut(model_type)
@@ -57,8 +57,10 @@ def test_stages_say_of_the_model_what_the_whole_one_says(
     assert sum((stage.layers for stage in stages), ()) == model.loaded.layers
 
 
-def test_what_sees_images_is_at_the_first_stage(seeing: Callable[..., Any]) -> None:
-    model = seeing("llava")
+def test_the_image_encoder_is_at_the_first_stage(
+    tiny_vision: Callable[..., Any],
+) -> None:
+    model = tiny_vision("llava")
     for index in range(2):
         stage = load_stage(model.folder, CPU, name="x", stage=index, num_stages=2)
         names = list_weights(stage.model)
@@ -67,7 +69,7 @@ def test_what_sees_images_is_at_the_first_stage(seeing: Callable[..., Any]) -> N
         assert stage.info.takes_images
 
 
-def test_other_stages_weights_are_not_asked_for(tmp_path: Path) -> None:
+def test_other_stages_weights_are_not_needed(tmp_path: Path) -> None:
     """Files with only the weights of a stage are enough for it."""
     folder = save_tiny_model("llama", tmp_path)
     path = folder / "model.safetensors"
@@ -118,7 +120,7 @@ def test_layers_with_something_between_them_are_refused(
 def test_layers_that_look_at_the_embeddings_again_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later stage has no embeddings, and would give wrong results without an error."""
+    """A later stage has no embeddings. Its results would be wrong without an error."""
     folder = save_tiny_model("llama", tmp_path)
     forward = LlamaForCausalLM.forward
     compute = LlamaDecoderLayer.forward

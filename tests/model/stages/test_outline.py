@@ -20,7 +20,7 @@ CPU = ModelConfig(device="cpu")
 
 
 @pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
-def test_it_is_what_the_model_and_its_stages_are(
+def test_the_outline_equals_the_model_and_its_stages(
     cut: Callable[..., Any], model_type: str
 ) -> None:
     model = cut(model_type)
@@ -38,8 +38,8 @@ def test_it_is_what_the_model_and_its_stages_are(
         assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
 
-def test_so_it_is_of_a_model_that_sees(seeing: Callable[..., Any]) -> None:
-    model = seeing("qwen2_vl")
+def test_so_it_is_of_a_model_that_sees(tiny_vision: Callable[..., Any]) -> None:
+    model = tiny_vision("qwen2_vl")
     outline = outline_model(model.folder, CPU)
     assert outline is not None
     assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype, size", [("float32", 4), ("bfloat16", 2)])
-def test_the_type_that_is_asked_for_counts(folder: Path, dtype: Any, size: int) -> None:
+def test_the_configured_type_counts(folder: Path, dtype: Any, size: int) -> None:
     outline = outline_model(folder, ModelConfig(device="cpu", dtype=dtype))
     assert outline is not None
     # 2 layers, 2 heads of 8, keys and values.
@@ -68,7 +68,7 @@ def test_a_type_that_only_the_weights_tell_is_left_to_them(folder: Path) -> None
     assert outline_stage(folder, CPU, stage=0, num_stages=2) is None
 
 
-def test_what_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
+def test_a_model_that_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
     AutoConfig.for_model("bert", num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="looks at tokens that follow"):
         outline_model(tmp_path, CPU)

@@ -25,11 +25,11 @@ from trioserve.types.prompt import NO_TOKEN
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.transfers import list_transfers
 
-# Test modules are no package (import-mode=importlib), so a sibling is run, not imported.
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
 _LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
 answer_all = _LAUNCHING["answer_all"]
 assert_alike = _LAUNCHING["assert_alike"]
-WISHES = _LAUNCHING["WISHES"]
+SAMPLINGS = _LAUNCHING["SAMPLINGS"]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 SIZES: dict[str, int] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 5}
@@ -46,7 +46,7 @@ def write_all(
     """Run sequences as the engine does.
 
     Args:
-      aborts: step -> the sequence that is given up once the step is launched.
+      aborts: step -> the sequence that is cancelled once the step is launched.
     """
     scheduler = Scheduler(
         **SIZES,
@@ -103,7 +103,7 @@ def make_runner(model: Any) -> ModelRunner:
 
 
 def list_rows(pipeline: Any, stage: int, kind: str, what: str) -> list[int]:
-    """Return the number of rows of each message of one kind."""
+    """Return the number of rows of each message of a kind, in order."""
     record = pipeline.records[stage]
     return [rows for *note, rows in record if note == [kind, what]]
 
@@ -121,7 +121,7 @@ def assert_exchanged(pipeline: Any, num_stages: int) -> None:
             wanted = [
                 t.num_rows for t in planned if t.receiver == stage and t.what == what
             ]
-            # Tokens that nobody reads any more are on their way when all is done.
+            # At the end, tokens without a reader are still in flight.
             num_left = num_stages + 1 if what == "sampled" else 0
             assert received == wanted[: len(received)]
             assert len(wanted) - len(received) <= num_left
@@ -147,15 +147,15 @@ def test_every_architecture(
     assert_exchanged(pipeline, num_stages)
 
 
-def test_every_wish(cut: Callable[..., Any], make_pipeline: Any) -> None:
+def test_all_sampling_parameters(cut: Callable[..., Any], make_pipeline: Any) -> None:
     """Sampling, penalties, bad words, log probabilities, plug-ins, and preemption."""
     model = cut("qwen3")
-    kinds = [wishes for name, wishes in WISHES.items() if name != "everything"]
-    wishes = [wish for kind in kinds for wish in kind[:3]]
-    expected, _ = answer_all(model, wishes, depth=1, num_blocks=12)
+    kinds = [kind for name, kind in SAMPLINGS.items() if name != "everything"]
+    samplings = [sampling for kind in kinds for sampling in kind[:3]]
+    expected, _ = answer_all(model, samplings, depth=1, num_blocks=12)
     answers, num_preemptions = answer_all(
         model,
-        wishes,
+        samplings,
         depth=4,
         num_blocks=12,
         runner_type=lambda _, **settings: make_pipeline(model.stages(3), **settings),
@@ -179,7 +179,7 @@ def test_tied_and_untied_heads(
     assert write_all(pipeline.launch, sequences(), depth=4) == expected
 
 
-def test_sequences_that_are_given_up_in_flight(
+def test_sequences_that_are_cancelled_in_flight(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
     """Their tokens come when their slots already belong to other sequences."""
@@ -201,7 +201,7 @@ def test_sequences_that_are_given_up_in_flight(
 def test_vectors_of_prompts(
     cut: Callable[..., Any], make_pipeline: Any, make_vectors: Any
 ) -> None:
-    """The first stage alone reads them."""
+    """Only the first stage reads them."""
     model = cut()
     embedding = model.loaded.model.get_input_embeddings().weight.detach()
     prompts = make_prompts(3)
@@ -225,23 +225,23 @@ def test_vectors_of_prompts(
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "smolvlm"])
 def test_images(
-    seeing: Callable[..., Any],
+    tiny_vision: Callable[..., Any],
     make_pipeline: Any,
     make_image: Any,
     make_prompt: Any,
     model_type: str,
 ) -> None:
     """The first stage encodes them; all stages know their positions."""
-    model = seeing(model_type)
-    sights = [
-        model.look(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
+    model = tiny_vision(model_type)
+    mixed_prompts = [
+        model.join(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
         for seed in range(3)
     ]
     text = make_prompt(13, 5)
     sequences = functools.partial(
         make_sequences,
-        [*(sight.prompt for sight in sights), text],
-        embedded=[*(sight.embedded for sight in sights), ()],
+        [*(mixed.prompt for mixed in mixed_prompts), text],
+        embedded=[*(mixed.embedded for mixed in mixed_prompts), ()],
     )
     sizes = {**SIZES, "max_model_len": 64}
     expected = write_all(
@@ -278,7 +278,7 @@ def test_stages_warm_up_together(cut: Callable[..., Any], make_pipeline: Any) ->
 def test_tokens_can_be_made_to_go_back_in_every_step(
     cut: Callable[..., Any], make_pipeline: Any
 ) -> None:
-    """The bench of pipelines does so. The output is the same, with more messages."""
+    """The benchmark of pipelines does so. Only the messages become more."""
     model = cut()
     sequences = functools.partial(make_sequences, make_prompts()[2:4])
     expected = write_all(make_runner(model.loaded).launch, sequences(), depth=1)

@@ -17,7 +17,7 @@ from trioserve.model import ModelRunner
 
 PROGRAM = Path(__file__).parent / "stage_process.py"
 PLANS = runpy.run_path(str(PROGRAM))
-# As `python -m` would, with the working directory's packages first.
+# Like `python -m`, this puts the working directory's packages first.
 RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def find_port() -> int:
         return port
 
 
-def test_two_processes_write_what_one_does_and_notice_when_the_other_is_gone(
+def test_two_processes_write_the_same_as_one_and_notice_each_others_end(
     cut: Callable[..., Any],
 ) -> None:
     model = cut()
@@ -55,7 +55,7 @@ def test_two_processes_write_what_one_does_and_notice_when_the_other_is_gone(
         assert not any(first)
         stages[0].kill()
         stages[0].wait()
-        # It would wait for a message for a minute (stage_process.py).
+        # Otherwise it would wait a minute for a message (stage_process.py).
         output, _ = stages[1].communicate("go\n", timeout=30.0)
         assert "stage 0 is lost" in output
         assert stages[1].returncode == 0

@@ -83,7 +83,7 @@ def make_greedy(tokenizer: Tokenizer) -> None:
 
 
 def make_paragraphs(tokenizer: Tokenizer) -> None:
-    """As tokenizers do whose vocabulary has a full stop with a line end."""
+    """Split like tokenizers that have a full stop with a line end as one token."""
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^ ] *\n+"), "isolated")
 
 
@@ -104,7 +104,7 @@ def test_tokenizers_that_look_beyond_words_read_texts_as_a_whole(
     assert list(Divider(tokenizer).divide(text, 100, "right")) == [(0, text)]
 
 
-def test_a_tokenizer_that_knows_no_words_reads_texts_as_a_whole(
+def test_a_tokenizer_without_words_reads_texts_as_a_whole(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     text = "the fox " * 500

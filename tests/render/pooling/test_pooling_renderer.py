@@ -1,4 +1,4 @@
-"""The inputs of pooling models have transformers' tokens, for the least work."""
+"""The inputs of pooling models have transformers' tokens, without needless work."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ TEXT = "The quick brown fox embeds tokens, and the lazy dog x_y 12345!"
 LONG = f"{TEXT} " * 40
 KINDS = ["wordpiece", "roberta", "qwen", "unigram", "byte_level", "sentencepiece"]
 
-# With them texts have words, runs of spaces, letters outside the vocabulary, special
-# tokens that are written out, and places where a long text may be divided or not.
+# Texts of these have words, runs of spaces, letters outside the vocabulary, special
+# tokens that are written out, and places where a long text may or may not be divided.
 _PARTS = [
     *("token", "embeddings", "the", "x", "Ü", "é", "e\u0301", "12", "345", "_"),
     *(" ", " ", " ", "  ", "\n", " \n ", "\u00a0", ", ", ". ", "'s", "!", "-", "#"),
@@ -64,7 +64,7 @@ fuzz = settings(
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A renderer, and its tokenizer once more as the oracle."""
+    """A renderer, and another copy of its tokenizer as the oracle."""
 
     renderer: PoolingRenderer
     oracle: PreTrainedTokenizerBase
@@ -151,7 +151,7 @@ def test_pairs_are_cut_longest_first_as_transformers_cuts_them(
 ) -> None:
     subject = subjects[kind]
     subject.oracle.truncation_side = side
-    # A list, because one pair with an empty second text is taken for a text.
+    # A list, because the oracle takes one pair with an empty second text for a text.
     expected = subject.oracle(
         [pair],
         truncation="longest_first",
@@ -382,8 +382,8 @@ async def test_a_text_is_tokenized_and_detokenized(bert: Subject) -> None:
     prompt = await bert.renderer.render_text("The fox")
     ids = list(prompt.token_ids)
     assert ids == bert.oracle("The fox")["input_ids"]
-    told = list(map(bert.renderer.token_text, ids))
-    assert told == bert.oracle.convert_ids_to_tokens(ids)
+    texts = list(map(bert.renderer.token_text, ids))
+    assert texts == bert.oracle.convert_ids_to_tokens(ids)
     assert bert.renderer.token_text(10**6) == ""
     text = await bert.renderer.detokenize(ids, skip_special_tokens=True)
     assert text == bert.oracle.decode(ids, skip_special_tokens=True)

@@ -31,7 +31,7 @@ Render = Callable[..., list[PoolingInput]]
 
 @pytest.fixture(scope="module")
 def folder(wordpiece_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for the oracle, which tokenizes nothing without one."""
+    """A model for the oracle, which needs one even to tokenize."""
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     config = BertConfig(

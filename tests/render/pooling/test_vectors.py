@@ -108,7 +108,7 @@ def test_base64_is_a_json_string_of_the_bytes() -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_bits_are_packed_highest_first(signed: bool) -> None:
-    # The example of Cohere's reference: 1 for positive numbers; -0.0 is none.
+    # The example of Cohere's reference: 1 for positive numbers; -0.0 is not positive.
     numbers = [0.5, -1, 0.0, 2, -0.0, 1e-9, -3, 4]
     written = vectors.pack_bits(to_tensor(numbers), signed=signed)
     assert json.loads(written) == [0b10010101 - 128 * signed]
@@ -144,7 +144,7 @@ def test_chunks_count_by_their_tokens() -> None:
 
 
 def test_unit_chunks_have_a_unit_average_and_others_do_not() -> None:
-    # As far from 1 as bfloat16 makes them.
+    # Rounding to bfloat16 changes lengths by as much.
     chunks = normalize(draw(4, 8)) * np.float32(1.004)
     tensors = [to_tensor(chunk) for chunk in chunks]
     unit = vectors.read_floats(vectors.average(tensors, [1, 2, 3, 4]))
