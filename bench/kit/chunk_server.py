@@ -1,7 +1,7 @@
-"""Streams of a server whose device costs nothing, for benches of the way to the client.
+"""A server whose device costs nothing, for benches of a token's way to the client.
 
-The server is the real one: sockets, HTTP, renderer, scheduler and engine. Its fake device
-takes a millisecond of time for a step and no CPU time to speak of.
+Only the device is a fake. Sockets, HTTP, renderer, scheduler and engine are the real
+ones. The fake device takes a millisecond for a step, and almost no CPU time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.client import RequestFailed
 from kit.raw import Request, ask, write_request
 import trio
 
-# The fake server runs no more sequences than this at once.
+# The most sequences that the fake server runs at once (trioserve/testing/server.py).
 MAX_STREAMS = 32
 
 Endpoint = Literal["chat", "completions"]
@@ -29,7 +29,8 @@ Endpoint = Literal["chat", "completions"]
 async def open_chunk_server(chunks_per_stream: int) -> AsyncIterator[Any]:
     """Serve streams of so many chunks until the block is left.
 
-    Gives the FakeServer of trioserve's test kit.
+    Yields:
+      the FakeServer of trioserve's test kit
     """
     tokenizer = find_test_kit("tokenizer").tiny_tokenizer
     open_fake_server = find_test_kit("server").open_fake_server
@@ -37,16 +38,16 @@ async def open_chunk_server(chunks_per_stream: int) -> AsyncIterator[Any]:
         async with open_fake_server(
             tokenizer(Path(folder)), max_model_len=2 * chunks_per_stream + 64
         ) as server:
-            # A real server keeps the collector from what was imported, too.
+            # As in a real server: the collector skips the imported objects.
             gc.collect()
             gc.freeze()
             yield server
 
 
 def find_test_kit(name: str) -> ModuleType:
-    """Import a module of trioserve's test kit, whichever place this checkout has it in.
+    """Import a module of trioserve's test kit, from its new or its old place.
 
-    bench/chunk_cost.py compares with checkouts from before the kit was a package.
+    bench/chunk_cost.py also runs checkouts in which the kit was not yet a package.
     """
     try:
         return import_module(f"trioserve.testing.{name}")
@@ -79,7 +80,7 @@ def write_requests(
 async def read_streams(
     port: int, endpoint: Endpoint, num_streams: int, chunks_per_stream: int
 ) -> None:
-    """Read so many streams at once, each to its end.
+    """Send so many requests at once, and read each stream to its end.
 
     Raises:
       RequestFailed: the server refused a stream or broke it off.

@@ -10,7 +10,7 @@ import h11
 import msgspec
 import trio
 
-# A server that refuses everything would otherwise be asked as fast as the client can.
+# Without a pause, a server that refuses all requests would get them in a tight loop.
 PAUSE_AFTER_ERROR_SECONDS = 0.1
 
 
@@ -27,7 +27,7 @@ class RequestRefused(RequestFailed):
         self.status = status
 
 
-# A request may end with these when the server is at fault.
+# The errors of a request that are the server's fault.
 FAILURES = (
     OSError,
     trio.BrokenResourceError,
@@ -43,7 +43,7 @@ def describe(error: BaseException) -> str:
 
 
 class Connection:
-    """A keep-alive connection; it opens when needed, and again after it was closed."""
+    """A keep-alive connection, which opens for a request whenever it is closed."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -91,8 +91,8 @@ class Connection:
         try:
             status = await self._exchange(method, path, body)
         except (trio.BrokenResourceError, h11.RemoteProtocolError):
-            # A server may close an idle connection just as it is used again; that is
-            # no failure of the request (RFC 9112, section 9.3.1).
+            # A server may close an idle connection just when it is used again. That
+            # is no failure of the request (RFC 9112, section 9.3.1).
             if not reused:
                 raise
             await self.aclose()

@@ -1,4 +1,4 @@
-"""A closed loop of clients: each sends its next request when it has its answer."""
+"""A closed loop of clients: each waits for its answer, then sends its next request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.probe import HealthProbe
 from kit.statistics import Spread, spread
 import trio
 
-# Above this share of one core the bench may measure the load generator itself; a guess.
+# A load generator with more than this share of one core may be the limit; a guess.
 BUSY_CLIENT = 0.7
 
 AnswerT = TypeVar("AnswerT")
@@ -24,10 +24,10 @@ Ask = Callable[[Connection, bytes], Awaitable[AnswerT]]
 
 @dataclass(slots=True, kw_only=True)
 class Round(Generic[AnswerT]):
-    """Everything seen of one server under one load, once.
+    """The measurements of one server under one load in one round.
 
     Attributes:
-      cpu_seconds: of this process, the load generator.
+      cpu_seconds: CPU time of this process, the load generator.
     """
 
     answers: list[AnswerT] = field(default_factory=list)
@@ -44,7 +44,7 @@ async def run_clients(
     ask: Ask[AnswerT],
     probe: HealthProbe | None = None,
 ) -> Round[AnswerT]:
-    """Let clients send the bodies, one after another, until there are no more."""
+    """Send all bodies; each client takes the next one when it has its answer."""
     seen: Round[AnswerT] = Round(probe=probe)
     left = iter(bodies)
     stop = trio.Event()
@@ -76,14 +76,14 @@ async def _run_client(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReport:
-    """How requests ended over several rounds, and what the load generator itself did.
+    """The outcome of the requests of several rounds, and the load generator's own cost.
 
     Attributes:
-      num_requests: those that succeeded.
-      errors: an error's message -> how often it came.
-      health: of GET /health beside the load; None where nobody probed.
+      num_requests: requests that succeeded.
+      errors: message of an error -> how often it occurred.
+      health: times of GET /health during the load; None without probes.
       cpu: share of one core that the load generator took.
-      lag: how late its timers were.
+      lag: delays of its timers; None without probes.
     """
 
     num_requests: int
@@ -108,7 +108,7 @@ class ClientReport:
 
 
 def report_clients(rounds: Sequence[Round[Any]]) -> ClientReport:
-    """Summarise rounds, whose samples are pooled."""
+    """Summarise rounds; their samples are pooled."""
     probes = [seen.probe for seen in rounds if seen.probe is not None]
     wall_seconds = sum(seen.wall_seconds for seen in rounds)
     return ClientReport(

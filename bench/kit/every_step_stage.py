@@ -1,7 +1,7 @@
 """A stage of a pipeline that sends tokens back in every step.
 
-bench/pipeline.py starts it in place of trioserve's own stage, to measure what a pipeline
-gains because most steps of long prompts send no tokens back.
+trioserve's own stage sends none back in most steps of long prompts. bench/pipeline.py
+starts this stage in its place, to measure the gain of that.
 
     python -m kit.every_step_stage DESCRIPTOR PARENT
 """
@@ -24,9 +24,10 @@ from trioserve.types.transfers import Transfer
 
 
 class EveryStepLinks(StageLinks):
-    """Sends tokens back in every step; the first stage waits for those of the step before.
+    """Links that send tokens back in every step.
 
-    A step that samples nothing sends one token that nobody reads.
+    The first stage waits for the tokens of the step before. A step that samples nothing
+    sends one token, which is not used.
     """
 
     def list_transfers(self, plan: StepPlan) -> tuple[Transfer, ...]:

@@ -1,4 +1,4 @@
-"""A server's own counts, from its /metrics, and their changes between two looks."""
+"""A server's /metrics, and the changes of its counts between two readings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 
 from kit.client import FAILURES, Connection
 
-# Upper bound in seconds -> how many took no longer.
+# Upper bound in seconds -> number of durations up to it.
 Histogram = dict[float, int]
 
 LOOP_TURNS = "trioserve_event_loop_turn_seconds"
@@ -20,7 +20,7 @@ TOKENS = "trioserve_generation_tokens_total"
 
 
 class Metrics:
-    """The samples of one answer of /metrics."""
+    """The samples of one answer from /metrics."""
 
     def __init__(self, text: str) -> None:
         """Parse the exposition text."""
@@ -36,7 +36,7 @@ class Metrics:
         """Read a number without labels.
 
         Raises:
-          KeyError: the server does not count it.
+          KeyError: the server has no metric of this name.
         """
         for sample in self._samples:
             if sample.name == name:
@@ -44,7 +44,7 @@ class Metrics:
         raise KeyError(name)
 
     def read_histogram(self, name: str) -> Histogram:
-        """Read a histogram; empty where the server has none of this name."""
+        """Read a histogram; empty if the server has none of this name."""
         return {
             float(sample.labels["le"]): int(sample.value)
             for sample in self._samples
@@ -67,7 +67,7 @@ async def fetch_metrics(url: str) -> Metrics:
 
 
 async def try_metrics(url: str) -> Metrics | None:
-    """Fetch /metrics; None where the server has none."""
+    """Fetch /metrics; None if the server has none."""
     try:
         return await fetch_metrics(url)
     except FAILURES:
@@ -75,15 +75,15 @@ async def try_metrics(url: str) -> Metrics | None:
 
 
 def find_gains(before: Histogram, after: Histogram) -> Histogram:
-    """Subtract an earlier histogram, in the order of the bounds."""
+    """Subtract an earlier histogram; the bounds of the result rise."""
     return {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
 
 
 def find_quantile(gains: Histogram, share: float) -> float:
     """Estimate a quantile of a histogram.
 
-    Source: Prometheus' histogram_quantile: linear within a bucket; the last finite bound
-    for everything beyond it.
+    Source: Prometheus' histogram_quantile. It is linear within a bucket, and the last
+    finite bound stands for everything above it.
     """
     rank = share * gains[math.inf]
     low, num_below = 0.0, 0
@@ -98,9 +98,10 @@ def find_quantile(gains: Histogram, share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """The bucket of a duration: above one bound and up to the next.
+    """A bucket of a histogram of durations; bounds in seconds.
 
-    Seconds; no upper bound where the histogram has none.
+    Attributes:
+      up_to: None for the last bucket, which has no upper bound.
     """
 
     above: float
@@ -114,7 +115,7 @@ class Bucket:
 
 
 def find_longest(gains: Histogram) -> Bucket:
-    """Find the highest bucket that counted something."""
+    """Find the highest bucket that is not empty."""
     above = 0.0
     for bound, gain in gains.items():
         if gain >= gains[math.inf]:
@@ -124,6 +125,6 @@ def find_longest(gains: Histogram) -> Bucket:
 
 
 def find_new(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Subtract earlier counts, and keep those that grew."""
+    """Subtract earlier counts, and keep the counts that grew."""
     gains = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: gain for name, gain in gains.items() if gain > 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Make a parser whose --help shows the whole docstring of a bench as it is written."""
+    """Make a parser whose --help shows a bench's whole docstring, unchanged."""
     return argparse.ArgumentParser(
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -18,26 +18,26 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def read_positive(text: str) -> int:
-    """Read a number from 1 up."""
+    """Read an integer of 1 or more."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("wants a number from 1 up")
+        raise argparse.ArgumentTypeError("must be 1 or more")
     return number
 
 
 def read_count(text: str) -> int:
-    """Read a number from 0 up."""
+    """Read an integer of 0 or more."""
     number = int(text)
     if number < 0:
-        raise argparse.ArgumentTypeError("wants a number from 0 up")
+        raise argparse.ArgumentTypeError("must be 0 or more")
     return number
 
 
 def read_seconds(text: str) -> float:
-    """Read a time above zero."""
+    """Read a time in seconds, above 0."""
     seconds = float(text)
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError("wants seconds above 0")
+        raise argparse.ArgumentTypeError("must be a time above 0, in seconds")
     return seconds
 
 
@@ -56,7 +56,7 @@ def read_choice(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_output(text: str) -> Path:
-    """Read a path to write to at the end; better refused now than after the run.
+    """Read the path of a file to write; a wrong path is refused before the run.
 
     Raises:
       argparse.ArgumentTypeError: its folder does not exist.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which the colour-blind can tell apart.
+# Okabe and Ito's palette: colour-blind readers can tell its colours apart.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -33,13 +33,13 @@ STYLE: Any = {
 
 @contextmanager
 def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Draw into a figure of so many inches, which becomes a PNG file."""
-    # Half a second of import, and not needed by those who read the table.
+    """Open a figure of so many inches; at the end it is saved as a PNG file."""
+    # The import takes half a second, and a run without a plot does not need it.
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        # A Figure of its own draws with Agg and leaves nothing in pyplot's list.
+        # A Figure made without pyplot draws with Agg, and pyplot does not keep it.
         figure = Figure(figsize=size, dpi=150)
         figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08, wspace=0.03)
         yield figure
@@ -51,7 +51,7 @@ def write_title(figure: Figure, title: str) -> None:
 
 
 def add_legend(figure: Figure) -> None:
-    """Name everything that the first panel shows, below all panels, each name once."""
+    """Add a legend below all panels, with each label of the first panel once."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     by_label = dict(zip(labels, handles))
     if by_label:
@@ -73,7 +73,7 @@ def dress(axes: Axes, title: str, *, along: Literal["x", "y"] = "y") -> None:
 
 
 def label_log_axis(axis: Axis, low: float, high: float) -> None:
-    """Give a logarithmic axis from `low` to `high` plain numbers."""
+    """Label a logarithmic axis from `low` to `high` with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     subs = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
@@ -101,7 +101,7 @@ def draw_bars(
         )
         axes.bar_label(drawn, fmt=write_label, fontsize=7, padding=1)
     axes.set_yscale("log")
-    # The bars have their numbers.
+    # Each bar has its number, so minor ticks need none.
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter("")
     axes.set_xticks(range(len(labels)), labels)
@@ -110,12 +110,12 @@ def draw_bars(
 
 
 def write_label(value: float) -> str:
-    """Write two digits that mean something, and 2500 as such."""
+    """Write two significant digits: 2500, and not 2.5e+03."""
     return f"{float(f'{value:.2g}'):g}"
 
 
 def list_whiskers(durations: Sequence[Spread]) -> tuple[list[float], list[list[float]]]:
-    """List medians in milliseconds, and the whiskers from there up to p99."""
+    """List medians, and the whiskers from them up to p99, in milliseconds."""
     above = [1000 * (each.p99 - each.median) for each in durations]
     return [1000 * each.median for each in durations], [[0.0] * len(above), above]
 
@@ -134,7 +134,7 @@ def save_bars(
 
     Args:
       panels: title of a panel -> kind of a bar -> its value in each group.
-      labels: of the groups.
+      labels: names of the groups.
       colors: kind of a bar -> its color.
       size: width and height in inches.
     """

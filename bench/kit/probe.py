@@ -1,4 +1,4 @@
-"""Probes of ``GET /health`` at a steady pace, beside whatever else a server does."""
+"""Probes of ``GET /health`` at a steady pace, while a server does other work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import trio
 
 
 class HealthProbe:
-    """Asks a server for /health at a steady pace, and notes how long it takes.
+    """Fetches /health from a server at a steady pace, and records the times.
 
-    The pace does not wait for the server. A probe that falls due while the last one is
-    unanswered is not sent: it counts as answered with the last one, from when it was
-    due. Otherwise a server that hangs for a second would be charged with one slow probe
-    where its users would have met a hundred (Tene, "How not to measure latency", 2013:
-    coordinated omission).
+    The pace does not wait for the server. A probe that falls due before the last one is
+    answered is not sent; its time runs from its due time to that answer. Otherwise a
+    server that hangs for a second would have one slow probe, where a hundred users
+    would have waited (Tene, "How not to measure latency", 2013: coordinated omission).
 
     Attributes:
-      lag: how late this process's own timers were, which is not the server's fault.
-      num_failures: probes that were refused or whose connection was closed. The time
-        runs on and the probe is sent again, as a user would.
+      lag: delays of this process's own timers, which are not the server's fault.
+      num_failures: probes that were refused or whose connection was closed. Such a
+        probe is sent again, as a user would do, and its time runs on.
     """
 
     def __init__(
         self, url: str, interval_seconds: float, *, has_health: bool = True
     ) -> None:
-        """Probe `url`; a server without /health is not asked, and only lag is noted."""
+        """Probe `url`; for a server without /health, record only the lag."""
         self._connection = Connection(url)
         self._interval_seconds = interval_seconds
         self._has_health = has_health
@@ -40,16 +39,16 @@ class HealthProbe:
         return spread(self.seconds)
 
     async def connect(self) -> None:
-        """Ask once without noting it, so that the connection is open."""
+        """Send one probe that is not recorded, to open the connection."""
         await self._connection.fetch("GET", "/health")
 
     async def run(self, stop: trio.Event) -> None:
-        """Probe until `stop` is set; the last probe is waited for."""
+        """Probe until `stop` is set, and wait for the last answer."""
         due = trio.current_time()
         async with self._connection:
             while not stop.is_set():
                 await trio.sleep_until(due)
-                # How late this process is to wake up is its own fault.
+                # This process woke up late, which is not the server's fault.
                 asked = trio.current_time()
                 self.lag.append(asked - due)
                 num_due = 1
@@ -71,7 +70,7 @@ class HealthProbe:
                 await trio.sleep(self._interval_seconds)
 
     def list_waits(self, due: float, asked: float, answered: float) -> list[float]:
-        """List how long a probe took, and all that fell due before it was answered."""
+        """List the times of a probe, and of those that fell due before its answer."""
         interval = self._interval_seconds
         num_missed = max(0, math.ceil((answered - due) / interval) - 1)
         return [answered - asked] + [

@@ -1,7 +1,8 @@
 """A process that probes /health and reads bystanders' streams while a server is loaded.
 
-It is a process of its own so that the load generator's work does not delay its probes.
-The parent opens it with open_prober; `python -m kit.prober PORT NUM_STREAMS` is its side.
+Bystanders are clients apart from the load. The process is separate from the load
+generator, whose work would delay the probes. open_prober runs it, as
+`python -m kit.prober PORT NUM_STREAMS`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ HEALTH_INTERVAL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """Everything that the prober saw between start and stop.
+    """The prober's measurements between start and stop.
 
     Attributes:
-      lag: how late its own timers were, which is not counted as the server's.
-      inter_token: of all bystanders; None where there are none.
-      num_failures: of probes, and of bystanders' streams that broke off.
+      lag: delays of its own timers, which are not the server's fault.
+      inter_token: gaps between the texts of all bystanders; None without bystanders.
+      num_failures: failed probes, and bystanders' streams that broke off.
     """
 
     health: Spread
@@ -47,7 +48,7 @@ class Probes:
 
 
 class Prober:
-    """The parent's side."""
+    """The parent's handle of the process."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -57,13 +58,13 @@ class Prober:
         await self._child.ask("go")
 
     async def stop(self) -> Probes:
-        """Stop measuring, and return everything seen."""
+        """Stop measuring, and return the measurements."""
         return msgspec.json.decode(await self._child.ask("stop"), type=Probes)
 
 
 @asynccontextmanager
 async def open_prober(port: int, num_streams: int = 0) -> AsyncIterator[Prober]:
-    """Run the process until the block is left; it is ready once all streams flow."""
+    """Run the process until the block is left, which begins when all streams flow."""
     command = [sys.executable, "-m", "kit.prober", str(port), str(num_streams)]
     environment = find_on_path(BENCH_FOLDER)
     async with open_child(command, name="the prober", environment=environment) as child:
@@ -72,17 +73,17 @@ async def open_prober(port: int, num_streams: int = 0) -> AsyncIterator[Prober]:
 
 
 class Bystanders:
-    """Streams that have nothing to do with the load.
+    """Streams that are not part of the load.
 
     Attributes:
       gaps: the times between texts since begin() was called, in seconds.
-      num_failures: streams that broke off; another takes the place of each.
+      num_failures: streams that broke off; each is opened again.
     """
 
     def __init__(self, port: int, num_streams: int) -> None:
         self._port = port
         self._num_streams = num_streams
-        # Streams whose first text has not come.
+        # Streams without a text so far.
         self._silent = set(range(num_streams))
         self._all_flow = trio.Event()
         self._began = math.inf
@@ -92,7 +93,7 @@ class Bystanders:
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Read until cancelled; started once all streams flow."""
+        """Read until cancelled; report the start when all streams flow."""
         async with trio.open_nursery() as nursery:
             for number in range(self._num_streams):
                 nursery.start_soon(self._stream_forever, number)
@@ -101,7 +102,7 @@ class Bystanders:
             task_status.started()
 
     def begin(self) -> None:
-        """Note gaps from now on."""
+        """Record gaps from now on."""
         self._began = trio.current_time()
 
     async def _stream_forever(self, number: int) -> None:
@@ -125,7 +126,7 @@ class Bystanders:
                     last = now
 
     def note_text(self, number: int, last: float, now: float) -> None:
-        """Note the gap before a text, or the part of it after the beginning."""
+        """Record the gap before a text; only its part after begin() counts."""
         self._silent.discard(number)
         if not self._silent:
             self._all_flow.set()
@@ -135,27 +136,27 @@ class Bystanders:
 
 
 def write_bystander(number: int) -> Request:
-    """Write a chat whose answer goes on for a while."""
+    """Write a request for a chat with a long answer."""
     return write_request(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": write_text(40, "bystander", number)}],
         stream=True,
         max_tokens=4000,
         ignore_eos=True,
-        # Sampled, because the likeliest token of a random model may be one without text.
+        # Sampled, because the likeliest token of a random model may have no text.
         temperature=1.0,
         seed=number,
     )
 
 
 def has_text(line: bytes) -> bool:
-    """Return whether a line of a stream of chat events shows something."""
+    """Return whether a line of a chat's stream has text."""
     is_event = line.startswith(b"data: {") and b'"content":"' in line
     return is_event and b'"content":""' not in line
 
 
 async def run(port: int, num_streams: int) -> None:
-    """Be the process: say "ready", measure from "go" to "stop", print Probes."""
+    """Run the process: print "ready", measure from "go" to "stop", print Probes."""
     lines = open_stdin()
     probe = HealthProbe(f"http://127.0.0.1:{port}", HEALTH_INTERVAL_SECONDS)
     bystanders = Bystanders(port, num_streams)

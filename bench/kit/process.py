@@ -17,12 +17,12 @@ import trio
 
 BENCH_FOLDER = Path(__file__).parents[1]
 
-# A child that has been told to end and does not is terminated.
+# A child that does not end so long after its input was closed is terminated.
 END_TIMEOUT_SECONDS = 10.0
 
 
 class ProcessEnded(Exception):
-    """Raised when a process that the bench started, or the bench itself, ends too early."""
+    """Raised when a process of the bench, or the bench itself, ends too early."""
 
 
 def tell(text: str) -> None:
@@ -98,13 +98,13 @@ class Child:
           ProcessEnded: the process has ended.
         """
         data = line.encode() if isinstance(line, str) else line
-        # A process that no longer reads has ended, and read() says so.
+        # A process that no longer reads has ended, and read() reports that.
         with suppress(trio.BrokenResourceError):
             await self._stdin.send_all(data + b"\n")
         return await self.read()
 
     async def aclose(self) -> None:
-        """Close the child's input, which tells it to end."""
+        """Close the child's input, which makes it end."""
         await self._stdin.aclose()
 
 
@@ -134,7 +134,7 @@ async def open_child(
 
 
 def find_on_path(folder: Path) -> dict[str, str]:
-    """Return the environment in which Python finds this folder's packages first."""
+    """Return environment variables with which Python imports from this folder first."""
     others = os.environ.get("PYTHONPATH")
     folders = [str(folder), *([others] if others else [])]
     return {"PYTHONPATH": os.pathsep.join(folders)}
@@ -142,10 +142,10 @@ def find_on_path(folder: Path) -> dict[str, str]:
 
 @asynccontextmanager
 async def stopping_at_sigterm() -> AsyncIterator[None]:
-    """End the block at SIGTERM, so that the bench stops its processes before it ends.
+    """End the block at SIGTERM, so that the bench stops its processes before itself.
 
     Raises:
-      ExceptionGroup: around a ProcessEnded if SIGTERM came, or around the block's error.
+      ExceptionGroup: of a ProcessEnded if SIGTERM came, or of the block's error.
     """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_raise_at_sigterm)

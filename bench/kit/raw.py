@@ -1,8 +1,8 @@
 """HTTP with one request a connection, written by hand.
 
-A load generator shares the machine with the server that it measures. A parser of answers
-costs it as much as the server spends on writing them, so this client looks at the status
-alone. kit/client.py has a connection that stays open.
+A load generator shares the machine with the server that it measures. Parsing an answer
+would cost as much as the server spends on writing it, so this client reads only the
+status. kit/client.py has a connection that stays open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that is encoded before the clock starts."""
+    """A request that is encoded before the measurement."""
 
     path: str
     body: bytes
@@ -41,7 +41,7 @@ def write_request(path: str, **fields: object) -> Request:
 async def open_request(port: int, request: Request) -> AsyncIterator[trio.SocketStream]:
     """Send a request on a connection of its own; the block reads the answer."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        # Two calls, because the two together would be a copy of a large body.
+        # Two calls, because joining the two would copy a large body.
         await stream.send_all(request.head)
         await stream.send_all(request.body)
         yield stream
@@ -62,10 +62,10 @@ async def ask(port: int, request: Request) -> bytes:
 
 
 def check_status(head: bytes, body: bytes = b"") -> None:
-    """Refuse an answer whose head does not say 200.
+    """Refuse an answer whose status is not 200.
 
     Raises:
-      RequestRefused: it says something else.
+      RequestRefused: the status is another one.
     """
     if not head.startswith(b"HTTP/1.1 200"):
         status = head[9:12]

@@ -24,12 +24,12 @@ def describe_machine() -> str:
 
 
 def write_now() -> str:
-    """Write the time as ISO 8601 has it."""
+    """Write the present time in the format of ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def save(path: Path | None, results: Any) -> None:
-    """Save results as JSON, if they are wanted."""
+    """Save results as JSON; without a path, do nothing."""
     if path is not None:
         path.write_bytes(msgspec.json.encode(results))
 
@@ -38,7 +38,7 @@ def load_reports(paths: Iterable[Path], kind: type[T]) -> list[T]:
     """Read saved results.
 
     Raises:
-      ValueError: a file is not one of this bench's.
+      ValueError: a file is not a result of this bench.
     """
     reports = []
     for path in paths:
@@ -50,10 +50,13 @@ def load_reports(paths: Iterable[Path], kind: type[T]) -> list[T]:
 
 
 def check_same(loads: Iterable[str]) -> None:
-    """Refuse to compare results of different loads, each given in words.
+    """Refuse to compare results of different loads.
+
+    Args:
+      loads: a description of each result's load.
 
     Raises:
-      ValueError: two are different.
+      ValueError: two descriptions differ.
     """
     kinds = list(dict.fromkeys(loads))
     if len(kinds) > 1:
@@ -61,7 +64,7 @@ def check_same(loads: Iterable[str]) -> None:
 
 
 def number_labels(labels: Sequence[Iterable[str]]) -> list[dict[str, str]]:
-    """Give each report's labels a number where an earlier report has the same ones."""
+    """Add the report's number to each label that an earlier report has, too."""
     taken: set[str] = set()
     renamed = []
     for number, each in enumerate(labels, start=1):
@@ -115,7 +118,7 @@ def run_and_print(
     """Run a bench, and print its result and a line about the run.
 
     Args:
-      notes: stand behind the machine in the last line.
+      notes: text after the machine in the last line.
       expected: as of run_or_explain.
 
     Returns:
@@ -133,9 +136,10 @@ def run_and_print(
 def run_or_explain(
     run: Callable[[], T], expected: tuple[type[Exception], ...]
 ) -> T | None:
-    """Run a bench; where it fails with an expected error, say so in a line.
+    """Run a bench; print an expected error as one line.
 
-    Returns None then, and the caller exits with status 2.
+    Returns:
+      the result; None after an error, and the caller exits with status 2
     """
     failed: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""Turns: systems take turns, so that a slow minute of the machine hits all of them."""
+"""Rounds in which systems take turns, so that a slow minute affects all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def alternate(names: Sequence[T], number: int) -> Sequence[T]:
 
 
 def shuffle(names: Sequence[T], num_rounds: int) -> Iterator[tuple[int, T]]:
-    """Give (round, name) for all rounds, each in an order of its own; always the same."""
+    """Yield (round, name); each round has a random order, the same in every run."""
     chance = random.Random(0)
     for number in range(num_rounds):
         for name in chance.sample(names, len(names)):
@@ -36,7 +36,7 @@ def take_turns(
 
 
 def time_calls(call: Callable[[], object], num_calls: int) -> float:
-    """Return the mean seconds of one of so many calls in a row."""
+    """Make so many calls in a row, and return the mean seconds of a call."""
     began = time.perf_counter()
     for _ in range(num_calls):
         call()

@@ -29,7 +29,7 @@ class RunningServer:
     """A server that runs.
 
     Attributes:
-      start_seconds: until it said that it is ready.
+      start_seconds: from the start of the process until it logged that it is ready.
     """
 
     url: str
@@ -45,7 +45,7 @@ def write_serve_command(model: str, **options: object) -> list[str]:
     """Write the command that starts our own server on a free port.
 
     Args:
-      options: names with underscores; True is a flag without a value.
+      options: names have underscores; True stands for a flag without a value.
     """
     command = [sys.executable, "-m", "trioserve", "serve", model, "--port", "0"]
     for name, value in options.items():
@@ -59,10 +59,10 @@ def write_serve_command(model: str, **options: object) -> list[str]:
 async def open_server(command: Sequence[str]) -> AsyncIterator[RunningServer]:
     """Start a server that logs its address when it is ready, and stop it at the end.
 
-    The command finds the bench's own modules.
+    The command can import the bench's modules.
 
     Raises:
-      ProcessEnded: it did not start; with the end of its log.
+      ProcessEnded: it did not start. The error shows the end of its log.
     """
     began = trio.current_time()
     async with open_process(
@@ -83,10 +83,10 @@ async def open_server(command: Sequence[str]) -> AsyncIterator[RunningServer]:
 
 
 async def find_address(log: LineReader) -> str:
-    """Read a server's log as far as the line with its address.
+    """Read a server's log up to the line with its address.
 
     Raises:
-      ProcessEnded: the log ends before; with its last lines.
+      ProcessEnded: there is no such line. The error shows the last lines.
     """
     last: deque[str] = deque(maxlen=10)
     while (line := await log.read()) is not None:

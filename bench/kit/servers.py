@@ -1,4 +1,4 @@
-"""Servers that are measured: where they are, and which model they serve."""
+"""Servers that are measured: their addresses and their models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where one server is, and its label in the results.
+    """The address of one server, and its label in the results.
 
-    `turn` counts the earlier servers of this run with the same URL: prompts depend on
-    it, so that a server that is measured against itself does not meet a prompt twice.
+    `turn` is the number of earlier servers of this run with the same URL. Prompts
+    depend on it, so a server that is measured against itself gets no prompt twice.
     """
 
     label: str
@@ -35,10 +35,10 @@ class ServerUnusable(Exception):
 def read_servers(
     texts: Sequence[str], label: str | None = None, model: str | None = None
 ) -> list[Server]:
-    """Read [LABEL=]URL; a URL without a label is called after its host and port.
+    """Read [LABEL=]URL; the host and port are the label of a URL that has none.
 
     Raises:
-      ValueError: a URL is not one, or two servers would have one label.
+      ValueError: a URL is malformed, or two servers have the same label.
     """
     servers: list[Server] = []
     for text in texts:
@@ -69,15 +69,15 @@ class ModelList(msgspec.Struct):
 
 
 async def fetch_model(connection: Connection) -> str:
-    """Ask a server for the first model that it serves.
+    """Fetch the name of the first model that a server lists.
 
     Raises:
-      RequestFailed: it serves none.
+      RequestFailed: it lists none.
     """
     data = await connection.fetch("GET", "/v1/models")
     listed = msgspec.json.decode(data, type=ModelList)
     if not listed.data:
-        raise RequestFailed("/v1/models is empty; say --model")
+        raise RequestFailed("/v1/models is empty; give --model")
     return listed.data[0].id
 
 

@@ -1,4 +1,4 @@
-"""How a set of durations is spread."""
+"""Percentiles of durations, and medians of several rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Percentiles of durations, in seconds, and how many durations there were."""
+    """Percentiles of durations, in seconds, and the number of durations."""
 
     median: float
     p90: float
@@ -36,7 +36,7 @@ def spread(samples: Iterable[float]) -> Spread | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Read a percentile off sorted values, between two of them where it falls there.
+    """Compute a percentile of sorted values, with linear interpolation between two.
 
     Source: Hyndman and Fan 1996, definition 7, which is also numpy's default.
     """

@@ -1,4 +1,4 @@
-"""Figures as text: numbers with the digits that a reader can use, rows as tables."""
+"""Figures as text: numbers with about three digits, rows as tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kit.statistics import Spread
 
 
 def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Write rows as columns, numbers to the right.
+    """Write rows as columns that are aligned on the right.
 
     Args:
-      left: the columns of texts, which go to the left.
+      left: the columns of texts, which are aligned on the left.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
@@ -32,7 +32,7 @@ def write_markdown(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def write_milliseconds(seconds: float | None) -> str:
-    """Write a duration with three digits or so; a dash for None."""
+    """Write a duration in milliseconds with about three digits; a dash for None."""
     if seconds is None:
         return "-"
     milliseconds = 1000 * seconds
@@ -49,12 +49,12 @@ def write_spread(durations: Spread | None, columns: Sequence[str]) -> list[str]:
 
 
 def write_number(value: float) -> str:
-    """Write three digits, and all of those before the point."""
+    """Write three digits, or all digits before the point if these are more."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def write_ratio(over: float | None, under: float | None) -> str:
-    """Write over / under; a dash where there is nothing to divide."""
+    """Write over / under; a dash if one is missing, or `under` is 0."""
     if over is None or not under:
         return "-"
     ratio = over / under

@@ -1,11 +1,11 @@
-"""Texts that are drawn at random, the same in every run."""
+"""Random texts, the same in every run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import random
 
-# Common words, so that a tokenizer makes about one token of each, as it does of prose.
+# Common words: a tokenizer makes about one token of each, as it does with prose.
 WORDS = (
     "time year people way day man thing woman life child world school state family "
     "student group country problem hand part place case week company system program "
@@ -21,8 +21,8 @@ WORDS = (
     "win offer remember love consider appear buy wait serve die send expect build stay"
 ).split()
 
-# Words that the test kit's tiny tokenizer knows. It cuts other words into many more
-# tokens than a real tokenizer would.
+# Words in the vocabulary of the test kit's tiny tokenizer. It cuts other words into many
+# more tokens than a real tokenizer would.
 TINY_WORDS = (
     "The quick brown fox jumps over the lazy dog sleeps on and Paris is the capital of "
     "France Rome Italy Once upon a time there was a little server that never waited for "
@@ -33,7 +33,7 @@ TINY_WORDS = (
 
 
 def open_chance(*seeds: object) -> random.Random:
-    """Open a source of chance; equal seeds give an equal one."""
+    """Make a random generator; equal seeds give equal generators."""
     return random.Random("/".join(map(str, seeds)))
 
 

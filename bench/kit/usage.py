@@ -8,7 +8,7 @@ import re
 
 
 def list_processes(pid: int) -> list[int]:
-    """List a process, all that it started, and all that those started."""
+    """List a process and all of its descendants."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         children += map(int, (task / "children").read_text().split())
@@ -17,7 +17,7 @@ def list_processes(pid: int) -> list[int]:
 
 def read_cpu_seconds(pid: int) -> float:
     """Read how much CPU time a process has used (proc(5): utime and stime)."""
-    # The name before the last bracket may have spaces.
+    # The command's name, which ends at the last bracket, may have spaces.
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 

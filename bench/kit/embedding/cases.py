@@ -12,7 +12,7 @@ from kit.options import make_parser, read_choice, read_positive
 from kit.texts import open_chance
 import msgspec
 
-# Quick cases would otherwise draw more texts than anybody needs.
+# A limit for quick cases, whose rounds would otherwise need very many texts.
 MAX_REQUESTS = 2000
 
 
@@ -21,8 +21,8 @@ class Case:
     """One kind of request, and how many clients send it.
 
     Attributes:
-      lengths: tokens of the shortest and of the longest text, special ones included.
-      is_large: it keeps the server busy long enough to see whether it still answers.
+      lengths: tokens of the shortest and of the longest text, with special tokens.
+      is_large: it keeps the server busy long enough to measure /health meanwhile.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Case:
     is_large: bool = False
 
     def list_lengths(self) -> list[int]:
-        """Spread the lengths log-uniformly: every request has the same ones."""
+        """Spread the lengths log-uniformly; every request has the same lengths."""
         low, high = self.lengths
         places = [(index + 0.5) / self.num_texts for index in range(self.num_texts)]
         return [round(low * (high / low) ** place) for place in places]
@@ -93,8 +93,8 @@ class Load:
     """The load of every system; one field is one option.
 
     Attributes:
-      pause: seconds between two turns: threads that spin for a while after their last
-        work sleep then.
+      pause: seconds between two turns. Threads that spin for a while after their work
+        go to sleep in this time.
     """
 
     cases: tuple[Case, ...] = CASES
@@ -109,11 +109,11 @@ class Load:
     timeout: float = 3600.0
 
     def count_requests(self, case: Case, seconds: float) -> int:
-        """Return how many requests of so many seconds each make a round."""
+        """Return the number of requests in a round, if each takes so many seconds."""
         return max(case.clients, min(MAX_REQUESTS, math.ceil(self.seconds / seconds)))
 
     def describe(self) -> str:
-        """Describe the requests; how often they are sent may differ between runs."""
+        """Describe the requests; their number may differ between runs."""
         return (
             f"{self.model}, {self.num_threads} threads, {self.encoding} vectors, "
             f"at most {self.max_model_len} tokens a text"
@@ -121,7 +121,7 @@ class Load:
 
 
 def build_server_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Describe the options of a bench of one server, which may run already."""
+    """Make a parser for a bench of one server, which may run already."""
     parser = make_parser(doc)
     load = Load()
     add = parser.add_argument
@@ -133,7 +133,7 @@ def build_server_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 class Vocabulary(msgspec.Struct, kw_only=True):
-    """Words of one token each, and the special tokens that every text gets."""
+    """Words of one token each, and the number of special tokens in every text."""
 
     words: list[str]
     num_special_tokens: int

@@ -1,8 +1,7 @@
 """sentence-transformers in a process of its own.
 
-So neither its memory nor its threads are the server's. The parent opens it with
-open_encoder; `python -m kit.embedding.encoder MODEL MAX_MODEL_LEN NUM_THREADS` is its
-side.
+It shares neither memory nor threads with the server or the load generator. open_encoder
+runs it, as `python -m kit.embedding.encoder MODEL MAX_MODEL_LEN NUM_THREADS`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import msgspec
 # sentence-transformers' own default.
 ENCODE_BATCH_SIZE = 32
 
-# Calls are repeated for a good guess while they take less than this together.
+# For a good guess, calls are repeated until they took this long together.
 QUICK_SECONDS = 1.0
 
 AnswerT = TypeVar("AnswerT")
@@ -37,20 +36,20 @@ class Question(msgspec.Struct, kw_only=True):
 
 
 class Greeting(msgspec.Struct, kw_only=True):
-    """The first line that it writes, once the model is loaded."""
+    """The first line that the process writes, once the model is loaded."""
 
     about: str
     vocabulary: Vocabulary
 
 
 class Timing(msgspec.Struct, kw_only=True):
-    """Its answer to encode and forward."""
+    """The answer to encode and forward."""
 
     seconds: float
 
 
 class Vectors(msgspec.Struct, kw_only=True):
-    """Its answer to vectors."""
+    """The answer to vectors."""
 
     vectors: list[list[float]]
 
@@ -59,10 +58,10 @@ class Vectors(msgspec.Struct, kw_only=True):
 
 
 class Encoder:
-    """The parent's side of the process.
+    """The parent's handle of the process.
 
     Attributes:
-      about: versions and number type.
+      about: versions of the libraries, and the dtype.
     """
 
     def __init__(self, child: Child, greeting: Greeting) -> None:
@@ -71,15 +70,15 @@ class Encoder:
         self.vocabulary = greeting.vocabulary
 
     async def time(self, task: Literal["encode", "forward"], texts: list[str]) -> float:
-        """Have texts encoded, or put through the model alone; return the seconds."""
+        """Encode texts, or run only the model on them; return the seconds."""
         return (await self._ask(task, texts, Timing)).seconds
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
         return (await self._ask("vectors", texts, Vectors)).vectors
 
     async def guess_seconds(self, texts: list[str]) -> float:
-        """Guess how long it takes to encode these texts when everything is warm."""
-        # The first calls of all take many times as long.
+        """Guess the time to encode these texts after a warm-up."""
+        # The first calls take many times as long.
         guesses: list[float] = []
         while len(guesses) < 5 and sum(guesses) < QUICK_SECONDS:
             guesses.append(await self.time("encode", texts))
@@ -130,9 +129,9 @@ async def open_encoder(command: Sequence[str]) -> AsyncIterator[Encoder]:
 
 
 def serve_encoder(load: Load) -> None:
-    """Load the model, greet, and answer questions until there are no more."""
+    """Load the model, write a greeting, and answer questions until the input ends."""
     with os.fdopen(os.dup(1), "wb") as answers:
-        # Libraries print to the same descriptor, which is no answer.
+        # Libraries may print to stdout; their lines go to stderr.
         os.dup2(2, 1)
         encoder = LocalEncoder(load)
         write_line(answers, encoder.greet())
@@ -150,7 +149,7 @@ class LocalEncoder:
     """The model in this process."""
 
     def __init__(self, load: Load) -> None:
-        # Five seconds, and for this process alone.
+        # The import takes five seconds, and only this process needs it.
         from sentence_transformers import SentenceTransformer
         import torch
         from transformers.utils import logging
@@ -166,8 +165,8 @@ class LocalEncoder:
         self._model: Any = self._encoder[0].auto_model
 
     def greet(self) -> Greeting:
-        # Words are counted within a text: some tokenizers write the first word in
-        # another way.
+        # Each word is counted behind another one: some tokenizers encode the first
+        # word of a text in another way.
         alone = self._count_tokens("time")
         return Greeting(
             about=self._describe(),

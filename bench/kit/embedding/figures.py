@@ -20,8 +20,8 @@ REFERENCE_LABEL = "sentence-transformers"
 class CaseReport:
     """One system's figures of one case; the samples of all rounds are pooled.
 
-    Per-second figures are medians of the rounds, and so is the ratio, to
-    sentence-transformers.
+    Figures per second, and the ratio to sentence-transformers, are medians of the
+    rounds.
     """
 
     case: str
@@ -41,8 +41,8 @@ class SystemReport:
     """One system in all cases.
 
     Attributes:
-      largest_difference: of any number of a vector to sentence-transformers'; None for
-        sentence-transformers itself.
+      largest_difference: the largest difference between its vectors' numbers and those
+        of sentence-transformers; None for sentence-transformers itself.
     """
 
     label: str
@@ -69,7 +69,7 @@ class Report:
     systems: tuple[SystemReport, ...]
 
     def by_case(self) -> Iterator[tuple[Case, SystemReport, CaseReport]]:
-        """Give every system's figures of the first case, then of the next, and so on."""
+        """Yield (case, system, its figures of the case), ordered by case."""
         for case in self.load.cases:
             for system in self.systems:
                 if (seen := system.find(case.name)) is not None:
@@ -92,7 +92,7 @@ def find_speed(seen: Round[Timed]) -> float:
 def report_case(
     case: Case, rounds: Sequence[Round[Timed]], base: Sequence[Round[Timed]]
 ) -> CaseReport:
-    """Summarise one system's rounds; base are the reference's, in the same order."""
+    """Summarise one system's rounds; `base` has the same rounds of the reference."""
     answers = [each for seen in rounds for each in seen.answers]
     clients = report_clients(rounds)
     speeds = tuple(find_speed(seen) for seen in rounds)
@@ -113,7 +113,7 @@ def report_case(
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Put several reports' systems side by side; each keeps the ratios of its own run."""
+    """Put several reports' systems side by side, with the ratios of their own runs."""
     names = number_labels([[each.label for each in one.systems] for one in reports])
     cases = {case.name: case for report in reports for case in report.load.cases}
     return replace(

@@ -21,11 +21,11 @@ from kit.plot import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The first system is the reference of the others.
+# The first system is the reference.
 SYSTEM_COLORS = (GREY, *COLORS)
 MARKERS = ("o", "s", "D", "^", "v", "P")
 
-# A case, and the systems that were seen in it, each with its number and its height.
+# A case, and the systems that were measured in it, each with its number and its height.
 Row = tuple[Case, list[tuple[int, float, SystemReport, CaseReport]]]
 
 
@@ -47,7 +47,7 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def list_rows(report: Report) -> list[Row]:
-    """List the cases that a system was seen in, and spread the systems' heights."""
+    """List the cases that were measured, and spread the heights of the systems."""
     rows: list[Row] = []
     for case in report.load.cases:
         seen = [

@@ -52,7 +52,7 @@ class Timed:
     """One request that succeeded.
 
     Attributes:
-      num_tokens: as the server counts them; None where it does not.
+      num_tokens: as the server counts them; None if it does not count them.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class Timed:
 
 
 class VectorServer:
-    """A server that gives vectors, with the model that it serves."""
+    """A server of vectors, with its model."""
 
     def __init__(self, server: Server, model: str, encoding: str) -> None:
         self._model = model
@@ -70,9 +70,10 @@ class VectorServer:
         self.about = f"{server.url}, model {model}"
 
     async def embed(self, texts: Sequence[str]) -> list[array[float]]:
-        """Ask for vectors, once.
+        """Send one request, and return the vectors.
 
-        Raises one of client.FAILURES.
+        Raises:
+          one of client.FAILURES
         """
         async with Connection(self.url) as connection:
             data = await connection.fetch("POST", PATH, self.encode(texts))
@@ -87,7 +88,7 @@ class VectorServer:
         requests: Iterable[Sequence[str]],
         probe: HealthProbe | None = None,
     ) -> Round[Timed]:
-        """Let the case's clients send the requests, each a list of texts."""
+        """Send the requests, which are lists of texts, from the case's clients."""
         bodies = [self.encode(texts) for texts in requests]
         ask = partial(ask_vectors, case.num_texts)
         return await run_clients(self.url, case.clients, bodies, ask, probe)
@@ -102,7 +103,7 @@ async def ask_vectors(num_texts: int, connection: Connection, body: bytes) -> Ti
     """Send one request and read its answer.
 
     Raises:
-      RequestFailed: it has more or fewer vectors than there were texts.
+      RequestFailed: the answer has more or fewer vectors than the request has texts.
     """
     sent = trio.current_time()
     data = await connection.fetch("POST", PATH, body)
@@ -128,10 +129,10 @@ async def ask_nothing(connection: Connection, body: bytes) -> Timed:
 
 
 async def learn_server(server: Server, load: Load) -> VectorServer:
-    """Find out what a server calls its model.
+    """Find out the name of a server's model.
 
     Raises:
-      ServerUnusable: it cannot be reached.
+      ServerUnusable: the server cannot be reached.
     """
     try:
         async with Connection(server.url) as connection:
@@ -147,7 +148,7 @@ async def compare_vectors(
     texts: Sequence[str],
     expected: Sequence[Sequence[float]],
 ) -> float:
-    """Return the largest difference of any number of any vector.
+    """Return the largest difference between the server's and the expected numbers.
 
     Raises:
       ServerUnusable: the server gives no vectors, or vectors of another size.
@@ -177,7 +178,7 @@ def write_own_command(load: Load) -> list[str]:
 async def open_servers(
     servers: Sequence[Server], serve_command: Sequence[str] | None
 ) -> AsyncIterator[list[Server]]:
-    """Start our own server, if there is a command, beside those that run already."""
+    """Start our own server, if there is a command; yield it and the running ones."""
     async with AsyncExitStack() as stack:
         own = []
         if serve_command is not None:
@@ -188,7 +189,7 @@ async def open_servers(
 
 
 def list_doubts(case: Case, answers: Iterable[Timed]) -> Iterator[str]:
-    """Write a line where the server counts other tokens than the case has."""
+    """Write a line if the server does not count as many tokens as the case has."""
     counts = [each.num_tokens for each in answers if each.num_tokens is not None]
     counted = sum(counts) / len(counts) if counts else case.num_tokens
     if abs(counted / case.num_tokens - 1) > 0.01:

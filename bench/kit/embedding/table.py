@@ -38,7 +38,7 @@ def build_table(report: Report) -> list[list[str]]:
 
 
 def write_notes(report: Report) -> Iterator[str]:
-    """Describe the run, and list what casts doubt on it."""
+    """Describe the run, and list the reasons to doubt its figures."""
     yield f"{report.machine}; {report.created}; {report.load.describe()}"
     for system in report.systems:
         yield f"{system.label}: {system.about}"

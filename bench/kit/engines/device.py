@@ -1,4 +1,4 @@
-"""A device that sleeps for each step, as a thread does that waits for a GPU."""
+"""A device that sleeps for each step, like a thread that waits for a GPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Device:
 
     Attributes:
       step_seconds: None for a real model.
-      num_waits: the number of parts in which a step is waited for.
-      max_tokens: of a stream, more than it will ever write.
+      num_waits: number of sleeps in a step.
+      max_tokens: limit of a stream, which it does not reach during a turn.
     """
 
     name: str
@@ -61,7 +61,7 @@ class FixedToken:
 
 
 class Sleeper(FixedToken):
-    """Gives every row the same token, after a while."""
+    """Gives every row the same token, after a sleep."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -70,16 +70,16 @@ class Sleeper(FixedToken):
         self._seconds = device.step_seconds / device.num_waits
 
     def step(self, plan: StepPlan) -> StepResult:
-        # A wait that begins late ends late, as a kernel does that is launched late.
+        # A sleep that begins late ends late, like a kernel that is launched late.
         for _ in range(self._num_waits):
             time.sleep(self._seconds)
         return super().step(plan)
 
 
 def sleep_sharply() -> None:
-    """Have this thread, and those that it will start, wake up in time.
+    """Make this thread, and the threads that it starts later, wake up on time.
 
-    By default Linux lets them sleep 50 us longer, which twenty sleeps of 100 us show.
+    By default Linux adds 50 us to each sleep, which matters for 20 sleeps of 100 us.
     """
     pr_set_timerslack = 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1)

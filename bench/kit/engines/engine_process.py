@@ -1,6 +1,6 @@
 """The engine process of a server whose device sleeps.
 
-`python -m kit.engines.engine_process DESCRIPTOR PARENT`, which open_core runs.
+open_core runs it, as `python -m kit.engines.engine_process DESCRIPTOR PARENT`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kit.engines.device import DEVICES, Device, make_core, sleep_sharply
 if TYPE_CHECKING:
     from trioserve.processes import MessageStream
 
-# Tells an engine process its device.
+# The environment variable that names the device of an engine process.
 DEVICE_VARIABLE = "TRIOSERVE_BENCH_DEVICE"
 
 
 @asynccontextmanager
 async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
-    """Make a core in this process, or in another one as the server does."""
+    """Make a core in this process, or in another one, as the server does."""
     from trioserve.engine import RemoteCore
     from trioserve.engine.process.messages import FromEngine
     from trioserve.processes import open_child
@@ -39,7 +39,7 @@ async def open_core(device: Device, mode: str) -> AsyncIterator[Any]:
 
 
 def main() -> None:
-    """Be the engine process."""
+    """Run the engine process."""
     from trioserve.engine import host_core
     from trioserve.engine.process.messages import ToEngine
     from trioserve.processes import run_as_child

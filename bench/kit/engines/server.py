@@ -1,6 +1,6 @@
-"""A server of a model or of a device that sleeps, its engine inside or outside.
+"""A server of a model or of a sleeping device, with its engine inside or outside.
 
-`python -m kit.engines.server DEVICE MODE FOLDER` serves a device that sleeps, with the
+`python -m kit.engines.server DEVICE MODE FOLDER` serves a sleeping device, with the
 tokenizer in a folder.
 """
 
@@ -21,7 +21,7 @@ from kit.process import tell
 from kit.server import write_serve_command
 import trio
 
-# Where the engine lives.
+# The place of the engine: inside the server's process, or outside.
 MODES = ("inside", "outside")
 
 
@@ -42,7 +42,7 @@ def write_command(device: Device, mode: str, model: str, folder: Path) -> list[s
 
 
 async def serve(device: Device, mode: str, folder: Path) -> None:
-    """Serve a device that sleeps until the process ends; log the address."""
+    """Serve a sleeping device until the process ends; log the address."""
     import hypercorn.trio
 
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig

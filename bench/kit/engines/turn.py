@@ -1,4 +1,4 @@
-"""One turn of a server with many streams: its steps, tokens, /health, loop and CPU."""
+"""A turn of a server with many streams: its steps, tokens, /health, loop and CPU time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kit.texts import write_text
 from kit.usage import list_processes, read_cpu_seconds
 import trio
 
-# 128 prompts on one core, and whatever else is slow; a server that hangs ends the run.
+# Enough for 128 prompts on one core. A server that hangs ends the run.
 LEVEL_TIMEOUT_SECONDS = 300.0
 
 POLL_SECONDS = 0.1
@@ -35,7 +35,10 @@ PROMPT_CHARACTERS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One turn of one server, or the medians of several; seconds unless named."""
+    """Figures of one turn of one server, or medians of several turns.
+
+    Times are in seconds, and CPU figures in cores.
+    """
 
     step: float
     tokens_per_second: float
@@ -55,10 +58,10 @@ class StreamEnded(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Readers:
-    """Reads streams, and notes only their beginnings.
+    """Reads streams, and records only the time of each first event.
 
-    On two cores the reader must be cheap: to decode an event costs as much as it costs
-    the server to write it. The server counts.
+    The reader shares the cores with the server, so it must be cheap: decoding an event
+    would cost as much as writing it. The server counts the tokens.
     """
 
     num_streams: int
@@ -96,7 +99,7 @@ class Readers:
 
 
 def write_stream(max_tokens: int, *seeds: object) -> Request:
-    """Write a request whose prompt no other one has."""
+    """Write a request with a prompt of its own."""
     return write_request(
         "/v1/completions",
         prompt=write_text(PROMPT_CHARACTERS, *seeds),
@@ -109,7 +112,7 @@ def write_stream(max_tokens: int, *seeds: object) -> Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The counts of all processes at one moment."""
+    """The counts and CPU times of all processes at one moment."""
 
     at: float
     metrics: Metrics
@@ -136,7 +139,7 @@ async def measure_turn(
     seconds: float,
     *seeds: object,
 ) -> Figures:
-    """Let so many streams flow for a while, from idle to idle."""
+    """Measure so many streams for a while; the server is idle before and after."""
     readers = Readers(num_streams=num_streams)
     with trio.fail_after(LEVEL_TIMEOUT_SECONDS + seconds):
         async with open_prober(server.port) as prober, trio.open_nursery() as nursery:
@@ -163,7 +166,7 @@ async def wait_idle(server: RunningServer) -> None:
 
 
 def sum_up(before: Look, after: Look, firsts: Iterable[float], seen: Probes) -> Figures:
-    """Divide the counts between two looks by the time between them.
+    """Divide the changes of the counts between two looks by the time between them.
 
     Raises:
       StreamEnded: no step was done.

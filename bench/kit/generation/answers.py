@@ -1,4 +1,4 @@
-"""A streamed answer: server-sent events, and when their texts came."""
+"""Streamed answers: server-sent events, and the times of their texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 class Delta(msgspec.Struct):
     content: str | None = None
-    # Servers do not agree on the name of a reasoning model's thoughts.
+    # Servers give the text of a model's reasoning different names.
     reasoning_content: str | None = None
     reasoning: str | None = None
 
@@ -24,7 +24,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def has_text(self) -> bool:
-        """Return whether a user would see something; a role alone shows nothing."""
+        """Return whether there is text that a user would see; a role alone is none."""
         if self.delta is None:
             return bool(self.text)
         return bool(
@@ -43,7 +43,7 @@ class Event(msgspec.Struct):
 
 
 class EventReader:
-    """Cuts a stream of bytes into the events that it carries."""
+    """Cuts a stream of bytes into events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -51,10 +51,10 @@ class EventReader:
         self.is_done = False
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Take bytes, however they were cut, and give the events that they complete.
+        """Take the next bytes, cut anywhere, and yield the events that they complete.
 
         Every event of this API is one `data:` line, so blank lines, comments and other
-        fields are passed over (WHATWG HTML, section 9.2.6).
+        fields are skipped (WHATWG HTML, section 9.2.6).
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -69,7 +69,7 @@ class EventReader:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """When the text of one request came; times on trio's clock, in seconds."""
+    """The times of one request and of its texts, on trio's clock, in seconds."""
 
     sent: float
     texts: list[float] = field(default_factory=list)
@@ -79,14 +79,14 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens as the server counts them; else one for each event with text."""
+        """The tokens that the server counted, or else the events with text."""
         return len(self.texts) if self.usage_tokens is None else self.usage_tokens
 
     def take(self, event: Event, now: float) -> None:
-        """Note what one event, read at `now`, says.
+        """Record one event, which was read at `now`.
 
         Raises:
-          RequestFailed: it says that the server failed.
+          RequestFailed: the event is an error of the server.
         """
         if event.error is not None:
             raise RequestFailed(f"error event: {event.error}")
@@ -103,7 +103,7 @@ class Answer:
         return [after - before for before, after in zip(self.texts, self.texts[1:])]
 
     def list_paces(self) -> list[float]:
-        """List the time per output token, if there are two tokens to measure between."""
+        """List the time per output token; empty with fewer than two tokens."""
         if len(self.texts) < 2 or self.num_tokens < 2:
             return []
         return [(self.texts[-1] - self.texts[0]) / (self.num_tokens - 1)]

@@ -75,7 +75,7 @@ class Report:
         return sorted({lv.concurrency for each in self.servers for lv in each.levels})
 
     def by_level(self) -> Iterator[tuple[ServerReport, LevelReport]]:
-        """Give every server's result at the first level, then at the next, and so on."""
+        """Yield (server, result), ordered by level."""
         for concurrency in self.list_levels():
             for server in self.servers:
                 for level in server.levels:
@@ -121,7 +121,7 @@ def find_speed(seen: Round[Answer]) -> float:
 
 
 def find_counting(answers: Sequence[Answer]) -> Counting:
-    """Find out how the tokens were counted."""
+    """Return how the tokens were counted."""
     from_usage = [answer.usage_tokens is not None for answer in answers]
     if all(from_usage):
         return "usage"
@@ -129,7 +129,7 @@ def find_counting(answers: Sequence[Answer]) -> Counting:
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
-    """Put the servers of several reports side by side, each under a label of its own."""
+    """Put the servers of several reports side by side; each has a label of its own."""
     names = number_labels([[each.label for each in one.servers] for one in reports])
     return replace(
         reports[0],

@@ -1,4 +1,4 @@
-"""The requests of a load, in the form that each server understands."""
+"""The requests of a load, in the form that each server accepts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Load:
     timeout: float = 900.0
 
     def num_requests(self, concurrency: int) -> int | None:
-        """Requests of one round at this level; None when a duration bounds it."""
+        """Return the requests of a round at this level; None if --duration ends it."""
         if self.duration is not None:
             return None
         return self.requests or max(8, 4 * concurrency)
 
     def describe(self) -> str:
-        """Describe one request; how often it is sent may differ between runs."""
+        """Describe one request; the number of requests may differ between runs."""
         shared = self.shared_prefix_words
         return (
             f"{self.endpoint}, {f'{shared} shared + ' if shared else ''}"
@@ -49,14 +49,14 @@ class Load:
         )
 
     def write_prompt(self, *seeds: object) -> str:
-        """Write one prompt: the words that all share, then its own."""
+        """Write one prompt: the words that all prompts share, then its own."""
         shared = write_words(self.shared_prefix_words, self.seed, "shared")
         return f"{shared} {write_words(self.input_words, self.seed, *seeds)}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The parts of the API that one server was found to understand."""
+    """The model of one server, and the optional parts of the API that it has."""
 
     model: str
     has_ignore_eos: bool
@@ -86,7 +86,7 @@ class Dialect:
 def issue_bodies(
     load: Load, dialect: Dialect, level: int, *seeds: object
 ) -> Iterator[bytes]:
-    """Give out one round's requests until there are enough or time is up."""
+    """Yield one round's requests until there are enough or time is up."""
     count = load.num_requests(level)
     until = trio.current_time() + (math.inf if load.duration is None else load.duration)
     for index in itertools.count() if count is None else range(count):
@@ -96,11 +96,10 @@ def issue_bodies(
 
 
 async def learn_dialect(server: Server, load: Load) -> Dialect:
-    """Find out which of the request's fields a server understands.
+    """Find out whether a server accepts `ignore_eos` and `stream_options`.
 
-    Both fields are extensions for some servers. A server that does not know `ignore_eos`
-    or `stream_options` may ignore it, which the counts of tokens show later, or may
-    answer 400, which this function finds out.
+    Some servers do not have these fields. Such a server may answer 400; then the field
+    is left out. Or it may ignore the field, which the counts of tokens show later.
 
     Raises:
       ServerUnusable: the server cannot be reached, or refuses every form.

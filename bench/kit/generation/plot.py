@@ -55,7 +55,7 @@ def draw_throughput(axes: Axes, report: Report) -> None:
 
 
 def draw_waiting(axes: Axes, report: Report) -> None:
-    """Draw how long clients wait, for the first token and between tokens."""
+    """Draw the waits of clients for the first token and between tokens."""
     dress(axes, "Waiting for tokens")
     axes.set_ylabel(WHISKERS)
     draw_durations(axes, report, "ttft", marker="o", line="-", shift=-0.03)
@@ -66,7 +66,7 @@ def draw_waiting(axes: Axes, report: Report) -> None:
 
 
 def draw_health(axes: Axes, report: Report) -> None:
-    """Draw how long /health takes under that load."""
+    """Draw the times of /health under that load."""
     dress(axes, "GET /health under load")
     axes.set_ylabel(WHISKERS)
     draw_durations(axes, report, "health", marker="o", line="-", shift=0.0)
@@ -84,7 +84,7 @@ def draw_durations(
             for level in server.levels
             if (durations := getattr(level, name)) is not None and durations.median > 0
         ]
-        # Servers stand beside each other, or their whiskers would hide one another.
+        # Servers are drawn beside each other, so that no whisker hides another.
         beside = 0.12 * (index - (len(report.servers) - 1) / 2) + shift
         medians, whiskers = list_whiskers([durations for _, durations in seen])
         axes.errorbar(
@@ -102,14 +102,14 @@ def draw_durations(
 
 
 def label_levels(axes: Axes, report: Report) -> None:
-    """Give a panel the axis that all share: one tick a level, evenly apart."""
+    """Give a panel its horizontal axis: a tick for each level, at equal distances."""
     levels = report.list_levels()
     axes.set_xticks(range(len(levels)), [str(level) for level in levels])
     axes.set_xlim(-0.4, len(levels) - 0.6)
     axes.set_xlabel("concurrent clients")
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
-        # Room for two numbers, however alike the medians are.
+        # Room for two numbers on the axis, even if all medians are alike.
         if high / low < 10:
             low, high = low / 2, max(high * 2, low * 5)
             axes.set_ylim(low, high)

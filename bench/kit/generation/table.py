@@ -82,7 +82,7 @@ def divide(level: LevelReport, base: LevelReport) -> Iterator[str]:
 
 
 def write_notes(report: Report) -> Iterator[str]:
-    """Describe the run, and list what casts doubt on it."""
+    """Describe the run, and list the reasons to doubt its figures."""
     yield f"{report.machine}; {report.created}; {report.load.describe()}"
     for server in report.servers:
         yield f"{server.label}: {server.url}, model {server.model}"

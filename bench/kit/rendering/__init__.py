@@ -1,1 +1,1 @@
-"""Requests that are expensive to read, and a server with a model that computes little."""
+"""Requests that are expensive to read, and a server whose model computes little."""

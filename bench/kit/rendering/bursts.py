@@ -1,4 +1,4 @@
-"""Bursts of requests that are expensive to read, encoded before any clock starts."""
+"""Bursts of requests that are expensive to read, encoded before the measurement."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kit.rendering.payloads import (
 import msgspec
 import trio
 
-# Far beyond what an inline server was seen to take; a server that hangs ends the run.
+# Far longer than an inline server took. A server that hangs ends the run.
 BURST_TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything one burst has."""
+    """The size of one burst."""
 
     num_images: int = 72
     num_embeds: int = 8
@@ -58,8 +58,8 @@ class Bursts:
     """All requests of a run.
 
     Attributes:
-      warm_up: one request of each kind, for all work that is slow only once, and for the
-        prefixes that all others of the kind share.
+      warm_up: one request of each kind. It does the work that is slow the first time,
+        and caches the prefix that all requests of its kind share.
       clients: scenario -> its clients.
     """
 
@@ -68,16 +68,16 @@ class Bursts:
 
 
 def build_bursts(size: Size) -> Bursts:
-    """Draw and encode all requests; equal sizes give equal ones."""
-    # The same tensors over and over: they are rendered anew each time, and the model
-    # finds them in its cache.
+    """Draw and encode all requests; equal sizes give equal requests."""
+    # The same tensors are sent again and again. They are rendered anew each time, and
+    # the model finds them in its cache.
     short, long = (
         write_embeds(rows) for rows in (size.embeds_rows, size.long_embeds_rows)
     )
     embeds = [
         (request,) * size.embeds_turns for request in (*[short] * size.num_embeds, long)
     ]
-    # Everything else is sent once, and no server meets it twice.
+    # All other requests are different, so each server gets them only once.
     seeds = itertools.count()
     images = [(write_image_chat(next(seeds)),) for _ in range(2 * size.num_images)]
     chats = [
@@ -133,7 +133,7 @@ def write_one_token(path: str, **fields: object) -> Request:
 
 @dataclass(slots=True, kw_only=True)
 class Burst:
-    """How the requests of one burst ended.
+    """The outcome of one burst.
 
     Attributes:
       generator_cpu: share of one core that sending the burst took.
@@ -146,7 +146,7 @@ class Burst:
 
 
 async def send_burst(port: int, clients: Iterable[Turns]) -> Burst:
-    """Let all clients begin at once, and wait for the last answer."""
+    """Start all clients at once, and wait for the last answer."""
     burst = Burst()
     began, cpu_began = trio.current_time(), time.process_time()
     with trio.fail_after(BURST_TIMEOUT_SECONDS):
@@ -169,7 +169,7 @@ async def run_client(port: int, turns: Turns, burst: Burst) -> None:
 
 
 async def warm_up(port: int, requests: Iterable[Request]) -> None:
-    """Send one of each kind, and check that text comes back."""
+    """Send the requests, and check that each answer has its one token."""
     for request in requests:
         answer = msgspec.json.decode(await ask(port, request))
         if answer["usage"]["completion_tokens"] != 1:

@@ -1,4 +1,4 @@
-"""A model that sees images and reads wide vectors, and computes next to nothing."""
+"""A model that reads images and wide vectors, and computes almost nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kit.rendering.payloads import HIDDEN_SIZE
 from trioserve.testing.models import save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
 
-# Written as the templates of today's models are: tools as JSON, contents as text or as
-# parts, and a case for each role.
+# Like the templates of today's models: tools as JSON, contents as text or as parts, and
+# a case for each role.
 TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -52,7 +52,7 @@ TEMPLATE = """\
 
 
 def save_smolvlm_processor(folder: Path) -> Path:
-    """Save an image processor that cuts a megapixel as SmolVLM's does.
+    """Save an image processor that cuts an image of a megapixel as SmolVLM's does.
 
     It makes 3 x 4 parts of 364 x 364 pixels and adds the whole image.
     """
@@ -67,8 +67,8 @@ def save_smolvlm_processor(folder: Path) -> Path:
 def save_model(folder: Path) -> None:
     """Save the model, its processor and its template.
 
-    The vision tower makes no more than the four patches of a part that the processor
-    counts on.
+    The vision tower makes only four patches of each part, as many as the processor
+    expects.
     """
     save_smolvlm_processor(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

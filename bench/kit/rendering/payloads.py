@@ -67,7 +67,7 @@ def encode_tensor(num_rows: int) -> str:
 
 
 def write_long_messages(num_messages: int, seed: int) -> list[dict[str, object]]:
-    """Write a chat that differs from those of other seeds in its last message alone."""
+    """Write a chat; chats of different seeds differ only in the last message."""
     messages: list[dict[str, object]] = [
         {
             "role": ("user", "assistant")[number % 2],
@@ -80,7 +80,7 @@ def write_long_messages(num_messages: int, seed: int) -> list[dict[str, object]]
 
 
 def write_tool(number: int) -> dict[str, object]:
-    """Describe a function as OpenAI's API has it."""
+    """Describe a function in the form of OpenAI's API."""
     properties = {
         f"parameter_{name}": {"type": "string", "description": write_text(40, name)}
         for name in ("a", "b", "c")

@@ -1,4 +1,4 @@
-"""A server whose rendering may be moved onto the event loop, and which watches its loop.
+"""A server that can render on its event loop, and reports the figures of the loop.
 
 `python -m kit.rendering.server MODE FOLDER` serves the model in a folder.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Where rendering is done: on the loop, in threads, templates in a process as well.
+# The place of rendering: the loop; threads; threads, and a process for templates.
 MODES = ("inline", "threads", "processes")
 
 # More than the 8192 vectors and one token; the long chats have 6300 tokens.
@@ -38,14 +38,14 @@ class LoopReport(msgspec.Struct, kw_only=True):
 
 
 class RenderingServer:
-    """The parent's side of a server process."""
+    """The parent's handle of a server process."""
 
     def __init__(self, child: Child, port: int) -> None:
         self._child = child
         self.port = port
 
     async def reset(self) -> None:
-        """Let the server forget the figures of its loop."""
+        """Reset the figures of the server's loop."""
         await self._child.ask("reset")
 
     async def report(self) -> LoopReport:
@@ -64,7 +64,7 @@ async def open_rendering_server(
 
 
 async def serve(mode: str, folder: Path) -> None:
-    """Be the server process: print the port, and obey lines until their end."""
+    """Run the server process: print the port, and answer lines until the input ends."""
     import hypercorn.trio
 
     from trioserve.asgi import create_app
@@ -92,9 +92,9 @@ async def serve(mode: str, folder: Path) -> None:
 
 
 def render_inline() -> None:
-    """Make the calls of renderer workers on the loop, at the place that awaits them.
+    """Replace two methods of RendererWorkers, so that work is called on the loop.
 
-    The server has no such option; the method is replaced for this process alone.
+    The server has no such option.
     """
     from trioserve.render import RendererWorkers
 
