@@ -1,8 +1,9 @@
 """How much time does a server add to the model's own for one short text?
 
 Question
-  One client asks for the vector of one text of 12 tokens, over and over. How much of the
-  time is the model's, how much is HTTP's, and how much is left for everything else?
+  One client requests the vector of one text of 12 tokens, again and again. How much of
+  the time does the model take, how much does HTTP take, and how much does the rest
+  take?
 
       python bench/pooling_overhead.py
       python bench/pooling_overhead.py --url http://127.0.0.1:8000 --rounds 1
@@ -15,14 +16,14 @@ Machine
 How to read the answer
   server         a request for one vector.
   encode         SentenceTransformer.encode of the same text, in a process of its own.
-  bare model     transformers' forward pass for a text that is tokenized already, in that
-                 process.
+  bare model     transformers' forward pass in that process, without the tokenizer.
   HTTP alone     a request that the server refuses, `{}`: the cost of a socket, HTTP and
                  small JSON.
-  the rest       the server's time without the bare model's and without HTTP's; below 0
-                 where the server's own model code is faster than transformers'.
-  Milliseconds; medians of all requests of all rounds. The four take turns within a round,
-  in reversed order every other round, with the same texts.
+  the rest       the time of `server` less those of `bare model` and `HTTP alone`. It is
+                 below 0 if the server's own model code is so much faster than
+                 transformers'.
+  Milliseconds; medians of all requests of all rounds. The four take turns within a
+  round, in reversed order every other round, with the same texts.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import argparse
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 import statistics
+from typing import Literal
 
 from kit.client import RequestFailed
 from kit.clients import run_clients
@@ -61,7 +63,7 @@ CASE = Case(name="short-1", num_texts=1, lengths=SHORT)
 # Name of a measurement -> seconds of each request.
 Seconds = dict[str, list[float]]
 
-# Takes the texts of requests, and returns the seconds of each.
+# Takes the texts of each request, and returns the seconds of each request.
 Measure = Callable[[Sequence[list[str]]], Awaitable[list[float]]]
 
 
@@ -73,7 +75,7 @@ async def measure(
     encoder_command: Sequence[str],
     serve_command: Sequence[str] | None = None,
 ) -> Seconds:
-    """Let server, encoder, model and HTTP take turns.
+    """Measure server, encoder, model and HTTP in turns.
 
     Raises:
       ProcessEnded: one of the two commands failed, or SIGTERM came.
@@ -115,7 +117,9 @@ async def take_turns(
 
 
 async def time_encoder(
-    encoder: Encoder, task: str, requests: Sequence[list[str]]
+    encoder: Encoder,
+    task: Literal["encode", "forward"],
+    requests: Sequence[list[str]],
 ) -> list[float]:
     return [await encoder.time(task, texts) for texts in requests]
 
@@ -137,7 +141,7 @@ async def time_http(server: VectorServer, requests: Sequence[list[str]]) -> list
 
 
 def build_table(found: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
-    """Write the medians, and what is left of the server's."""
+    """Lay out the medians, and the rest of the server's median."""
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     rest = medians["server"] - medians["bare model"] - medians["HTTP alone"]
     yield ["p50 of one text of 12 tokens", "ms"]
@@ -152,7 +156,7 @@ def render(found: Mapping[str, Sequence[float]]) -> str:
 def build_parser() -> argparse.ArgumentParser:
     parser = build_server_parser(__doc__)
     add = parser.add_argument
-    add("--requests", type=read_positive, default=200, help="of each round")
+    add("--requests", type=read_positive, default=200, help="for each round")
     return parser
 
 
