@@ -1,32 +1,31 @@
-"""How much faster are two stages, and how much of that is because tokens seldom go back?
+"""How much faster are two stages than one, and what would it cost to send tokens back?
 
 Question
-  The first stage of a pipeline needs the tokens that the last stage samples, but only for
-  sequences that decode. Most chunks of long prompts sample nothing, and their steps send
-  nothing back (trioserve/types/transfers.py). How much faster do two stages read prompts
-  than one, and how much of that would be lost if every step sent tokens back? And how much
-  faster do many streams decode?
+  The first stage of a pipeline needs the tokens that the last stage samples, but only
+  for sequences that decode. Most chunks of long prompts sample nothing, and their steps
+  send nothing back (trioserve/types/transfers.py). How much faster do two stages read
+  prompts than one? How much of that would be lost if every step sent tokens back? How
+  much faster do many streams decode?
 
 Machine
-  Two cores or more; run it alone. Every stage computes in one thread, so two stages have
+  Two cores or more; run it alone. Each stage computes in one thread, so two stages have
   twice the cores of one.
 
 How to read it
-  one      the whole model in the process of the bench, whose event loop is idle while a
-           step runs.
+  one      the whole model in the bench's own process.
   two      two stages in processes of their own.
-  forced   two stages, but every step sends tokens back, and the first stage waits for the
-           tokens of the step before. A pipeline would have to do so if a plan did not say
-           which steps sample.
-  read     all prompts arrive at once and are read in chunks; they share no prefix. Each gets
-           one token. Tokens read per second until the last prompt has its token;
+  forced   two stages, but every step sends tokens back, and the first stage waits for
+           those of the step before. This would be necessary if a plan did not say which
+           steps sample.
+  read     all prompts arrive at once and are read in chunks; they share no prefix. Each
+           gets one token. Tokens read per second until the last prompt has its token;
            milliseconds to the first token, the median of the prompts.
   write    streams of short prompts: tokens per second after each stream has its first
-           token. Every step samples, so there is nothing to force.
-  All three are opened once and take turns in each round, in an order that changes; a short
-  first round does not count. Figures are medians of the rounds, and a ratio is the median
-  of the rounds' ratios, with the least and the largest. idle: the share of a core that
-  stages take while others have their turn; it should be 0.
+           token. Every step samples, so `forced` would be the same.
+  All three take turns in each round, in a changing order, after a short round to warm
+  up. Figures are medians of the rounds. A ratio is the median of the rounds' ratios,
+  with the least and the largest. idle: the share of a core that stages take outside
+  their turns; it should be 0.
 
     python bench/pipeline.py [--dtype float32] [--rounds 5] [--quick]
         [--plot pipeline.png] [--json pipeline.json]
@@ -43,15 +42,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kit.options import add_outputs, read_positive
-from kit.plot import (
-    BLUE,
-    GREEN,
-    INK,
-    VERMILION,
-    dress,
-    open_figure,
-    write_title,
-)
+from kit.plot import BLUE, GREEN, INK, VERMILION, dress, open_figure, write_title
 from kit.process import tell
 from kit.report import save
 from kit.rounds import describe_ratios, list_ratios, shuffle, take_medians
@@ -78,8 +69,7 @@ CONFIGURATIONS = ("one", "two", "forced")
 CHUNK_TOKENS = 256
 MAX_NUM_SEQS = 64
 SHORT_PROMPT = 16
-# Holds all prompts at once: a token's keys and values of SmolLM2-135M take 46 KiB in
-# float32.
+# Enough for all prompts: in float32, SmolLM2-135M has 46 KiB of KV cache for a token.
 KV_CACHE_MIB = 1536
 
 # Name of a figure -> its title in tables and plots.
@@ -97,7 +87,7 @@ Rounds = dict[str, list[dict[str, float]]]
 class Load:
     """The requests of each turn.
 
-    Args:
+    Attributes:
       num_prompts, prompt_tokens: the prompts that are read, and the length of each.
       num_streams, stream_tokens: the streams that are written, and the length of each.
     """
@@ -115,10 +105,10 @@ WARM_UP = replace(QUICK, num_prompts=2, num_streams=MAX_NUM_SEQS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A configuration that waits for its turn.
+    """A configuration that is ready for its turns.
 
-    Args:
-      stages: processes that it has besides this one.
+    Attributes:
+      stages: its processes besides this one.
     """
 
     engine: TokenEngine
@@ -181,7 +171,7 @@ async def open_configuration(
 async def open_pipeline_core(
     config: EngineConfig, module: str
 ) -> AsyncIterator[tuple[LocalCore, ModelInfo]]:
-    """Open a core as open_core does, whose stages are processes that run `module`."""
+    """Open a core as open_core does, with stages that are processes of `module`."""
     async with open_local_stages(
         config.parallel.pipeline_parallel_size, module
     ) as stages:
@@ -204,14 +194,14 @@ async def open_pipeline_core(
 
 
 class Arrivals:
-    """When tokens came, of streams that are opened together."""
+    """The arrival of tokens of streams that are opened together."""
 
     def __init__(self, num_streams: int) -> None:
         self.began = trio.current_time()
         self.firsts: list[float] = []
         self.ended = self.began
         self._num_streams = num_streams
-        # Of tokens that came after every stream had its first one.
+        # Tokens that came after every stream had its first one.
         self.num_late = 0
 
     def take(self, *, is_first: bool, num_tokens: int) -> None:
@@ -225,7 +215,7 @@ class Arrivals:
 async def stream_all(
     engine: TokenEngine, prompts: Sequence[Prompt], num_tokens: int
 ) -> Arrivals:
-    """Have all prompts answered at once, each by so many tokens."""
+    """Send all prompts at once, and read so many tokens for each."""
     arrivals = Arrivals(len(prompts))
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
 
@@ -256,7 +246,7 @@ def make_prompts(
 async def take_turn(
     opened: Opened, name: str, load: Load, number: int
 ) -> dict[str, float]:
-    """Return a configuration's figures of one round."""
+    """Return a configuration's figures in one round."""
     engine = opened.engine
     vocab_size = engine.info.vocab_size
     prompts = make_prompts(number, load.num_prompts, load.prompt_tokens, vocab_size)
@@ -277,7 +267,7 @@ async def take_turn(
 async def measure(
     model: str, dtype: str, load: Load, num_rounds: int
 ) -> tuple[Rounds, float]:
-    """Return figures, and the share of a core that idle stages take."""
+    """Return the rounds, and the share of a core that idle stages take."""
     found: Rounds = {name: [] for name in CONFIGURATIONS}
     idle: list[float] = []
     async with AsyncExitStack() as stack:
@@ -322,18 +312,18 @@ def write_table(rounds: Rounds) -> Iterator[str]:
 
 
 def write_ratios(rounds: Rounds) -> Iterator[str]:
-    for told, name, other, figure in (
-        ("two stages read", "two", "one", "read"),
-        ("two stages that wait in every step read", "forced", "one", "read"),
-        ("not to wait is worth", "two", "forced", "read"),
-        ("the first token comes after", "two", "one", "first_ms"),
-        ("two stages write", "two", "one", "written"),
+    for name, other, figure in (
+        ("two", "one", "read"),
+        ("forced", "one", "read"),
+        ("two", "forced", "read"),
+        ("two", "one", "first_ms"),
+        ("two", "one", "written"),
     ):
         ratios = list_ratios(
             (each[figure] for each in rounds[name]),
             (each[figure] for each in rounds[other]),
         )
-        yield f"{told} {describe_ratios(ratios)}"
+        yield f"{FIGURES[figure]}, {name} / {other}: {describe_ratios(ratios)}"
 
 
 COLORS = {"one": BLUE, "two": GREEN, "forced": VERMILION}
@@ -345,7 +335,7 @@ LABELS = {
 
 
 def save_plot(rounds: Rounds, title: str, path: Path) -> None:
-    """Draw a panel for each figure, into a PNG file: medians, and the rounds as points."""
+    """Draw a panel for each figure, into a PNG file; the points are the rounds."""
     with open_figure(path, (11.5, 4.2)) as figure:
         for axes, key in zip(figure.subplots(1, len(FIGURES)), FIGURES):
             dress(axes, FIGURES[key])
@@ -383,7 +373,7 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="float32", help="auto is the model's own")
     parser.add_argument("--rounds", type=read_positive, default=5)
-    parser.add_argument("--quick", action="store_true", help="only to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs")
     add_outputs(parser)
     options = parser.parse_args()
     prepare_interpreter()

@@ -37,11 +37,11 @@ def test_the_table_has_medians_and_empty_cells_for_missing_figures() -> None:
 
 def test_ratios_are_taken_round_by_round() -> None:
     assert list(pipeline.write_ratios(make_rounds())) == [
-        "two stages read 1.90 times (1.80 to 2.00)",
-        "two stages that wait in every step read 1.00 times (0.90 to 1.00)",
-        "not to wait is worth 2.00 times (1.90 to 2.00)",
-        "the first token comes after 0.50 times (0.50 to 0.50)",
-        "two stages write 1.80 times (1.80 to 1.80)",
+        "tokens read per second, two / one: 1.90 times (1.80 to 2.00)",
+        "tokens read per second, forced / one: 1.00 times (0.90 to 1.00)",
+        "tokens read per second, two / forced: 2.00 times (1.90 to 2.00)",
+        "ms to the first token, two / one: 0.50 times (0.50 to 0.50)",
+        "tokens written per second, two / one: 1.80 times (1.80 to 1.80)",
     ]
 
 
