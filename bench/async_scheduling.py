@@ -1,19 +1,19 @@
 """How long does a device wait for each step, with one step in flight and with two?
 
 Question
-  With one step in flight, the device waits while the host takes in the step's tokens, plans
-  the next step and hands tokens out. With two (--async-scheduling), the next step is ready
-  before. How long does the device wait for each step?
+  With one step in flight, the device waits while the host reads the step's tokens,
+  plans the next step and delivers tokens. With two (--async-scheduling), the next step
+  is planned earlier. How long does the device wait for each step?
 
 Machine
-  Any; run it alone. No model: the device is an executor whose steps take as long as a
-  GPU's.
+  Any; run it alone. There is no model: the device is an executor whose steps take as
+  long as those of a GPU.
 
 How to read the answer
-  128 streams are read by 128 tasks ("tokens"), which may also turn them into text
-  ("text"). The loop, the readers and the device's clock share one thread.
-  idle     how long the device waited for each step; a mean, because it adds up.
-  share    of the tokens that steps of this length could give at most.
+  128 tasks read 128 streams, as token ids ("tokens") or as text ("text"). The loop, the
+  readers and the device's clock share one thread.
+  idle     the mean time that the device waits for a step.
+  share    the tokens, divided by the most that steps of this length can give.
   Both depths take turns; figures are medians of the rounds.
   bench/async_scheduling_model.py measures the same with a real model.
 
@@ -52,7 +52,7 @@ STEP_SECONDS = (0.002, 0.005, 0.01, 0.02)
 DEPTHS = (1, 2)
 PROMPT_TOKENS = 16
 
-# A round of long steps has at least so many tokens.
+# A round has at least so many tokens for each stream, however long its steps are.
 MIN_TOKENS = 100
 ROUND_SECONDS = 2.0
 
@@ -61,9 +61,9 @@ ROUND_SECONDS = 2.0
 class DeviceFigures:
     """Figures of one round with an executor that has no model.
 
-    Args:
+    Attributes:
       idle_ms: the mean time that the device waited for a step.
-      share: the share of the tokens that steps of this length could give at most.
+      share: the tokens, divided by the most that steps of this length can give.
     """
 
     idle_ms: float
@@ -73,7 +73,7 @@ class DeviceFigures:
 async def step_device(
     folder: Path, *, depth: int, step_seconds: float, reads_text: bool, num_tokens: int
 ) -> DeviceFigures:
-    """Serve as many streams as a step takes, for so many tokens each."""
+    """Serve NUM_STREAMS streams of so many tokens each."""
     info = make_info(num_tokens + PROMPT_TOKENS + 8)
     device = FixedToken()
     executor = FakeExecutor(device.step, step_seconds=step_seconds, depth=depth)
@@ -105,7 +105,7 @@ async def step_device(
                 async for _ in deltas:
                     pass
 
-    # The server does so, too: a collection of all imported objects would take 0.1 s.
+    # The server does the same: a collection of all imported objects would take 0.1 s.
     gc.collect()
     gc.freeze()
     async with trio.open_nursery() as nursery:
@@ -145,7 +145,7 @@ def measure(
 def compare(
     folder: Path, step_seconds: Sequence[float], num_rounds: int
 ) -> Iterator[dict[str, object]]:
-    """Print a row for each length of a step and kind of reader, and yield its figures."""
+    """Print a row for each step length and kind of reader, and yield its figures."""
     print(f"{NUM_STREAMS} sequences; idle ms a step / share of the highest rate")
     print("| step | readers | depth 1 | depth 2 |")
     print("| --- | --- | --- | --- |", flush=True)
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=read_positive, default=5)
     parser.add_argument("--json", type=read_output)
     options = parser.parse_args()
-    # The server's own switch interval.
+    # The server's switch interval. prepare_interpreter would also stop the collector.
     sys.setswitchinterval(0.0005)
     with TemporaryDirectory() as folder:
         tokenizer = tiny_tokenizer(Path(folder))

@@ -1,17 +1,17 @@
 """Does a real model on the CPU write faster with two steps in flight?
 
 Question
-  On a CPU, the host and the model share the cores. How many tokens a second do clients get
-  with one step in flight and with two (--async-scheduling), and how long do they wait for
-  the first token and between tokens?
+  On a CPU, the host and the model share the cores. How many tokens a second do clients
+  get with one step in flight and with two (--async-scheduling), and how long do they
+  wait for the first token and between tokens?
 
 Machine
   Any; run it alone.
 
 How to read the answer
-  The model is opened twice, without HTTP. Tokens a second of all clients; milliseconds to
-  the first token and between tokens, medians of the clients. Both take turns; figures are
-  medians of the rounds.
+  Two engines with the model take turns, without HTTP. The figures are the tokens a
+  second of all clients, and the median milliseconds to the first token and between
+  tokens; all are medians of the rounds.
 
     python bench/async_scheduling_model.py [--rounds 5] [--clients 1 16 64]
         [--json out.json]
@@ -53,7 +53,7 @@ class ModelFigures:
 async def load_model(
     engine: TextEngine, num_clients: int, num_tokens: int, name: str
 ) -> ModelFigures:
-    """Generate for so many clients at once; each prompt is new to the prefix cache."""
+    """Generate for so many clients at once; no prompt is in the prefix cache."""
     firsts: list[float] = []
     gaps: list[float] = []
 
@@ -91,7 +91,7 @@ async def load_model(
 async def measure(
     model: str, clients: Sequence[int], num_rounds: int, num_tokens: int
 ) -> Found:
-    """Let both depths take turns with each number of clients."""
+    """Measure both depths in turns with each number of clients."""
     found: Found = {}
     async with AsyncExitStack() as stack:
         engines = {
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=read_positive, default=48)
     parser.add_argument("--json", type=read_output)
     options = parser.parse_args()
-    # The server's own switch interval.
+    # The server's switch interval. prepare_interpreter would also stop the collector.
     sys.setswitchinterval(0.0005)
     found = trio.run(
         measure, options.model, options.clients, options.rounds, options.tokens

@@ -1,25 +1,25 @@
-"""What does a streamed chunk cost the server, and does another checkout do it for less?
+"""How much CPU time does a streamed chunk cost a server, also of another checkout?
 
 Question
-  A token goes from the engine's step through text, JSON and HTTP to a socket. How much CPU
-  time does the server's thread spend on all of that for one streamed chunk?
-  With --against PATH: how much does the code of another checkout spend?
+  A token goes from the engine's step through text, JSON and HTTP to a socket. How much
+  CPU time does the server's thread take for that, for each streamed chunk? With
+  --against PATH: how much does the code of another checkout take?
 
       python bench/chunk_cost.py
       python bench/chunk_cost.py --against ../before --rounds 15
 
 Machine
-  Any; two cores are better, since the clients are a process of their own. CPU time is
-  measured, so that a busy machine adds little; the figures still need a quiet one.
+  Any; two cores are better, because the clients are a process of their own. Run it
+  alone: only CPU time is measured, but a busy machine adds a little to that, too.
 
 How to read the answer
-  us a chunk     CPU time of the server's thread over the chunks that it sent: the median
-                 of the rounds, with the least and the largest.
-  ratio          this checkout over the other one: the median of the rounds' ratios. Less
-                 than 1 means that this checkout is cheaper.
+  us a chunk     CPU time of the server's thread over the chunks that it sent: the
+                 median of the rounds, with the least and the largest.
+  ratio          this checkout over the other one: the median of the rounds' ratios.
+                 Less than 1 means that this checkout is cheaper.
 
-  Both servers live at once and take turns, in reversed order every other round; a server
-  that waits costs nothing. The device costs nothing, either (kit/chunk_server.py): with a
+  Both servers run at once and take turns, in reversed order every other round; an idle
+  server costs nothing. The device costs nothing either (kit/chunk_server.py). With a
   model each chunk costs more, and a difference is a smaller share.
 """
 
@@ -47,7 +47,7 @@ Costs = dict[str, list[float]]
 
 
 async def serve(folder: Path, chunks_per_stream: int) -> None:
-    """Serve; print the port, then this thread's CPU seconds for each line read."""
+    """Serve; print the port, then this thread's CPU seconds for each line of input."""
     import trioserve
 
     assert Path(trioserve.__file__).is_relative_to(folder), "this is the checkout meant"
@@ -55,7 +55,7 @@ async def serve(folder: Path, chunks_per_stream: int) -> None:
         print(server.port, flush=True)
         lines = open_stdin()
         while await lines.read() is not None:
-            # The fake device remembers all plans, which a real one would not.
+            # The fake device keeps all plans, which a real one does not.
             server.device.plans.clear()
             print(time.thread_time(), flush=True)
 
@@ -67,7 +67,7 @@ async def measure(
     chunks_per_stream: int,
     num_rounds: int,
 ) -> Costs:
-    """Let the servers of all checkouts take turns."""
+    """Measure the servers of all checkouts in turns."""
     costs: Costs = {name: [] for name in checkouts}
     command = [sys.executable, __file__, "--chunks", str(chunks_per_stream), "--serve"]
     async with AsyncExitStack() as stack:
@@ -115,10 +115,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--endpoint", choices=("completions", "chat"), default="completions"
     )
     parser.add_argument(
-        "--streams", type=read_positive, default=MAX_STREAMS, help="at once"
+        "--streams", type=read_positive, default=MAX_STREAMS, help="streams at once"
     )
     parser.add_argument(
-        "--chunks", type=read_positive, default=500, help="of each stream"
+        "--chunks", type=read_positive, default=500, help="chunks of each stream"
     )
     # For the servers that this file starts itself.
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)

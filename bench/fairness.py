@@ -1,21 +1,23 @@
 """How do a long prompt and a request with many prompts slow down another stream?
 
 Question
-  A step with 512 tokens behind 7,000 others takes seconds on a CPU, and streams get no
-  token until it is done. --max-step-seconds makes such steps shorter. How long are the gaps
-  of a stream then, and how much later does the first token of the long prompt come?
+  A step for 512 tokens of a prompt, after 7,000 others, takes seconds on a CPU. Streams
+  get no token until it is done. --max-step-seconds makes such steps shorter. How long
+  are the gaps of a stream then, and how much later does the first token of the long
+  prompt come?
 
 Machine
-  Any; SmolLM2-135M-Instruct unless told otherwise, in an engine process.
+  Any; run it alone. The model is SmolLM2-135M-Instruct, unless --model names another
+  one, in an engine process.
 
 How to read it
-  alone       gaps of a stream that has the server for itself.
+  alone       gaps of a stream without other requests.
   long        its gaps beside a prompt of 8,000 tokens. `first` is the time to the first
-              token of that prompt. `short` is the time to the first token of a short prompt,
-              which is sent after a third of `first`.
-  many        its gaps beside a request of 127 prompts of 64 tokens, which write 32 tokens
-              each. `all` is the time until the last of them is done.
-  Seconds; medians of the rounds. In each round all settings take turns, in another order.
+              token of that prompt. `short` is the time to the first token of a short
+              prompt, which is sent after a third of `first`.
+  many        its gaps beside a request of 127 prompts of 64 tokens, which write 32
+              tokens each. `all` is the time until the last of them is done.
+  Seconds; medians of the rounds. In each round all settings take turns, in a new order.
 
     python bench/fairness.py [--settings inf 0.25] [--rounds 3]
 """
@@ -43,14 +45,14 @@ from trioserve.types.prompt import Prompt
 NUM_MANY = 127
 MANY_TOKENS = 32
 
-# A stream that has the server for itself is watched for so long.
+# The time for which the stream is measured without other requests.
 ALONE_SECONDS = 3.0
 
 Figures = dict[str, float]
 
 
 class Asker:
-    """Asks an engine; every prompt is made of fresh tokens."""
+    """Sends prompts to an engine; each prompt has new random tokens."""
 
     def __init__(self, engine: TokenEngine, chance: random.Random) -> None:
         self._engine = engine
@@ -66,7 +68,7 @@ class Asker:
         )
 
     async def ask(self, prompts: Sequence[Prompt], max_tokens: int) -> list[float]:
-        """Return the arrival of each token, in seconds since the request."""
+        """Return the arrival of each output, in seconds since the request."""
         begin = trio.current_time()
         times = []
         sampling = SamplingParams(
@@ -79,7 +81,7 @@ class Asker:
 
 
 class Stream:
-    """A stream that goes on until it is left."""
+    """A stream that goes on until it is cancelled."""
 
     def __init__(self, asker: Asker, engine: TokenEngine) -> None:
         self._engine = engine
@@ -135,8 +137,8 @@ async def measure(engine: TokenEngine, seed: int, long_tokens: int) -> Figures:
 async def measure_long(asker: Asker, stream: Stream, num_tokens: int) -> Figures:
     """Return the figures beside a long prompt, which is sent twice.
 
-    The first time gives the gaps, and the time to its first token. The second time a short
-    prompt follows after a third of that time.
+    The first time gives the gaps, and the time to its first token. The second time, a
+    short prompt follows after a third of that time.
     """
     stream.reset()
     [first] = await asker.ask([asker.make_prompt(num_tokens)], 1)
@@ -163,7 +165,7 @@ def main() -> None:
         "--settings",
         nargs="+",
         default=["inf", "0.25"],
-        help="of --max-step-seconds; none leaves it to the server",
+        help="values of --max-step-seconds; none is the engine's default",
     )
     parser.add_argument("--rounds", type=read_positive, default=3)
     parser.add_argument("--long-tokens", type=read_positive, default=8000)

@@ -1,22 +1,22 @@
-"""How much does LoopStall cost, which a server always keeps on?
+"""How much does LoopStall cost, which is always on in a server?
 
 Question
-  How much CPU time does it add to each task step of a program that does nothing but task
-  steps, which is the worst case? How much of that does trio take for calling any two
-  hooks? And how much does it add to each chunk that a server streams?
+  The worst case is a program that does nothing but task steps. How much CPU time does
+  LoopStall add to each of its steps? How much of that does trio take to call any two
+  hooks? And how much does LoopStall add to each chunk that a server streams?
 
 Machine
-  Any; the server's clients are a process of their own, so two cores are better. All
-  figures are CPU time, so that waiting does not count.
+  Any; two cores are better, because the server's clients are a process of their own.
+  All figures are CPU time, in which waiting does not count.
 
 How to read the answer
   adds           the median of the rounds' differences to the same program without an
                  instrument ("bare").
   empty hooks    an instrument that does nothing, before and after each step.
-  tasks          with one task each step is also a turn of the loop; with 100 tasks a turn
-                 has 100 steps.
-  a chunk        of the real server, whose device costs nothing (kit/chunk_server.py); with
-                 a model each chunk costs more and the share is less.
+  tasks          with one task each step is also a turn of the loop; with 100 tasks a
+                 turn has 100 steps.
+  a chunk        of the real server, whose device costs nothing (kit/chunk_server.py).
+                 With a model each chunk costs more, and the share is smaller.
   Programs take turns, in reversed order every other round.
 
     python bench/instrument.py [--rounds 15]
@@ -71,7 +71,7 @@ def measure_steps(num_tasks: int, num_steps: int, num_rounds: int) -> list[str]:
 
 
 async def run_steps(num_tasks: int, num_steps: int) -> float:
-    """Return the CPU seconds of tasks that only let each other run."""
+    """Return the CPU seconds of tasks that only yield to each other."""
 
     async def step() -> None:
         for _ in range(num_steps // num_tasks):
@@ -107,14 +107,14 @@ async def measure_chunks(num_rounds: int) -> list[str]:
 
 
 async def stream_chunks(port: int) -> float:
-    """Return this process's CPU seconds for a chunk, without its clients'."""
+    """Return this process's CPU seconds for a chunk, without those of the clients."""
     start = time.process_time()
     await trio.run_process([sys.executable, __file__, "--read", str(port)])
     return (time.process_time() - start) / CHUNKS_PER_ROUND
 
 
 def report(title: str, costs: Mapping[str, Sequence[float]]) -> list[str]:
-    """Write a line for the program without an instrument, and one for each instrument."""
+    """Write a line for the program without instruments, and one for each instrument."""
     bare = costs["bare"]
     lines = [f"{title}, bare: {statistics.median(bare) * 1e6:.2f} us"]
     for name, values in costs.items():

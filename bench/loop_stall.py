@@ -3,60 +3,63 @@
 Question
   Requests that are expensive to read arrive in a burst. How long does ``GET /health``
   take meanwhile, how long is the event loop away from its sockets, and how long are the
-  gaps of unrelated streams, if the work is done
+  gaps of other clients' streams, if requests are rendered
 
-      inline     on the loop itself (the server has no such option; kit/rendering/server.py
-                 replaces the calls of the renderer workers)
-      threads    by renderer workers, as by default (--renderer-num-workers 1)
-      processes  as threads, and chat templates in a process (--renderer-processes 1)?
+      inline     on the loop itself (the server has no such option;
+                 kit/rendering/server.py replaces two methods of the renderer workers)
+      threads    by renderer workers, the default (--renderer-num-workers 1)
+      processes  like threads, but templates in a process (--renderer-processes 1)?
 
-  All clients of a burst begin at once, and it is over with the last answer:
+  All clients of a burst begin at once. The burst ends with the last answer:
 
-      images     72 clients with a chat each about a JPEG image of one megapixel, as
-                 data: URL; no two images are the same
-      embeds     8 clients with completions of prompt_embeds of 2048 x 4096 bfloat16, and
-                 one with 8192 x 4096, that is 16.8 and 67 MB that torch.save wrote, as
-                 base64; three each, one after another
-      templates  64 clients with chats of 100 messages and three tools, which the
-                 template writes out to 24,000 characters; four each, one after another
-      mixed      all of these, with 16 chats streamed to bystanders all the while
+      images     72 clients; each sends a chat with a JPEG image of one megapixel as a
+                 data: URL; all images differ
+      embeds     8 clients with completions of prompt_embeds of 2048 x 4096 bfloat16,
+                 and one with 8192 x 4096: 16.8 and 67 MB from torch.save, as base64;
+                 three each, one after another
+      templates  64 clients with chats of 100 messages and three tools, of which the
+                 template makes 24,000 characters; four each, one after another
+      mixed      all of these, while 16 other clients (bystanders) read streamed chats
 
       python bench/loop_stall.py --json stall.json --plot stall.png
       python bench/loop_stall.py --small
 
 Machine
-  Any; the report names it. The server's loop, its threads, this process, which sends the
-  burst, and the prober share its cores. `generator cpu` is the share of a core that sending
-  took. The bodies are encoded before the burst.
+  Any; the report names it. The server's loop and threads, this process, which sends the
+  burst, and the prober share its cores. `generator cpu` is the share of a core that
+  this process takes. The bodies are encoded before the burst.
 
 How to read the answer
   req/s          requests over the time from the first byte to the last answer.
-  /health        one probe every 10 ms from a process of its own. A probe that fell due
-                 while the last one was unanswered counts as answered with that one, from
-                 when it was due.
-  loop gap       the longest turn of the loop: the longest time in which no socket was
-                 looked at (trioserve.observe.LoopStall, which stays on in every server).
-  longest step   of one task between two waits, and the task; "-" for less than 5 ms.
-                 Several steps make a turn, so the gap may be long without a long step.
-  ITL p99        between two events with text of a bystander's stream, seen by the
-                 prober. The engine's own step is part of it in every mode.
+  /health        one probe every 10 ms from a process of its own. The time of a probe
+                 that falls due before the last one is answered runs from its due time
+                 to that answer.
+  loop gap       the longest turn of the loop: the longest time in which it looked at no
+                 socket (trioserve.observe.LoopStall, which is on in every server).
+  longest step   the longest step of a task between two waits, and the task; the task is
+                 "-" below 5 ms. A turn has several steps, so it may be long even if no
+                 step is.
+  ITL p99        time between two events with text of a bystander's stream, measured by
+                 the prober. It contains the engine's own step in every mode.
 
   Every figure is the median of the rounds; the task is that of the worst round. Modes
-  take turns within a round, in reversed order every other one, each with a new server,
-  so that no image was seen before.
+  take turns within a round, in reversed order every other round. Each has a new server,
+  so that no image is in a cache.
 
 Caveats
-  The model is tiny and random: a real one's steps last longer and leave the loop alone
-  for longer. The engine computes as little as possible: one token an answer, and prompts
-  of tensors and of text are found in the prefix cache. The rest of its work competes with
-  the renderer's threads for the cores in `threads` and `processes`, and waits for the
-  loop in `inline`, so req/s may go either way.
-  LoopStall counts wall time: on busy cores a turn is also long where the system gave the
-  core to another program. With other load on the machine only ratios mean anything. And
-  it does not see a thread that takes the GIL while the loop waits for its sockets, though
-  the loop comes back later for it: /health does.
-  An inline server runs all ready tasks in one turn because trio does; another loop would
-  look at its sockets a little more often.
+  The model is tiny and random. The steps of a real one last longer, and the loop is
+  free for longer. The engine computes as little as possible: an answer has one token,
+  and prompts of tensors and of text are found in the prefix cache. The rest of its work
+  competes with the renderer's threads for the cores in `threads` and `processes`, and
+  waits for the loop in `inline`, so req/s may be higher or lower.
+
+  LoopStall measures wall time: on busy cores a turn is also long if the system gave the
+  core to another program. With other load on the machine only ratios are useful. A
+  thread that takes the GIL while the loop waits for its sockets delays the loop, too.
+  /health shows that; LoopStall does not.
+
+  An inline server runs all ready tasks in one turn, because trio does so. Another loop
+  might look at its sockets a little more often.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ import trio
 
 SCENARIOS = ("images", "embeds", "templates", "mixed")
 
-# Between two bursts, so that closed sockets and the like of the last one are gone.
+# A pause after a burst, in which its closed sockets disappear.
 SETTLE_SECONDS = 0.3
 POLL_SECONDS = 0.05
 
@@ -97,7 +100,7 @@ class Figures:
     """One mode's figures of one scenario, of one round or the medians of several.
 
     Attributes:
-      inter_token: of the bystanders; None where there were none.
+      inter_token: gaps of the bystanders' streams; None without bystanders.
     """
 
     requests_per_second: float
@@ -113,7 +116,7 @@ class Figures:
     offenders: list[str]
 
     def list_durations(self) -> list[float | None]:
-        """List the table's durations in seconds; None for those not measured."""
+        """List the table's durations in seconds; None for one that was not measured."""
         return [
             self.health.median,
             self.health.p95,
@@ -127,7 +130,7 @@ class Figures:
 async def measure_burst(
     server: RenderingServer, clients: Iterable[Turns], num_bystanders: int
 ) -> Figures:
-    """Put a server through one burst, from idle to idle."""
+    """Measure one burst of an idle server."""
     await wait_idle(server)
     async with open_prober(server.port, num_bystanders) as prober:
         await server.reset()
@@ -223,7 +226,7 @@ async def measure(
 
 
 def take_medians(rounds: Sequence[Figures]) -> Figures:
-    """Take each figure's median; failures add up, and the worst round names the task."""
+    """Take each figure's median; add up failures, and take the worst round's task."""
     worst = max(rounds, key=lambda figures: figures.longest_step_seconds)
     return find_medians(
         rounds,
@@ -266,12 +269,12 @@ def build_table(results: Results) -> list[list[str]]:
 
 
 def shorten(name: str) -> str:
-    """Leave the module out of a task's name, as long as it still says something."""
+    """Keep the last two parts of a task's name."""
     return ".".join(name.split(".")[-2:]).replace("<locals>.", "")
 
 
 def build_ratios(results: Results) -> list[list[str]]:
-    """Divide the medians of other modes by those of threads; empty without them."""
+    """Divide the medians of other modes by those of `threads`; empty without both."""
     base = {
         each.scenario: each.median for each in results.results if each.mode == "threads"
     }
@@ -293,7 +296,7 @@ def build_ratios(results: Results) -> list[list[str]]:
 
 
 def write_notes(results: Results) -> Iterator[str]:
-    """Describe the run, and list what casts doubt on it."""
+    """Describe the run, and list the reasons to doubt its figures."""
     yield f"{results.machine}; {results.created}; median of {results.num_rounds} rounds"
     yield ", ".join(f"{name} {value}" for name, value in asdict(results.size).items())
     busiest = max(each.median.generator_cpu for each in results.results)
@@ -328,7 +331,7 @@ def save_plot(results: Results, path: Path) -> None:
             panels[title].setdefault(each.mode, []).append(read(each.median))
     save_bars(
         path,
-        "A burst of requests that are expensive to read, by where that is done",
+        "A burst of requests that are expensive to read, by the place of rendering",
         panels,
         list(dict.fromkeys(each.scenario for each in results.results)),
         COLORS,
@@ -351,7 +354,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             help=",".join(known),
         )
     parser.add_argument(
-        "--small", action="store_true", help="few requests: does it still work?"
+        "--small", action="store_true", help="few requests, to check that it works"
     )
     add_outputs(parser)
     parsed = parser.parse_args(arguments)

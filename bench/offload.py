@@ -1,23 +1,23 @@
-"""Does a thread keep the event loop free, for each function that the renderer runs in it?
+"""Which functions block the event loop, although they run in another thread?
 
 Question
   A function that holds the GIL stops the event loop, even if it runs in another thread.
-  For each function that the server hands to a worker: how long does it take, how long is
-  the loop away while it runs in a worker's thread, and how long is the loop away if it is
-  called on the loop itself?
+  For each function that the server gives to a worker: how long does it take, and how
+  long does the loop not run, if the function runs in a worker's thread, and if it runs
+  on the loop itself?
 
 Machine
-  Any; run it alone. The tokenizer and the image processor come from the test kit, so
-  nothing is downloaded; the bench measures their libraries.
+  Any; run it alone. The tokenizer and the image processor are small ones from the test
+  kit, so nothing is downloaded; they use the same libraries as real ones.
 
 How to read it
-  time      of the function, in the thread; median of the rounds.
-  thread    the longest gap between two ticks of a task that wakes every millisecond,
-            less that millisecond, while the function runs in a thread: its median and
-            its largest of all rounds. "idle" is what a sleeping thread gives: the
-            machine's own noise.
-  loop      the same with the function on the loop: about its time.
-  A gap of the thread near the function's time says that it holds the GIL.
+  time      time of the function in the thread; median of the rounds.
+  thread    the longest gap of the loop while the function runs in a thread: its median
+            and its largest of all rounds. A task wakes up every millisecond; a gap is
+            the time between two of its ticks, less that millisecond. "idle" is a thread
+            that sleeps: the machine's own noise.
+  loop      the gap if the function runs on the loop: about its time.
+  A gap with the thread that is near the function's time shows that it holds the GIL.
 
     python bench/offload.py [--rounds 9]
 """
@@ -64,12 +64,12 @@ Work = Callable[[], object]
 
 
 def cut(body: bytes) -> list[bytes | bytearray]:
-    """Cut a body as it comes from the socket."""
+    """Cut a body into parts, as they come from the socket."""
     return [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)]
 
 
 def decode_completion(body: bytes) -> object:
-    """Decode a completion for a model of 131,072 tokens, or find that it is too long."""
+    """Decode a completion for a model of 131,072 tokens; return its refusal, if any."""
     try:
         return decode_chunks(cut(body), CompletionRequest, 131_072)
     except ContextLengthExceeded as error:
@@ -77,7 +77,7 @@ def decode_completion(body: bytes) -> object:
 
 
 def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
-    """Yield every function that the server hands to a worker, with an input."""
+    """Yield every function that the server gives to a worker, with an input."""
     text = write_words(10**5, 0, words="the dog sleeps on and on in Rome".split())
     parts = load_text_parts(
         folder,
@@ -148,7 +148,7 @@ def list_image_work(folder: Path) -> Iterator[tuple[str, Work]]:
 
 
 async def measure_gap(work: Work, *, in_thread: bool) -> tuple[float, float]:
-    """Return the longest time that the loop was away, and the work's own time."""
+    """Return the longest gap of the loop, and the time of the work."""
     longest = 0.0
     async with trio.open_nursery() as nursery:
 
@@ -171,7 +171,7 @@ async def measure_gap(work: Work, *, in_thread: bool) -> tuple[float, float]:
         else:
             result = work()
         seconds = time.perf_counter() - began
-        # The loop frees the result, so that is part of the work.
+        # The loop's thread frees the result, so this counts as a part of its gap.
         del result
         await trio.sleep(0.005)
         nursery.cancel_scope.cancel()
@@ -197,7 +197,7 @@ async def measure(folder: Path, rounds: int) -> None:
 
 
 def write_row(name: str, *cells: str) -> str:
-    """Write a row at once, because the next one takes a while."""
+    """Write one row; rows are printed one by one, because each takes a while."""
     return f"{name:36}" + "".join(f"{cell:>9}" for cell in cells)
 
 
@@ -205,7 +205,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=read_positive, default=9)
     arguments = parser.parse_args()
-    # As the server does.
+    # The server's switch interval. prepare_interpreter would also stop the collector.
     sys.setswitchinterval(0.0005)
     torch.manual_seed(0)
     torch.set_num_threads(1)

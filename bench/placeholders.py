@@ -1,25 +1,26 @@
 """Does a step cost the host more as outputs grow longer?
 
 Question
-  Tokens that are still on the device leave placeholders in the history of outputs, which
-  are filled in later. vLLM once looked for the first of them from the front of each
-  request's list, which took 10.9 ms a step at 60,000 tokens and 128 requests and starved
-  the GPU (#42938). Here they are counted. How much time does a step of 128 sequences cost
-  the host as outputs grow?
+  The history of outputs has placeholders for tokens that are still on the device. They
+  are filled in later. vLLM once searched for the first of them from the front of each
+  request's list, which took 10.9 ms a step at 60,000 tokens and 128 requests, so the
+  GPU had to wait (#42938). Here placeholders are counted. How much time does a step of
+  128 sequences cost the host as outputs grow?
 
 Machine
   Any; no device and no model.
 
 How to read it
   scheduler   one `schedule` and one `update`, with another step in flight.
-  history     the work of the device's thread for a plug-in that wants all output tokens
-              of all sequences: it fills in the tokens of the last step, and notes those of
-              this step.
-  forward     the defect: each sequence has a list with a placeholder at its end, which is
-              searched from the front by `list.index`, the fastest way that Python has.
+  history     the work of the device's thread for a plug-in that needs all output tokens
+              of all sequences: it fills in the tokens of the last step, and records
+              those of this step.
+  forward     the defect: each sequence has a list with a placeholder at its end. The
+              list is searched from the front by `list.index`, the fastest way in
+              Python.
   backward    vLLM's repair: the same lists, searched from the end.
   Medians of the rounds' medians in ms; the lines of the first two should be flat. Each
-  round visits all lengths in an order of its own, and measures all kinds at each.
+  round has all lengths in a new order, and measures all kinds at each length.
 
     python bench/placeholders.py [--plot placeholders.png] [--json placeholders.json]
 """
@@ -81,7 +82,7 @@ def open_scheduler(num_output: int) -> Step:
         )
     plan = scheduler.schedule()
     assert plan is not None
-    # A device that reports all tokens at once saves the bench these steps.
+    # One step reports all tokens, so that the bench need not take thousands of steps.
     written = tuple(i % 49_000 for i in range(num_output))
     rows = (written,) * NUM_SEQUENCES
     scheduler.update(plan, StepResult(step_id=plan.step_id, sampled=rows))
@@ -101,7 +102,7 @@ def open_scheduler(num_output: int) -> Step:
 
 
 class Reader(LogitsProcessor):
-    """Wants every token and does nothing with them."""
+    """A plug-in that needs all output tokens, and does nothing with them."""
 
     name = "reader"
     needs_output_token_ids = True
@@ -176,7 +177,7 @@ def measure(num_output: int, steps: int) -> dict[str, float]:
     medians = {}
     for kind, make in KINDS.items():
         step = make(num_output)
-        # The first steps plan tokens that are not computed yet.
+        # The first steps plan the written tokens, which are not computed yet.
         for _ in range(4):
             step()
         times = []
@@ -196,7 +197,7 @@ def save_plot(results: dict[int, dict[str, float]], path: Path) -> None:
             points = [results[length][kind] for length in LENGTHS]
             style = "--" if kind in ("forward", "backward") else "-"
             axes.plot(LENGTHS, points, style, marker="o", label=kind)
-        dress(axes, "What placeholders cost: counted, and searched")
+        dress(axes, "The cost of placeholders: counted, and searched")
         axes.set_yscale("log")
         axes.set_xlabel("tokens that each of 128 sequences has written")
         axes.set_ylabel("ms of the host a step (median)")

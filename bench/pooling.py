@@ -1,20 +1,21 @@
-"""How fast does a server embed, against sentence-transformers in a program of one's own?
+"""How fast does a server embed texts, compared with sentence-transformers?
 
 Question
-  A program that wants vectors may call SentenceTransformer.encode itself. How many
-  texts a second does it get there, and how many from a server over HTTP, with the same
-  model and as many threads?
+  A program that needs vectors may call SentenceTransformer.encode itself. How many
+  texts a second does it get in this way, and how many from a server over HTTP, with the
+  same model and as many threads?
 
       python bench/pooling.py --json embed.json --plot embed.png
       python bench/pooling.py --cases short-1,mixed-32 --seconds 1 --rounds 1
       python bench/pooling.py --start --url peer=http://127.0.0.1:8001/v1
       python bench/pooling.py --compare monday.json tuesday.json --plot days.png
 
-  Without --url the bench starts `trioserve serve` and stops it at the end; with --url
-  it asks any server of OpenAI's /v1/embeddings, and --start measures ours beside it.
-  sentence-transformers runs in a process of its own, so that neither its memory nor its
-  threads are the server's. Each is idle while another is measured: within a round they
-  take turns at every case, in reversed order every other round, with the same texts.
+  Without --url the bench starts `trioserve serve` and stops it at the end. With --url
+  it measures any server with OpenAI's /v1/embeddings; --start adds our own server.
+  sentence-transformers runs in a process of its own, so it shares neither memory nor
+  threads with a server. Each system is idle while another is measured: within a round
+  they take turns at every case, in reversed order every other round, with the same
+  texts.
 
       short-N              one client, N texts of 12 tokens in a request
       equal-32             32 texts of 64 tokens
@@ -23,32 +24,33 @@ Question
       mixed-clients-N      N clients at once, 8 texts of 8 to 256 tokens each
       long-512             512 texts of 512 tokens: 262,144 tokens in a request
 
-  bench/pooling_overhead.py tells where the time of one short text goes, and
-  bench/pooling_health.py whether a server still answers while it embeds.
+  bench/pooling_overhead.py divides the time of one short text into parts, and
+  bench/pooling_health.py measures whether a server still answers while it embeds.
 
 Machine
-  Any; the report names it. The load generator shares it with the server, which is part
-  of the server's figures and not of sentence-transformers': there nothing but encode()
-  is timed, in its own process. Run it alone: GNU OpenMP's threads spin while they wait,
-  which costs a lot on a busy machine, and trioserve keeps them from it;
-  GOMP_SPINCOUNT=1000 in the environment keeps both.
+  Any; the report names it. The load generator takes some of the machine's time from the
+  server, but not from sentence-transformers, whose process times only encode(). Run it
+  alone: the threads of GNU OpenMP spin while they wait, which costs a lot on a busy
+  machine. trioserve limits that for itself; GOMP_SPINCOUNT=1000 in the environment
+  limits it for both.
 
 How to read the answer
   req/s, texts/s, tok/s  the median of the rounds; special tokens count. In a round all
-                 get the same requests: as many as sentence-transformers does in
-                 --seconds, and one of each client at least.
+                 systems get the same requests: as many as sentence-transformers does in
+                 --seconds, and at least one for each client.
   x ST           texts/s over those of sentence-transformers; the median of the rounds'
-                 ratios. It is given the request's texts in one call, sorts them by
-                 length and pads batches of 32.
-  p50, p99       of a request. With several clients sentence-transformers' calls come
-                 one after another, as from a server that puts encode() behind a lock;
-                 its latency is how long such a server's clients would wait in that queue,
-                 without the cost of HTTP.
+                 ratios. sentence-transformers gets the texts of a request in one call,
+                 sorts them by length and pads batches of 32.
+  p50, p99       time of a request. With several clients the calls of
+                 sentence-transformers come one after another, as in a server with a
+                 lock around encode(). Its latency contains the wait for that lock, but
+                 no HTTP.
   client cpu     CPU time of this process over wall time. Near 100 % the figures are the
                  client's and not the server's.
 
-  Texts are seeded words of one token each. The vectors of some are compared first: the
-  notes give the largest difference between the server's and sentence-transformers'.
+  Texts are random words of one token each, the same in every run. First the vectors of
+  some texts are compared: the notes give the largest difference between the server's
+  and those of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ from kit.rounds import alternate
 from kit.servers import Server, ServerUnusable, read_servers
 import trio
 
-# A case is warmed up, and its time guessed, with so many of its texts.
+# So many texts of a case are used for its warm-up, and to guess its time.
 WARM_UP_TEXTS = 32
 
 
@@ -137,10 +139,10 @@ class Reference:
 
 
 def wait_behind_lock(seconds: Sequence[float], clients: int) -> list[float]:
-    """List how long requests take where one is served after another.
+    """List the times of requests that are served one after another.
 
-    Each client sends its next when it has its answer: at any time the requests of all
-    others are ahead of it.
+    Each client sends its next request when it has its answer, so the requests of all
+    other clients are served before it.
     """
     return [
         sum(seconds[max(0, index - clients + 1) : index + 1])
@@ -158,10 +160,10 @@ async def measure(
     encoder_command: Sequence[str],
     serve_command: Sequence[str] | None = None,
 ) -> Report:
-    """Put sentence-transformers and all servers through all cases, in turns.
+    """Measure sentence-transformers and all servers in all cases, in turns.
 
     Args:
-      encoder_command: runs kit.embedding.encoder, or what speaks like it.
+      encoder_command: runs kit.embedding.encoder, or a program with the same protocol.
       serve_command: starts our own server, which is measured before the others.
 
     Raises:
@@ -190,7 +192,7 @@ async def measure(
 
 
 class Run:
-    """The systems of a run, and everything seen of them so far."""
+    """The systems of a run, and their measurements so far."""
 
     def __init__(self, load: Load, encoder: Encoder) -> None:
         self._load = load
@@ -201,7 +203,7 @@ class Run:
         self._seen: dict[tuple[str, str], list[Round[Timed]]] = {}
 
     async def learn(self, servers: Sequence[Server]) -> None:
-        """Ask every server for some vectors, and compare them."""
+        """Get some vectors from every server, and compare them."""
         texts = write_texts(COMPARED, self._encoder.vocabulary, self._load.seed)
         expected = await self._encoder.embed(texts)
         for server in servers:
@@ -211,7 +213,7 @@ class Run:
             self._systems.append(learned)
 
     async def warm_up(self) -> None:
-        """Run some of every case, and settle how many requests fill a round."""
+        """Run some texts of each case, and choose its number of requests in a round."""
         tell("warming up")
         for case in self._load.cases:
             texts = self._write_texts(case, "warm-up")
@@ -223,7 +225,7 @@ class Run:
             self._num_requests[case.name] = self._load.count_requests(case, seconds)
 
     async def take_turns(self) -> None:
-        """Run everything that is measured."""
+        """Run all measurements."""
         for number in range(self._load.rounds):
             for case in self._load.cases:
                 tell(f"round {number + 1} of {self._load.rounds}: {case.describe()}")
@@ -240,7 +242,7 @@ class Run:
         return write_texts(case, self._encoder.vocabulary, self._load.seed, *seeds)
 
     def report(self) -> Iterator[SystemReport]:
-        """Summarise everything seen, a system at a time."""
+        """Yield a summary of each system's measurements."""
         for system in self._systems:
             yield SystemReport(
                 label=system.label,
@@ -253,7 +255,7 @@ class Run:
         for case in self._load.cases:
             rounds = self._seen.get((system.label, case.name), [])
             base = self._seen.get((REFERENCE_LABEL, case.name), [])
-            # A run that was cut may have one of the two alone.
+            # In a run that was cut, one of the two may have a round more.
             num_both = min(len(rounds), len(base))
             if num_both:
                 yield report_case(case, rounds[:num_both], base[:num_both])
@@ -268,14 +270,14 @@ def build_parser() -> argparse.ArgumentParser:
     load = Load()
     add = parser.add_argument
     add("--url", action="append", metavar="[LABEL=]URL", help="may be repeated")
-    add("--start", action="store_true", help="our own server beside those")
+    add("--start", action="store_true", help="measure our own server, too")
     add("--model", default=load.model, help="as `trioserve serve` takes it")
     add("--max-model-len", type=read_positive, default=load.max_model_len)
     add(
         "--num-threads",
         type=read_positive,
         default=load.num_threads,
-        help="of torch, in our own server and in sentence-transformers",
+        help="threads of torch, in our own server and in sentence-transformers",
     )
     add("--cases", type=read_cases, default=CASES, metavar="NAME,NAME")
     add("--encoding", choices=("base64", "float"), default=load.encoding)
@@ -284,8 +286,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seconds",
         type=read_seconds,
         default=load.seconds,
-        help="that sentence-transformers takes for a round of a case; one request at "
-        "least",
+        help="time of sentence-transformers in each round of a case",
     )
     add("--pause", type=float, default=load.pause, help="seconds between two turns")
     add("--seed", type=int, default=load.seed)
@@ -293,19 +294,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--timeout",
         type=read_seconds,
         default=load.timeout,
-        help="seconds for everything but starting",
+        help="seconds for the whole run after the start",
     )
     add_outputs(parser)
-    add_compare(parser, "saved results to show side by side; nothing is run")
+    add_compare(parser, "show saved results side by side, and run nothing")
     return parser
 
 
 def gather(options: argparse.Namespace) -> Report:
-    """Run what is to be run, or read what was.
+    """Run the bench, or read saved results.
 
     Raises:
-      ValueError: options or files make no sense, or sentence-transformers is missing.
-      ProcessEnded, ServerUnusable: as measure().
+      ValueError: options or files are wrong, or sentence-transformers is missing.
+      ProcessEnded, ServerUnusable: as in measure.
     """
     if options.compare:
         if options.json or options.url or options.start:

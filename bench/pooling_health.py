@@ -15,19 +15,20 @@ Machine
 
 How to read the answer
   texts/s        the median of the rounds. The probes take some of the server's time.
-  /health        one probe every 50 ms, from this process. A probe that fell due while the
-                 last one was unanswered counts as answered with that one, from when it
-                 was due.
+  /health        one probe every 50 ms, from this process. The time of a probe that
+                 falls due before the last one is answered runs from its due time to
+                 that answer.
   loop turn      the bucket of the longest turn of the server's event loop, from its
-                 /metrics; of the worst round. Reading /metrics is such a turn itself, of
-                 1 to 2 ms. Wall time: on busy cores a turn is also long where the system
-                 gave the core away.
+                 /metrics; of the worst round. Reading /metrics is itself a turn of 1 to
+                 2 ms. This is wall time: on busy cores a turn is also long if the
+                 system gave the core to another program.
   loop step      the same for the longest step of one task.
   client cpu     CPU time of this process over wall time. Near 100 % the figures are the
                  client's and not the server's.
 
-  A round of a case sends as many requests as the server answers in --seconds, and one of
-  each client at least. Texts are seeded words of one token each for BERT's tokenizer.
+  A round of a case has as many requests as the server answers in --seconds, and at
+  least one for each client. Texts are random words, the same in every run; each is one
+  token of BERT's tokenizer.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Seen:
     """All rounds of one case.
 
     Attributes:
-      looks: the server's metrics before and after each round; None where it has none.
+      looks: the server's metrics before and after each round; None if it has none.
     """
 
     case: Case
@@ -148,7 +149,7 @@ def _read_bound(bucket: Bucket) -> float:
 async def measure(
     load: Load, servers: Sequence[Server], serve_command: Sequence[str] | None = None
 ) -> list[Seen]:
-    """Put one server through all cases, `load.rounds` times.
+    """Measure one server in all cases, `load.rounds` times.
 
     Raises:
       ProcessEnded: the command failed, or SIGTERM came.
@@ -167,7 +168,7 @@ async def measure(
 
 
 async def count_requests(server: VectorServer, load: Load, case: Case) -> int:
-    """Send a request of each client, and return how many requests fill a round."""
+    """Send a request of each client, and return the number of requests in a round."""
     requests = write_requests(load, case, "warm-up", case.clients)
     seen = await server.run(case, requests)
     return load.count_requests(case, seen.wall_seconds / case.clients)
@@ -193,7 +194,7 @@ async def measure_round(
 
 
 def render(seen: Sequence[Seen]) -> str:
-    """Write the table and what casts doubt on it."""
+    """Write the table, and the reasons to doubt it."""
     rows = [
         ["", "", "", "", "/health ms", "", "", "loop ms", "", "client"],
         ["case", "requests", "errors", "texts/s", "p50", "p99", "max"]
@@ -214,7 +215,7 @@ def build_parser() -> argparse.ArgumentParser:
     read = partial(read_cases, known=LARGE_CASES)
     names = ",".join(case.name for case in LARGE_CASES)
     add("--cases", type=read, default=LARGE_CASES, metavar="NAME,NAME", help=names)
-    add("--seconds", type=read_seconds, default=Load().seconds, help="of a round")
+    add("--seconds", type=read_seconds, default=Load().seconds, help="for each round")
     add("--seed", type=int, default=Load().seed)
     return parser
 

@@ -1,9 +1,9 @@
 """How much do many streams gain from an engine process?
 
 Question
-  With --no-engine-process the server and its engine share a process, and so the GIL: the
-  code that writes to many clients and the code that plans and launches steps take turns.
-  With --engine-process, the default, they share nothing but a socket. How long does a
+  With --no-engine-process the server and its engine share a process, and so the GIL:
+  the code that writes to many clients and the code that plans and launches steps take
+  turns. With --engine-process, the default, they share only a socket. How long does a
   step take, how many tokens come each second, and how long do /health and a turn of the
   event loop take,
 
@@ -12,43 +12,47 @@ Question
 
   while 1, 32 and 128 clients each read a stream? There are four devices:
 
-      model      a real model on the CPU, by `trioserve serve --num-threads 1`
-      2 ms       a thread that sleeps for that long in place of a step, as a thread that
-      5 ms       waits for a GPU: it costs no CPU, and needs the GIL once a step
-      2 ms / 20  the same, but it asks for the GIL 20 times a step. torch gives it away in
-                 every operation, so a step whose kernels are launched one by one asks for
-                 it hundreds of times; one that replays a CUDA graph, a few times
+      model      a real model on the CPU, with `trioserve serve --num-threads 1`
+      2 ms       a thread that sleeps for 2 ms in each step, like a thread that waits
+                 for a GPU: it takes no CPU time, and needs the GIL once a step
+      5 ms       the same with 5 ms
+      2 ms / 20  2 ms in 20 sleeps, so the thread needs the GIL 20 times a step. torch
+                 releases it in every operation. So a step that launches its kernels one
+                 by one needs it hundreds of times, and a step that replays a CUDA graph
+                 a few times
 
   Around the sleeping devices everything is real: sockets, HTTP, text, scheduler, loop.
-  bench/start.py tells what an engine process costs in memory and in time to start.
+  bench/start.py measures the memory and the start of an engine process.
 
       python bench/processes.py --rounds 5 --json processes.json --plot processes.png
       python bench/processes.py --quick
 
 Machine
-  Any; the report names it. On two cores the server, its engine, the device's threads, the
-  reader of all streams (this process) and the prober of /health (one more) share them:
-  `cpu` is the number of cores that each of the first three takes. If they take all cores,
-  the reader takes its share from the others. Then `outside` looks worse than it is, because
-  it needs a core of its own. --num-threads 1 leaves one core free.
+  Any; the report names it. The server, its engine, the device's threads, the reader of
+  all streams (this process) and the prober of /health (another process) share its
+  cores. If they take all cores, the reader takes time from the others. Then `outside`
+  looks worse than it is, because it needs a core of its own. On two cores, the model's
+  one thread leaves a core free.
 
 How to read the answer
-  ms a step      the time over the steps that were counted in it, from /metrics: the time
-                 that the device sleeps or computes, and that it waits for the host.
+  ms a step      the time divided by the number of steps, from /metrics. It contains the
+                 time that the device sleeps or computes, and its wait for the host.
   tokens/s       of all streams, from /metrics; every token is sent and read.
   ratio          of tokens/s, outside to inside, of the medians.
-  first token    from sending a request to its first event, when all clients ask at once;
+  first token    from sending a request to its first event, if all clients send at once;
                  median of the clients. Their prompts have about 30 tokens.
   /health        one probe every 10 ms from a process of its own, on a connection that
-                 stays open; a probe that fell due while an answer was late counts.
-  turn p99       of the server's loop between two looks at its sockets, from /metrics,
-                 linear between the bounds of its bucket. With the engine inside, it plans
-                 steps, too. Reading /metrics is itself a turn of 1 to 2 ms.
+                 stays open. A probe that falls due before the last one is answered
+                 counts, too, from its due time.
+  turn p99       a turn of the server's loop is the time between two looks at its
+                 sockets. The p99 is read from /metrics, linear between the bounds of
+                 its bucket. With the engine inside, the loop plans steps, too. Reading
+                 /metrics is itself a turn of 1 to 2 ms.
   cpu            cores that the server, its engine process and this reader took.
 
-  Both servers of a device live at once, take turns within a round, and in reversed order
-  every other round; a server that waits costs nothing but its memory. Each turn has new
-  streams and is timed once all of them have begun. Figures are medians of the rounds.
+  Both servers of a device run at once and take turns within a round, in reversed order
+  every other round; an idle server costs only memory. Each turn has new streams, and is
+  timed when all of them have begun. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -88,7 +92,7 @@ class Load:
     streams: tuple[int, ...] = (1, 32, 128)
     rounds: int = 5
     seconds: float = 8.0
-    # The model's steps with 128 sequences last a second, so that few of them are counted.
+    # The model's steps with 128 sequences take 0.4 s, so few of them are counted.
     model_seconds: float = 20.0
     model: str = DEFAULT_MODEL
 
@@ -118,7 +122,7 @@ class Results:
 
 
 async def measure(load: Load) -> Results:
-    """Put both servers of every device through all loads, in turns."""
+    """Measure both servers of every device under all loads, in turns."""
     machine = describe_machine()
     results: list[Result] = []
     async with stopping_at_sigterm():
@@ -139,7 +143,7 @@ async def measure_device(device: Device, load: Load) -> list[Result]:
             command = write_command(device, mode, load.model, folder)
             server = await stack.enter_async_context(open_server(command))
             servers[mode] = server
-            # Some work is slow the first time only.
+            # Some work is slow the first time.
             seeds = (device.name, "warm", mode)
             await measure_turn(server, device.max_tokens, 1, 0.5, *seeds)
         return await take_turns(device, load, servers)
@@ -216,7 +220,7 @@ def find_ratio(results: Results, result: Result) -> str:
 
 
 def write_notes(results: Results) -> Iterator[str]:
-    """Describe the run, and list what casts doubt on it."""
+    """Describe the run, and give the delay of the prober's timers."""
     load = results.load
     yield f"{results.machine}; {results.created}; medians of {load.rounds} rounds"
     yield f"{load.seconds:g} s a turn, {load.model_seconds:g} s with {load.model}"
@@ -268,7 +272,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--seconds", type=read_seconds, default=load.seconds)
     add("--model-seconds", type=read_seconds, default=load.model_seconds)
     add("--model", default=load.model)
-    add("--quick", action="store_true", help="a second each: does it still work?")
+    add("--quick", action="store_true", help="short turns, to check that it works")
     add_outputs(parser)
     parsed = parser.parse_args(arguments)
     if max(parsed.streams) > NUM_SEQUENCES or min(parsed.streams) < 1:

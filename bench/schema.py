@@ -1,18 +1,18 @@
 """Which library should decode requests?
 
 Question
-  msgspec or pydantic? A body is decoded in one call that holds the GIL, in any thread, so
-  every stream pauses for that time. Three bodies: a completion with
-  20 MB of text, one with 20 MB of token ids, and a chat of 200 messages. Both sides check
-  the same types and lengths: for msgspec trioserve's own requests, for pydantic the models
-  below.
+  msgspec or pydantic? A body is decoded in one call that holds the GIL, in any thread,
+  so every stream pauses for that time. There are three bodies: a completion with 20 MB
+  of text, one with 20 MB of token ids, and a chat of 200 messages. Both libraries check
+  the same types and lengths: msgspec with trioserve's own requests, pydantic with the
+  models below.
 
 Machine
   Any; one core is used. Needs pydantic, which trioserve itself does not.
 
 How to read the answer
-  Medians over rounds in which the two take turns; "x" is how many times as long pydantic
-  takes. Read the milliseconds first: every other stream waits for that time.
+  Medians over rounds in which the two take turns; a ratio is pydantic's time over that
+  of msgspec. Read the milliseconds first: every other stream waits for that time.
 
     python bench/schema.py [--rounds 7]
 """

@@ -1,47 +1,49 @@
 """How fast does a server stream to many clients at once?
 
 Question
-  N clients each hold one streaming request open, and send the next when it ends. How
-  many tokens a second does the server deliver, how long does a client wait for the
-  first of them and between two of them, and how long does ``GET /health`` take beside
-  them, on a connection of its own?
+  Each of N clients holds one streaming request open, and sends the next when it ends.
+  How many tokens a second does the server deliver? How long does a client wait for the
+  first token, and between two tokens? How long does ``GET /health`` take meanwhile, on
+  a connection of its own?
 
       python bench/serving.py --url http://127.0.0.1:8000 --concurrency 1,16,64
       python bench/serving.py --url ours=http://127.0.0.1:8000 \\
           --url peer=http://127.0.0.1:8001 --rounds 3 --json both.json --plot both.png
       python bench/serving.py --compare monday.json tuesday.json --plot days.png
 
-  Any server of the OpenAI API will do. Several servers take turns at every level, in
-  reversed order every other round, so that a slow minute of the machine hits them all.
+  Any server of the OpenAI API can be measured. Several servers take turns at every
+  level, in reversed order every other round, so that a slow minute of the machine
+  affects all of them.
 
 Machine
   Any; the report names it. Load generator and server usually share a machine, so the
-  generator must be cheap: on 2 shared cores one event costs it 35-60 us on h11, which it
-  therefore uses, against 190 us on httpx.
+  generator must be cheap. On 2 shared cores one event costs 35-60 us with h11, which it
+  uses, and 190 us with httpx.
 
 How to read the answer
   tok/s          output tokens of all clients over the time from the first request to
-                 the last answer; the median of the rounds. The end of a level counts,
-                 where some clients have nothing left to send: ask for more requests if
-                 the level is short.
+                 the last answer; the median of the rounds. At the end of a level some
+                 clients have no more requests, and this time counts: give more
+                 --requests if the level is short.
   TTFT           from sending a request to its first text.
-  ITL            between two events with text, as they reach the client: a server
-                 that sends two tokens in one event, or two events in one packet, has
-                 shorter or longer gaps for the same speed. Read it with
-  TPOT           (last text - first text) / (tokens - 1) of one request, which does not
-                 depend on how tokens are packed.
-  /health        one probe every 50 ms. A probe that fell due while the last one was
-                 unanswered counts as answered with that one, from when it was due.
+  ITL            between two events with text, as they reach the client. A server that
+                 sends two tokens in one event, or two events in one packet, has other
+                 gaps at the same speed. So compare TPOT, too.
+  TPOT           (last text - first text) / (tokens - 1) of one request. It does not
+                 depend on the number of tokens in an event.
+  /health        one probe every 50 ms. The time of a probe that falls due before the
+                 last one is answered runs from its due time to that answer.
   client cpu     CPU time of this process over wall time. Near 100 % the figures are
-                 the client's and not the server's. `lag` in the JSON is how late its own
-                 timers were.
-  tok/req        tokens of one answer; --output-tokens where the server honours
-                 ignore_eos. Where tokens were counted from events because the server
-                 gives no usage, a line below the table says so.
+                 the client's and not the server's. `lag` in the JSON has the delays of
+                 this process's own timers.
+  tok/req        tokens of one answer; --output-tokens if the server has ignore_eos. If
+                 the server gives no usage, the events are counted, and a line below the
+                 table reports that.
 
-Prompts are seeded random words, and each request has its own, so that prefix caches find
-nothing but the template and --shared-prefix-words. A second run with the same seed
-against the same live server finds everything: change --seed, or restart the server.
+Each request has its own prompt of random words, so prefix caches have only the template
+and --shared-prefix-words. The words depend on --seed. For a second run against the same
+running server, change --seed or restart the server; otherwise it has cached all
+prompts.
 """
 
 from __future__ import annotations
@@ -81,12 +83,12 @@ import trio
 
 HEALTH_INTERVAL_SECONDS = 0.05
 
-# (label of a server, level) -> what was seen in each round.
+# (label of a server, level) -> the measurements of each round.
 Rounds = dict[tuple[str, int], list[Round[Answer]]]
 
 
 async def measure(load: Load, servers: Sequence[Server]) -> Report:
-    """Put every server under every level of load, in turns.
+    """Measure every server at every level of load, in turns.
 
     Raises:
       ServerUnusable: a server cannot be reached, or refuses every form of the request.
@@ -120,7 +122,7 @@ async def measure(load: Load, servers: Sequence[Server]) -> Report:
 def take_turns(
     load: Load, servers: Sequence[Server]
 ) -> Iterator[tuple[int, Server, int]]:
-    """Order a run: (round, server, level); servers are each other's neighbours."""
+    """Yield (round, server, level); at each level all servers follow each other."""
     for turn in range(load.rounds):
         for level in load.concurrency:
             for server in alternate(servers, turn):
@@ -128,7 +130,7 @@ def take_turns(
 
 
 async def warm_up(server: Server, dialect: Dialect, load: Load) -> None:
-    """Send requests that are not measured, as many at once as the load will."""
+    """Send requests that are not measured, at most as many at once as the load does."""
     bodies = [
         dialect.encode(load, "warmup", server.turn, index)
         for index in range(load.warmup)
@@ -171,7 +173,7 @@ def read_levels(text: str) -> tuple[int, ...]:
     """Read 1,16,64."""
     levels = tuple(int(each) for each in text.split(","))
     if min(levels) < 1 or len(set(levels)) < len(levels):
-        raise argparse.ArgumentTypeError("wants different numbers from 1 up")
+        raise argparse.ArgumentTypeError("must be different numbers of 1 or more")
     return levels
 
 
@@ -181,8 +183,8 @@ def build_parser() -> argparse.ArgumentParser:
     load = Load()
     add = parser.add_argument
     add("--url", action="append", metavar="[LABEL=]URL", help="may be repeated")
-    add("--label", help="names the server where there is one --url")
-    add("--model", help="by default the first of /v1/models")
+    add("--label", help="the server's name in the report, if there is one --url")
+    add("--model", help="default: the first of /v1/models")
     add("--endpoint", choices=("chat", "completions"), default=load.endpoint)
     add("--concurrency", type=read_levels, default=load.concurrency, metavar="1,16,64")
     add("--rounds", type=read_positive, default=load.rounds, help="for each level")
@@ -199,27 +201,27 @@ def build_parser() -> argparse.ArgumentParser:
         "--shared-prefix-words",
         type=read_count,
         default=load.shared_prefix_words,
-        help="before the others",
+        help="words at the beginning of every prompt, added to --input-words",
     )
     add("--output-tokens", type=read_positive, default=load.output_tokens)
     add("--temperature", type=float, default=load.temperature)
     add("--seed", type=int, default=load.seed)
     add("--timeout", type=read_seconds, default=load.timeout, help="seconds for all")
     add_outputs(parser)
-    add_compare(parser, "saved results beside this run's; without --url nothing is run")
+    add_compare(parser, "show saved results, too; without --url run nothing")
     return parser
 
 
 def read_load(options: argparse.Namespace) -> Load:
-    """Pick the options that describe the load."""
+    """Make a Load of the options that describe it."""
     return Load(**{each.name: getattr(options, each.name) for each in fields(Load)})
 
 
 def gather(options: argparse.Namespace) -> Report:
-    """Run what is to be run, read what is to be read, and put them together.
+    """Run the bench, read saved results, and put all of them into one report.
 
     Raises:
-      ValueError: options or files make no sense.
+      ValueError: options or files are wrong.
       ServerUnusable: a server cannot be measured.
     """
     urls = options.url or ([] if options.compare else ["http://127.0.0.1:8000"])

@@ -2,8 +2,8 @@
 
 Question
   A server with its engine in a process of its own has two interpreters to start and to
-  keep in memory. How much longer does it take until it is ready, and how much more memory
-  do its processes have,
+  keep in memory. How much longer does it take until it is ready, and how much more
+  memory do its processes need,
 
       inside     with the engine in the server's process (--no-engine-process)
       outside    with the engine in a process of its own (--engine-process)?
@@ -14,13 +14,13 @@ Question
       python bench/start.py --devices "2 ms" --rounds 1
 
 Machine
-  Linux, for its counts of memory; a model that is fetched and converted already, so run
-  it twice. Run it alone.
+  Linux, because memory is read from /proc. Run it alone, and run it twice: the first
+  run may fetch and convert the model.
 
 How to read the answer
   start, s       from starting the process until it logs that it is ready.
-  memory, MB     of all its processes after a first answer, each page divided by the number
-                 of processes that share it (PSS).
+  memory, MB     of all its processes after a first answer. Each page is divided by the
+                 number of processes that share it (PSS).
   Medians of the rounds; modes take turns, in reversed order every other round.
 """
 
@@ -48,7 +48,7 @@ import trio
 from trioserve.config import DEFAULT_MODEL
 from trioserve.testing.tokenizer import tiny_tokenizer
 
-# A device that sleeps stands for all of them: they differ in nothing that counts here.
+# One sleeping device is enough: the others start in the same way.
 CHOICES = ("model", "2 ms")
 
 # (device, mode) -> (seconds, MB) of each round.

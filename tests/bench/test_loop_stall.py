@@ -1,4 +1,4 @@
-"""bench/loop_stall.py sends the bursts that it describes, and reports its figures."""
+"""bench/loop_stall.py sends the bursts of its docstring, and reports its figures."""
 
 from __future__ import annotations
 

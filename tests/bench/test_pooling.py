@@ -46,8 +46,9 @@ VOCABULARY = Vocabulary(words=["a", "b"], num_special_tokens=2)
 
 RunAgainst = Callable[..., Awaitable[Any]]
 
-# Speaks like the process of sentence-transformers. It takes no time, and reports 10 ms
-# for a call and 4 ms for the model alone. A vector is the number of words of its text.
+# Has the protocol of sentence-transformers' process. It takes no time, and reports 10
+# ms for a call and 4 ms for the model alone. A vector has the number of words of its
+# text.
 ENCODER = """
 import json, sys
 vocabulary = {"words": ["a", "b"], "num_special_tokens": 2}
@@ -83,11 +84,11 @@ trioserve_slow_task_steps_total{{task="some.task"}} {few}
 
 @dataclass
 class FakeServer:
-    """A server whose vectors are the number of words of a text; it remembers requests.
+    """A server whose vectors have the number of words of a text.
 
-    Its model's tokens are words and two special ones. `offset` is added to vectors. It
-    refuses requests after the first, whose vectors are compared, if `refuses`, and never
-    answers them if `hangs`.
+    The tokens of a text are its words and two special ones. `offset` is added to
+    vectors. The first request is answered, for the comparison of vectors. With
+    `refuses` all later ones are refused, and with `hangs` they are never answered.
     """
 
     write_answer: Callable[..., bytes]
@@ -236,7 +237,7 @@ async def test_all_systems_get_the_same_requests(
             assert (clients.num_requests, clients.num_errors) == (10, 0)
         doubts = find(report, "fake", case).doubts
         assert not [doubt for doubt in doubts if "tokens" in doubt]
-    # The compared texts, one request to warm each case up, and two rounds.
+    # The compared texts, a warm-up request for each case, and two rounds.
     assert len(fake.bodies) == 1 + 2 + 2 * (5 + 5)
     assert {body["model"] for body in fake.bodies} == {"tiny"}
     texts = [tuple(body["input"]) for body in fake.bodies[3:] if len(body["input"]) > 1]
@@ -380,7 +381,7 @@ async def test_the_time_of_one_text_is_divided_into_model_http_and_the_rest(
         "bare model": 6,
         "HTTP alone": 6,
     }
-    # One round to warm up, and two that count.
+    # A round to warm up, and two that count.
     assert fake.num_refused == 3 * 3
 
 

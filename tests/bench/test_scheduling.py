@@ -1,4 +1,4 @@
-"""The benches of scheduling and of encoding report the figures that they describe."""
+"""The benches of scheduling and of encoding report the figures of their docstrings."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_depths_are_compared_by_their_tokens_per_second() -> None:
 async def test_a_long_prompt_lengthens_the_gaps_of_a_stream(
     autojump_clock: object,
 ) -> None:
-    """In virtual time a step takes 10 ms and 1 ms a token, for 256 tokens at most."""
+    """In virtual time a step takes 10 ms, and 1 ms for each of at most 256 tokens."""
     info = make_info(2048, vocab_size=2000)
     core = LocalCore(
         Scheduler(

@@ -28,11 +28,11 @@ RunAgainst = Callable[..., Awaitable[Report]]
 
 @dataclass
 class FakeServer:
-    """A server with exactly `max_tokens` tokens an answer; it remembers its requests.
+    """A server whose answers have exactly `max_tokens` tokens; `bodies` has requests.
 
-    `refused` names fields that it answers 400 to; `broken` makes it fail after the
-    first request, which is the one that asks what it understands. Later requests wait
-    until `num_probes_awaited` probes of /health have come.
+    A request with one of the fields `refused` gets 400. With `broken`, every request
+    fails but the first one, which learns the dialect. Later requests wait until
+    `num_probes_awaited` probes of /health have come.
     """
 
     refused: frozenset[str] = frozenset()
@@ -136,7 +136,7 @@ async def test_every_request_and_token_is_counted(run_against: RunAgainst) -> No
         assert level.ttft.count == level.latency.count == 6
         # Five tokens have four gaps; the event that names the role is not a token.
         assert level.itl.count == 6 * 4
-    # Requests to learn the dialect, two to warm up, and those of two levels.
+    # A request to learn the dialect, two to warm up, and those of two levels.
     assert len(fake.bodies) == 1 + 2 + 2 * 6
 
 
@@ -144,8 +144,8 @@ async def test_health_is_probed_while_requests_run(run_against: RunAgainst) -> N
     load = replace(LOAD, concurrency=(2,), warmup=0)
     report = await run_against(FakeServer(num_probes_awaited=4), load)
     level = report.servers[0].levels[0]
-    # The first of the four asked whether the path exists. The last one may be answered
-    # after the requests that it released.
+    # The first of the four checked whether the path exists. The last one may be
+    # answered after the requests that waited for it.
     assert level.health.count >= 2
     assert level.clients.num_health_failures == 0
 

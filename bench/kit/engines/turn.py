@@ -1,4 +1,4 @@
-"""A turn of a server with many streams: its steps, tokens, /health, loop and CPU time."""
+"""A turn of a server with many streams: steps, tokens, /health, loop and CPU time."""
 
 from __future__ import annotations
 
