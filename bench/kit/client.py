@@ -15,7 +15,7 @@ PAUSE_AFTER_ERROR_SECONDS = 0.1
 
 
 class RequestFailed(Exception):
-    """Raised when a server's answer is not what the request asked for."""
+    """Raised when a server's answer does not fit the request."""
 
 
 class RequestRefused(RequestFailed):

@@ -27,7 +27,7 @@ def shuffle(names: Sequence[T], num_rounds: int) -> Iterator[tuple[int, T]]:
 def take_turns(
     num_rounds: int, calls: Mapping[str, Callable[[], float]]
 ) -> dict[str, list[float]]:
-    """Call all in turns, and list what each returned in each round."""
+    """Call all in turns, and list the result of each in each round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(num_rounds):
         for name in alternate(list(calls), number):

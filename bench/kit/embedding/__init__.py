@@ -1,1 +1,1 @@
-"""Loads of texts to embed, sentence-transformers in a process, and servers of vectors."""
+"""Texts to embed, sentence-transformers in a process, and servers of vectors."""
