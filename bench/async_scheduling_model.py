@@ -53,7 +53,7 @@ class ModelFigures:
 async def load_model(
     engine: TextEngine, num_clients: int, num_tokens: int, name: str
 ) -> ModelFigures:
-    """Generate for so many clients at once; no prompt is in the prefix cache."""
+    """Generate for so many clients at once; every prompt begins with `name`."""
     firsts: list[float] = []
     gaps: list[float] = []
 
