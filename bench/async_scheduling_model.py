@@ -53,7 +53,7 @@ class ModelFigures:
 async def load_model(
     engine: TextEngine, num_clients: int, num_tokens: int, name: str
 ) -> ModelFigures:
-    """Generate for so many clients at once; every prompt begins with `name`."""
+    """Generate for so many clients at once; no prompt is in the prefix cache."""
     firsts: list[float] = []
     gaps: list[float] = []
 
@@ -108,7 +108,7 @@ async def measure(
             for number in range(num_rounds + 1):
                 for depth in alternate(DEPTHS, number):
                     tell(f"{num_clients} clients, round {number}: depth {depth}")
-                    name = f"Round {number}"
+                    name = f"{num_clients} clients, round {number}"
                     figures = await load_model(
                         engines[depth], num_clients, num_tokens, name
                     )

@@ -68,10 +68,10 @@ def cut(body: bytes) -> list[bytes | bytearray]:
     return [body[i : i + CHUNK_BYTES] for i in range(0, len(body), CHUNK_BYTES)]
 
 
-def decode_completion(body: bytes) -> object:
+def decode_completion(parts: list[bytes | bytearray]) -> object:
     """Decode a completion for a model of 131,072 tokens; return its refusal, if any."""
     try:
-        return decode_chunks(cut(body), CompletionRequest, 131_072)
+        return decode_chunks(list(parts), CompletionRequest, 131_072)
     except ContextLengthExceeded as error:
         return error
 
@@ -100,10 +100,14 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
         ("JSON, 20 MB of ids, refused", {"prompt": list(ids) * 40}),
         ("JSON, 130,000 ids", {"prompt": (list(ids) * 2)[:130_000]}),
     ):
-        yield name, partial(decode_completion, json.dumps(body).encode())
+        yield name, partial(decode_completion, cut(json.dumps(body).encode()))
     turns = [{"role": "user", "content": "x" * 100}] * 400
     encoded = json.dumps({"messages": turns}).encode()
-    yield "JSON, 400 messages", lambda: decode_chunks(cut(encoded), ChatRequest, 10**9)
+    parts = cut(encoded)
+    yield (
+        "JSON, 400 messages",
+        lambda: decode_chunks(list(parts), ChatRequest, 10**9),
+    )
     messages = MessageMappings(decode_body(ChatRequest, encoded).messages)
 
     def run_template() -> object:
