@@ -3,7 +3,8 @@
 It works with token ids. It does not know text, HTTP or tensor libraries. The doors are
 `Engine.run`, which lives in a nursery, and two ways to open a request:
 `TokenEngine.open_stream` for models that generate, `TensorEngine.open_request` for models
-that pool. Leaving the block of a request is the only way to abort it.
+that pool. A request is aborted by leaving its block. `TokenStream.stop` ends a single
+sequence early, and `Engine.close_requests` ends all requests with an error.
 
 engine, requests, restarts, priority    the base of both engines, and its parts
 core, loop                              the protocol of a core, and the loop that steps
