@@ -66,8 +66,8 @@ SERVER: Rows[ServerState] = (
     ),
     GaugeMetric(
         "trioserve_engine_stalled_seconds",
-        "Seconds since the last sign of progress of the running step; 0 without a "
-        "step.",
+        "Seconds since the last sign of progress of the running step; about 1 at most "
+        "without a step.",
         lambda state: state.stalled_seconds,
     ),
 )
