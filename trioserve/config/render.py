@@ -23,8 +23,8 @@ class RenderConfig:
         character counts as one byte. Beyond the limit requests are answered 429. The
         default is the text of 4096 prompts of 8000 tokens. For models that pool, this
         limit and --renderer-max-requests count a request until it is answered.
-      template_timeout: Longest run of the chat template for one request, in seconds. It
-        counts from the start in a thread. Then the request is refused.
+      template_timeout: Longest run of the chat template for one request, in seconds.
+        Time in the queue does not count. Then the request is refused.
       renderer_processes: Processes that run chat templates in place of threads. Long
         templates then do not slow down the event loop, and they end when their time is
         over.
@@ -33,6 +33,8 @@ class RenderConfig:
       enable_prompt_embeds: Take prompts as tensors of embeddings.
       reasoning_parser: Family of models whose tags mark the reasoning. Chats then have
         reasoning and answer in separate fields. none leaves the reasoning in the text.
+        The others are deepseek_r1, deepseek_v3, glm45, granite, kimi, minimax_m2,
+        mistral, olmo3, qwen3 and seed_oss.
     """
 
     renderer_num_workers: int = 2

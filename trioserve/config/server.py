@@ -19,13 +19,13 @@ class HttpConfig:
         request that does not fit is answered 503. One eighth is reserved for the first
         64 KiB of each body. One address may hold three quarters of what the others
         leave.
-      body_timeout: Longest arrival of each 64 KiB of a body, or its rest, in seconds; a
-        slower upload is answered 408.
+      body_timeout: Time limit for each 64 KiB of a body, and for the rest, in seconds;
+        a slower upload is answered 408.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in 15 seconds while more data waits.
       drain_timeout: Longest time for open requests after SIGTERM, in seconds; then they
-        are cancelled. A request whose body is not complete is answered 503 at once.
+        end with an error. A request whose body is not complete is answered 503 at once.
       progress_timeout: Longest time without progress until /progressz answers 503, in
         seconds. There is no progress when a step does not end, or when the engine
         process sends no message.
