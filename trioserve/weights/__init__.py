@@ -4,8 +4,8 @@ This room fetches, checks, unpacks and converts files. It does not know trio, th
 or HTTP. It never runs code from a model: it loads no pickle and installs no wheel. Its
 functions block, so callers run them in a thread.
 
-Its doors are `resolve_weights`, which calls `resolve_description` and then
-`complete_weights`, and `read_sentence_folder`, which reads the settings of embeddings.
+Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
+once. `read_sentence_folder` reads the settings of embeddings.
 
     source            recognises the kind of MODEL
     hub, wheel, gguf  the hub, wheels of a package index, and GGUF files
