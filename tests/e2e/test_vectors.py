@@ -158,7 +158,7 @@ def test_a_local_image_is_read_from_the_allowed_folder_only(
         .message.content
         for url in (f"file://{vision_folder}/red.png", encode_image(draw("red")))
     ]
-    assert answers[0] == said[1]
+    assert answers[0] == answers[1]
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(
             model=NAME, messages=show(f"file://{tmp_path}/red.png"), max_tokens=1
