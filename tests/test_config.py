@@ -19,6 +19,7 @@ from trioserve.config import (
     Option,
     ServeConfig,
     build_config,
+    list_changes,
     list_options,
     parse_bytes,
 )
@@ -183,10 +184,55 @@ def test_a_flag_may_have_underscores() -> None:
     assert command.parse_serve(["--max_num_seqs=7"]).engine.scheduler.max_num_seqs == 7
 
 
-def test_a_list_goes_on_where_its_flag_is_repeated() -> None:
+def test_the_last_of_repeated_flags_wins() -> None:
     flag = "--logits-processor"
     config = command.parse_serve([flag, "a:A", "b:B", "--port", "1", flag, "c:C"])
-    assert config.engine.model.logits_processor == ("a:A", "b:B", "c:C")
+    assert config.engine.model.logits_processor == ("c:C",)
+    assert command.parse_serve(["--port", "1", "--port=2"]).bind.port == 2
+
+
+def test_a_list_goes_on_behind_an_equals_sign() -> None:
+    config = command.parse_serve(["--logits-processor=a:A", "b:B", "--port", "1"])
+    assert config.engine.model.logits_processor == ("a:A", "b:B")
+    assert config.engine.model.model == ServeConfig().engine.model.model
+
+
+@pytest.mark.parametrize(
+    ("text", "port"), [("080", 80), ("+5", 5), ("4_096", 4096), (" 7", 7)]
+)
+def test_python_reads_whole_numbers(text: str, port: int) -> None:
+    assert command.parse_serve(["--port", text]).bind.port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(".5", 0.5), ("1.", 1.0), ("007", 7.0), ("1e1", 10.0)]
+)
+def test_python_reads_other_numbers(text: str, seconds: float) -> None:
+    assert command.parse_serve(["--drain-timeout", text]).http.drain_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    "flag", ["--served-model-name", "--max-model-len", "--max-step-seconds"]
+)
+@pytest.mark.parametrize("text", ["None", "none"])
+def test_the_value_none_unsets_an_option_of_the_file(
+    tmp_path: Path, flag: str, text: str
+) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        'served_model_name = "none"\nmax_model_len = 9\nmax_step_seconds = 1\n'
+    )
+    config = command.parse_serve(["--config", str(path), flag, text])
+    name = flag[2:].replace("-", "_")
+    changed = {option.name: value for option, value in list_changes(config)}
+    # The file has no word for "not set", so its "none" is a name.
+    expected = {
+        "served_model_name": "none",
+        "max_model_len": 9,
+        "max_step_seconds": 1.0,
+    }
+    del expected[name]
+    assert changed == expected
 
 
 @pytest.mark.parametrize(
@@ -195,6 +241,16 @@ def test_a_list_goes_on_where_its_flag_is_repeated() -> None:
         (["first", "second"], "--model: name one model; here are first and second"),
         (["first", "--model=second"], "--model: name one model; here are first and"),
         (["--enable-h2c", "true"], "--model: 'true' is no model; a switch takes no"),
+        (["--restart-stages", "1"], "--model: '1' is no model; a switch takes no"),
+        (["--matryoshka", "0"], "--model: '0' is no model; a switch takes no value"),
+        (["-5"], "--model: '-5' is no model"),
+        (["-"], "--model: '-' is no model"),
+        (
+            ["--served-model-name", "a", "b"],
+            "--served-model-name: takes one name; if 'b' is MODEL, write it first",
+        ),
+        (["--served_model_name=a", "b"], "--served-model-name: takes one name; if"),
+        (["-p", "8"], "-p: there is no such option; --help lists all"),
         (["--enable-h2c=true"], "--enable-h2c: takes no value: write --enable-h2c or"),
         (["--nonsense", "1"], "--nonsense: there is no such option; --help lists all"),
         (
@@ -204,6 +260,15 @@ def test_a_list_goes_on_where_its_flag_is_repeated() -> None:
         (["--port"], "--port: expected one value"),
         (["--port", "--host", "::1"], "--port: expected one value"),
         (["--port", "high"], "--port: 'high' is not a whole number"),
+        (["--port", "8000.0"], "--port: '8000.0' is not a whole number"),
+        (["--max-model-len", "1e3"], "--max-model-len: '1e3' is not a whole number"),
+        (["--max-model-len", "null"], "--max-model-len: 'null' is not a whole number"),
+        (["--port", "None"], "--port: 'None' is not a whole number"),
+        (["--drain-timeout", "soon"], "--drain-timeout: 'soon' is not a number"),
+        (
+            ["--kv-cache-memory", "-2GiB"],
+            "--kv-cache-memory: '-2GiB' is not greater than zero",
+        ),
         (["--port", "70000"], "--port: must be between 0 and 65535"),
         (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1, got 0"),
         (["--max-num-seqs", "-1"], "--max-num-seqs: must be at least 1, got -1"),

@@ -55,7 +55,8 @@ Serve MODEL over an OpenAI-compatible API. For example:
   trioserve serve Qwen/Qwen3-0.6B --port 8001 --max-model-len 4096
 
 FILE is TOML. Its keys are the options below with underscores.
-Flags win over FILE. Defaults are in brackets. --help=WORD explains the options
+Flags win over FILE. The value None unsets an option that has no default.
+Defaults are in brackets. --help=WORD explains the options
 whose names contain WORD, and --help=all explains all.
 """
 
@@ -68,7 +69,7 @@ options whose names contain WORD, and --help=all explains all.
 """
 
 # Values that users write behind a switch by mistake; they would be read as a model.
-_SWITCH_VALUES = {"true", "false", "on", "off", "yes", "no"}
+_SWITCH_VALUES = {"true", "false", "on", "off", "yes", "no", "1", "0"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,7 +192,7 @@ def _simulate(arguments: Sequence[str]) -> int:
     line = _read_arguments(SimulateConfig, arguments, _SIMULATE_HELP)
     if line.words:
         raise StartupError(f"simulate: {line.words[0]!r} is not an option")
-    config = build_config(SimulateConfig, line.values, strict=False)
+    config = build_config(SimulateConfig, line.values)
     return _print(report_simulation(config))
 
 
@@ -199,6 +200,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
     """Read the arguments of `serve`; flags win over the file that --config names.
 
     Raises:
+      StartupError: a flag is unknown.
       InvalidConfig: the file cannot be read, an option in it or among the flags is wrong,
         or there are two models.
       ForeignOption: an option is another server's.
@@ -217,7 +219,7 @@ def parse_serve(arguments: Sequence[str]) -> ServeConfig:
         raise InvalidConfig("config", f"{path}: {error}") from error
     if not values:
         return config
-    return build_config(ServeConfig, in_file | values, strict=False)
+    return build_config(ServeConfig, in_file | values)
 
 
 def _read_arguments(
@@ -247,10 +249,15 @@ def _name_model(line: CommandLine) -> dict[str, str]:
         models.append(line.values["model"])
     if len(models) > 1:
         raise InvalidConfig("model", f"name one model; here are {' and '.join(models)}")
-    if line.words and line.words[0].lower() in _SWITCH_VALUES:
+    if not line.words:
+        return {}
+    [word] = line.words
+    if word.lower() in _SWITCH_VALUES:
         reason = "is no model; a switch takes no value: write --NAME or --no-NAME"
-        raise InvalidConfig("model", f"{line.words[0]!r} {reason}")
-    return {"model": line.words[0]} if line.words else {}
+        raise InvalidConfig("model", f"{word!r} {reason}")
+    if word.startswith("-"):
+        raise InvalidConfig("model", f"{word!r} is no model")
+    return {"model": word}
 
 
 def _read_file(path: str) -> dict[str, object]:

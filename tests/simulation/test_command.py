@@ -69,6 +69,20 @@ def test_the_timeline_is_written_as_svg(tmp_path: Path, stages: str) -> None:
     assert root.tag.endswith("svg")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--prompt-tokens=5", "9"],
+        ["--stage-weights", ".5", "1.", "007", "+2"],
+        ["--stage-weights=.5", ".5", ".5", ".5"],
+        ["--link-seconds", "0."],
+        ["--trace", "None"],
+    ],
+)
+def test_values_are_read_as_python_reads_them(flags: list[str]) -> None:
+    assert command.main(["simulate", *SMALL, *flags]) == 0
+
+
 def test_a_window_of_the_picture_may_be_chosen(tmp_path: Path) -> None:
     path = tmp_path / "timeline.png"
     flags = ["--timeline", str(path), "--timeline-window", "0.1", "0.2"]
@@ -108,6 +122,11 @@ def test_a_window_of_the_picture_may_be_chosen(tmp_path: Path) -> None:
         ),
         (["--rate", "fast"], "--rate: 'fast' is not a number"),
         (["--prompt-tokens", "1"], "--prompt-tokens: expected 2 values"),
+        (["--prompt-tokens=1"], "--prompt-tokens: expected 2 values"),
+        (
+            ["--stage-weights", "1", "x"],
+            "--stage-weights: ['1', 'x'] is not a list of numbers",
+        ),
     ],
 )
 def test_what_the_user_can_mend_is_exit_code_2(

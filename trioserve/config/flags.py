@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+import math
+import re
 import shlex
 from typing import Any, get_args, get_origin
 
-from ..errors import ForeignOption, InvalidConfig
+from ..errors import ForeignOption, InvalidConfig, StartupError
 from .foreign import explain_foreign
 from .options import Option, explain_unknown, list_changes, list_options
 
 _SEE_HELP = "there is no such option; --help lists all"
+
+# A lone dash, and a negative number such as -2GiB or -.5, are no flags.
+_FLAG = re.compile(r"-[^\d.]")
+
+# The flag of this name takes several values in vLLM. Here the second one would become MODEL.
+_LIST_ELSEWHERE = "served_model_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +28,7 @@ class CommandLine:
     """The arguments of a command, taken apart.
 
     Args:
-      values: texts of the flags that were given, by the options' names; True or False for
-        a switch.
+      values: of the flags that were given, by the options' names; empty beside --help.
       words: arguments that belong to no flag.
       help_word: None, or the word of --help=WORD; "" for --help alone.
     """
@@ -37,83 +44,126 @@ def read_command_line(
     """Sort arguments into the values of flags and other words.
 
     Args:
-      others: names of more flags; each has one value.
+      others: names of more flags; each has one value, which stays a text.
 
     Raises:
       ForeignOption: a flag is another server's.
-      InvalidConfig: a flag is unknown, or lacks its value.
+      StartupError: a flag is unknown.
+      InvalidConfig: a flag has no value, too many or one of a wrong type.
     """
     options = {option.name: option for option in list_options(config_type)}
-    parser = _make_parser(options.values(), others)
-    try:
-        known, rest = parser.parse_known_args([_spell(each) for each in arguments])
-    except argparse.ArgumentError as error:
-        raise _explain(error) from None
-    values = vars(known)
-    help_word = values.pop("help", None)
-    flags = [_name_flag(each) for each in rest if _is_flag(each)]
-    if flags and help_word is None:
-        if explanation := explain_foreign(flags):
+    reader = _Reader(options.values(), others, arguments)
+    reader.read()
+    if reader.help_word is not None:
+        return CommandLine(values={}, words=[], help_word=reader.help_word)
+    if reader.unknown:
+        if explanation := explain_foreign(reader.unknown):
             raise ForeignOption(explanation)
-        name = flags[0].lstrip("-")
-        raise InvalidConfig(name, explain_unknown(name, options) or _SEE_HELP)
-    return CommandLine(values=values, words=rest, help_word=help_word)
+        flag = reader.unknown[0]
+        reason = explain_unknown(flag.lstrip("-"), options) or _SEE_HELP
+        raise StartupError(f"{flag}: {reason}")
+    values = {
+        name: options[name].read(value) if name in options else value
+        for name, value in reader.values.items()
+    }
+    return CommandLine(values=values, words=reader.words)
 
 
-def _make_parser(
-    options: Iterable[Option], others: Iterable[str]
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    parser.add_argument("--help")
-    for name in others:
-        parser.add_argument(f"--{name}")
-    for option in options:
-        parser.add_argument(option.flag, **_choose_action(option))
-    return parser
+class _Reader:
+    """Takes arguments apart, from left to right. Of a flag that is repeated the last wins.
+
+    Attributes:
+      values: a text, a list of texts, or True or False for a switch, by the options' names.
+      words: arguments that belong to no flag.
+      unknown: flags that are no options, as the user wrote them.
+      help_word: as in CommandLine.
+    """
+
+    def __init__(
+        self, options: Iterable[Option], others: Iterable[str], arguments: Iterable[str]
+    ) -> None:
+        self._left = deque(arguments)
+        self._switches: dict[str, tuple[str, bool]] = {}
+        self._valued: dict[str, Option | None] = {f"--{name}": None for name in others}
+        for option in options:
+            if option.plain_hint is bool:
+                self._switches[option.flag] = (option.name, True)
+                self._switches[f"--no-{option.flag[2:]}"] = (option.name, False)
+            else:
+                self._valued[option.flag] = option
+        self.values: dict[str, Any] = {}
+        self.words: list[str] = []
+        self.unknown: list[str] = []
+        self.help_word: str | None = None
+
+    def read(self) -> None:
+        while self._left:
+            argument = self._left.popleft()
+            if _is_flag(argument):
+                self._read_flag(argument)
+            else:
+                self.words.append(argument)
+
+    def _read_flag(self, argument: str) -> None:
+        written, equals, text = argument.partition("=")
+        given = [text] if equals else []
+        flag = _spell(written)
+        if flag in ("-h", "--help"):
+            self.help_word = text
+        elif flag in self._switches:
+            self._turn(flag, given)
+        elif flag in self._valued:
+            self._take_values(flag, given)
+        else:
+            self.unknown.append(written)
+
+    def _turn(self, flag: str, given: list[str]) -> None:
+        name, is_on = self._switches[flag]
+        if given:
+            positive = f"--{name.replace('_', '-')}"
+            reason = f"takes no value: write {positive} or --no-{positive[2:]}"
+            raise InvalidConfig(name, reason)
+        self.values[name] = is_on
+
+    def _take_values(self, flag: str, values: list[str]) -> None:
+        """Take the values that follow a flag.
+
+        Args:
+          values: the value behind "=", if there is one.
+        """
+        option = self._valued[flag]
+        name = flag[2:] if option is None else option.name
+        least, most = _count_values(option)
+        while len(values) < most and self._has_word():
+            values.append(self._left.popleft())
+        if len(values) < least:
+            count = "one value" if least == 1 else f"{least} values"
+            raise InvalidConfig(name, f"expected {count}")
+        if name == _LIST_ELSEWHERE and self._has_word():
+            reason = f"takes one name; if {self._left[0]!r} is MODEL, write it first"
+            raise InvalidConfig(name, reason)
+        self.values[name] = values if most > 1 else values[0]
+
+    def _has_word(self) -> bool:
+        return bool(self._left) and not _is_flag(self._left[0])
 
 
-def _choose_action(option: Option) -> dict[str, Any]:
-    hint = option.plain_hint
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
+def _count_values(option: Option | None) -> tuple[int, float]:
+    """Return the least and the most values of a flag."""
+    hint = None if option is None else option.plain_hint
     if get_origin(hint) is not tuple:
-        return {}
-    if get_args(hint)[-1] is ...:
-        # A flag that is given twice adds to its first values.
-        return {"action": "extend", "nargs": "*"}
-    return {"nargs": len(get_args(hint))}
-
-
-def _explain(error: argparse.ArgumentError) -> InvalidConfig:
-    # A switch is called "--NAME/--no-NAME".
-    name = (error.argument_name or "").partition("/")[0].removeprefix("--")
-    if error.message.startswith("ignored"):
-        return InvalidConfig(name, f"takes no value: write --{name} or --no-{name}")
-    return InvalidConfig(name, error.message.replace("argument", "value"))
+        return 1, 1
+    items = get_args(hint)
+    return (0, math.inf) if items[-1] is ... else (len(items), len(items))
 
 
 def _is_flag(argument: str) -> bool:
-    # A lone dash, and a negative number, are words.
-    return argument.startswith("-") and not argument[1:2].isdigit() and argument != "-"
+    return _FLAG.match(argument) is not None
 
 
-def _name_flag(argument: str) -> str:
-    return argument.partition("=")[0]
-
-
-def _spell(argument: str) -> str:
-    """Take --max_num_seqs for --max-num-seqs, and --help alone for --help=."""
-    if argument in ("-h", "--help"):
-        return "--help="
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+def _spell(flag: str) -> str:
+    """Take --max_num_seqs for --max-num-seqs."""
+    return flag.replace("_", "-")
 
 
 def write_flags(config: object) -> list[str]:

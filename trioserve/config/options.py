@@ -27,6 +27,8 @@ _END = re.compile(r"[.;](?=\s|$)")
 
 _NOUNS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
@@ -65,20 +67,44 @@ class Option:
         hint = self.plain_hint
         return get_args(hint) if get_origin(hint) is Literal else ()
 
-    def convert(self, value: object, *, strict: bool = True) -> Any:
-        """Check a value's type.
+    def read(self, value: Any) -> Any:
+        """Return the value of a flag.
 
         Args:
-          strict: False also reads numbers from texts, as the command line has them.
+          value: a text, a list of texts, or True or False for a switch. The text None
+            unsets an option that is not set by default.
+
+        Raises:
+          InvalidConfig: the type is wrong.
+        """
+        if self._is_unset_by(value):
+            return None
+        hint = self.plain_hint
+        read = get_args(hint)[0] if get_origin(hint) is tuple else hint
+        if read in (int, float):
+            try:
+                value = [*map(read, value)] if isinstance(value, list) else read(value)
+            except ValueError:
+                raise self._refuse(value) from None
+        return self.convert(value)
+
+    def convert(self, value: object) -> Any:
+        """Check the type of a value from a file or a program.
 
         Raises:
           InvalidConfig: the type is wrong.
         """
         try:
-            return msgspec.convert(value, self.hint, strict=strict)
+            return msgspec.convert(value, self.hint)
         except msgspec.ValidationError:
-            reason = f"{value!r} is not {self._describe_type()}"
-            raise InvalidConfig(self.name, reason) from None
+            raise self._refuse(value) from None
+
+    def _is_unset_by(self, value: object) -> bool:
+        is_optional = self.plain_hint is not self.hint
+        return is_optional and isinstance(value, str) and value.lower() == "none"
+
+    def _refuse(self, value: object) -> InvalidConfig:
+        return InvalidConfig(self.name, f"{value!r} is not {self._describe_type()}")
 
     def _describe_type(self) -> str:
         hint = self.plain_hint
@@ -87,8 +113,8 @@ class Option:
         if get_origin(hint) is not tuple:
             return _NOUNS[hint]
         item, *others = get_args(hint)
-        count = "" if others == [...] else f" of {1 + len(others)}"
-        return f"a list{count}, each {_NOUNS[item]}"
+        count = "" if others == [...] else f"{1 + len(others)} "
+        return f"a list of {count}{_PLURALS[item]}"
 
 
 def list_options(config_type: type) -> Iterator[Option]:
@@ -119,14 +145,11 @@ def _read_meanings(docstring: str) -> dict[str, str]:
 Config = TypeVar("Config")
 
 
-def build_config(
-    config_type: type[Config], values: Mapping[str, object], *, strict: bool = True
-) -> Config:
+def build_config(config_type: type[Config], values: Mapping[str, object]) -> Config:
     """Make a configuration from the values of options.
 
     Args:
       values: by the options' names; other options have their defaults.
-      strict: as in Option.convert.
 
     Raises:
       InvalidConfig: an option is unknown, or has a wrong type or value.
@@ -139,10 +162,7 @@ def build_config(
         if name not in known:
             reason = explain_unknown(name, known) or "there is no such option here"
             raise InvalidConfig(name, reason)
-    converted = {
-        name: known[name].convert(value, strict=strict)
-        for name, value in values.items()
-    }
+    converted = {name: known[name].convert(value) for name, value in values.items()}
     config: Config = _build(config_type, converted)
     return config
 
