@@ -23,7 +23,8 @@ from trioserve.config import (
     list_options,
     parse_bytes,
 )
-from trioserve.errors import InvalidConfig
+from trioserve.config.keywords import naming_keywords
+from trioserve.errors import ForeignOption, InvalidConfig, StartupError
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = list(list_options(ServeConfig))
@@ -356,6 +357,37 @@ def test_one_device_is_not_for_several_stages() -> None:
     options = {"device": "cuda:0", "pipeline_parallel_size": 2}
     with pytest.raises(InvalidConfig, match="--device: cuda:0 is one device"):
         build_config(EngineConfig, options)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (InvalidConfig("max_num_seqs", "see --port."), "max_num_seqs: see port."),
+        (InvalidConfig("nonsense", "is none"), "nonsense: is none"),
+        (
+            InvalidConfig("chat_template", "cannot read /srv/models--org/a--v2.jinja"),
+            "chat_template: cannot read /srv/models--org/a--v2.jinja",
+        ),
+        (
+            InvalidConfig("chat_template", "cannot read --port/a or /srv/--port"),
+            "chat_template: cannot read --port/a or /srv/--port",
+        ),
+        (
+            InvalidConfig("pipeline_parallel_size", "torchrun has --nproc-per-node 2"),
+            "pipeline_parallel_size: torchrun has --nproc-per-node 2",
+        ),
+        (
+            ForeignOption("write --no-prefix-caching for --disable-radix-cache"),
+            "write prefix_caching=False for disable_radix_cache",
+        ),
+    ],
+)
+def test_programs_read_keywords_and_nothing_else_is_respelled(
+    error: StartupError, message: str
+) -> None:
+    with pytest.raises(StartupError) as caught, naming_keywords():
+        raise error
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
