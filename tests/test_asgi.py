@@ -32,6 +32,32 @@ def test_a_wrong_option_of_hypercorns_command_is_one_sentence() -> None:
         load_application("trioserve.asgi:create_app(max_num_seqs=0)", 0)
 
 
+@pytest.mark.parametrize(
+    "caller", ["hypercorn_launch", "hypercorn.trio.run", "program"]
+)
+def test_a_program_may_handle_a_wrong_option(caller: str) -> None:
+    """Even if its name begins as hypercorn's does, or if hypercorn calls it."""
+    program = {"__name__": caller, "create_app": create_app}
+    with pytest.raises(InvalidConfig):
+        exec("create_app(max_num_seqs=0)", program)
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_refused"),
+    [
+        ("hypercorn.asyncio", True),
+        ("hypercorn.asyncio.run", True),
+        ("hypercorn.asyncio_launch", False),
+    ],
+)
+def test_hypercorns_workers_for_asyncio_are_known(
+    caller: str, is_refused: bool
+) -> None:
+    program = {"__name__": caller, "create_app": create_app}
+    with pytest.raises(SystemExit if is_refused else InvalidConfig):
+        exec("create_app(max_num_seqs=0)", program)
+
+
 HYPERCORN = [sys.executable, "-m", "hypercorn", "-b", "127.0.0.1:0"]
 
 # A server that looks for this model has not been refused before.

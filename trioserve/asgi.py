@@ -60,8 +60,9 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     _refuse_asyncio()
     _refuse_workers()
     _accept_sigint()
-    # The process is that of hypercorn's command, which reports errors as tracebacks.
-    is_hypercorns = _is_called_by("hypercorn")
+    # The process is that of hypercorn's command, which reports errors as tracebacks. Its
+    # loader stands there. A program that serves the app by hypercorn handles its errors.
+    is_hypercorns = _is_called_by("hypercorn.utils")
     try:
         with naming_keywords():
             config = build_config(_AppConfig, {"model": model, **options})
@@ -200,7 +201,7 @@ def _is_in_asyncio() -> bool:
 
 
 def _is_called_by(package: str) -> bool:
-    """Whether a function of a package is among the callers.
+    """Whether a function of a package or module is among the callers.
 
     hypercorn's worker makes the app before it starts an event loop, so there is no loop to
     look at. A flag, a file or a program may have chosen the worker. In each case it is
@@ -208,7 +209,8 @@ def _is_called_by(package: str) -> bool:
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(package):
+        name = frame.f_globals.get("__name__", "")
+        if name == package or name.startswith(f"{package}."):
             return True
         frame = frame.f_back
     return False
