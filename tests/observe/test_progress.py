@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import io
+import os
 from pathlib import Path
 import sys
 import threading
@@ -57,6 +59,25 @@ def test_a_terminal_is_left_with_an_empty_line(
         assert terminal.is_written.wait(30)
     assert terminal.getvalue().endswith("\x1b[2K")
     monkeypatch.undo()
+
+
+def test_a_folder_may_vanish_while_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the temporary folders of pip do."""
+    (tmp_path / "kept").write_bytes(bytes(5))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    scan = os.scandir
+
+    def vanish(path: str) -> Iterator[os.DirEntry[str]]:
+        if Path(path) == gone:
+            gone.rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanish)
+    assert progress._measure(tmp_path) == 5
+    assert not gone.exists()
 
 
 def test_an_error_of_the_task_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ converter works in memory. So the line has the elapsed time and the bytes on the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+import os
 from pathlib import Path
 import sys
 from threading import Event, Thread
@@ -66,10 +67,10 @@ def describe_progress(task: str, seconds: float, num_bytes: int | None) -> str:
 def _measure(folder: Path) -> int:
     """Return the bytes of all files below a folder; files may come and go."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
+    # Unlike Path.rglob, it passes over folders that vanish meanwhile.
+    for parent, _, names in os.walk(folder):
+        for name in names:
             # Links of the hub's cache lead to files that are counted themselves.
-            total += path.lstat().st_size
-        except OSError:
-            continue
+            with suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
