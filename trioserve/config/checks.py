@@ -36,11 +36,13 @@ def check_at_least(name: str, value: int | None, low: int) -> None:
         raise InvalidConfig(name, f"must be at least {low}, got {value}")
 
 
-def check_seconds(name: str, value: float) -> None:
+def check_seconds(name: str, value: float, *, may_be_zero: bool = False) -> None:
     """Refuse a time that is not positive and finite.
 
     Raises:
       InvalidConfig
     """
-    if not 0 < value < math.inf:
+    if may_be_zero and not 0 <= value < math.inf:
+        raise InvalidConfig(name, "must be 0 or more")
+    if not may_be_zero and not 0 < value < math.inf:
         raise InvalidConfig(name, "must be greater than 0")

@@ -46,8 +46,7 @@ class HttpConfig:
                 "max_bodies_memory", "must be at least twice --max-body-size"
             )
         check_seconds("body_timeout", self.body_timeout)
-        if not 0 <= self.drain_timeout < float("inf"):
-            raise InvalidConfig("drain_timeout", "must be 0 or more")
+        check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)
 
 

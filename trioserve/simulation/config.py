@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 import math
 
+from ..config.checks import check_at_least, check_seconds
 from ..errors import InvalidConfig
 
 
@@ -73,12 +74,12 @@ class SimulateConfig:
             *("pipeline_parallel_size", "kv_blocks", "block_size", "max_num_seqs"),
             "requests",
         ):
-            _check(name, getattr(self, name) >= 1, "must be at least 1")
+            check_at_least(name, getattr(self, name), 1)
         for name in (
             *("step_seconds", "token_seconds"),
             *("link_seconds", "return_seconds", "host_seconds"),
         ):
-            _check(name, 0 <= getattr(self, name) < math.inf, "must be 0 or more")
+            check_seconds(name, getattr(self, name), may_be_zero=True)
         _check("step_seconds", self.seconds_of(1) > 0, "a step takes some time")
         _check("rate", self.rate > 0, "must be greater than 0")
         _check("max_step_seconds", self.max_step_seconds > 0, "must be greater than 0")
@@ -90,7 +91,7 @@ class SimulateConfig:
         )
         for name in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, name)
-            _check(name, low >= 1, "must be at least 1")
+            check_at_least(name, low, 1)
             _check(name, low <= high, "the shortest is longer than the longest")
         self._check_weights()
         self._check_timeline()

@@ -32,7 +32,7 @@ from ..http import (
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
 from .open import open_served_engine
 
-logger = logging.getLogger("trioserve.startup.server")
+logger = logging.getLogger(__name__)
 
 
 # With the time, the level and the name of the logger before it a line has 120 characters.
