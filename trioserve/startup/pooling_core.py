@@ -7,9 +7,8 @@ import logging
 
 from ..config import EngineConfig
 from ..engine import LocalPoolingCore
-from ..errors import InvalidConfig
 from ..executor import LocalExecutor
-from ..types.pooling import PoolingTask, Task
+from ..types.pooling import PoolingTask
 from ..weights import complete_weights
 from .limits import make_pooling_scheduler
 from .loaded import LoadedCore, fingerprint_model
@@ -24,13 +23,6 @@ def build_pooling_core(
     from ..model.encoder import check_encoder, load_encoder
     from ..model.pooling import PoolingRunner, check_pooling
 
-    _refuse_for_pooling("logits_processor", config.model.logits_processor, (), task)
-    _refuse_for_pooling(
-        "reasoning_parser", config.render.reasoning_parser, "none", task
-    )
-    _refuse_for_pooling(
-        "max_step_seconds", config.scheduler.max_step_seconds, None, task
-    )
     check_pooling(task, source.sentence, config.pooling)
     check_encoder(
         source.weights.folder, config.model, task=task, sentence=source.sentence
@@ -57,9 +49,3 @@ def build_pooling_core(
         LocalExecutor(runner.step),
     )
     return LoadedCore(core=core, info=info, pooling=runner.info)
-
-
-def _refuse_for_pooling(name: str, value: object, neutral: object, task: Task) -> None:
-    """Refuse an option that has no effect on a model that pools."""
-    if value != neutral:
-        raise InvalidConfig(name, f"the model is served for {task} and does not write")

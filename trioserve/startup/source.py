@@ -10,6 +10,7 @@ from ..errors import InvalidConfig
 from ..types.pooling import Task
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
+from .unused_options import check_options
 
 # The models that a caller accepts: those that generate, those that pool, or all.
 ModelKind = Literal["generate", "pooling", "all"]
@@ -50,8 +51,7 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
         check_one_process(config)
     _check_task(task, config.model.model, model_kind)
     has_vision = task == "generate" and takes_images(weights.folder)
-    if not has_vision:
-        _check_no_media(config)
+    check_options(config, task, takes_images=has_vision)
     return Source(
         weights=weights, task=task, sentence=sentence, takes_images=has_vision
     )
@@ -63,13 +63,6 @@ def check_one_process(config: EngineConfig) -> None:
         raise InvalidConfig(
             "pipeline_parallel_size", "a model that pools runs in one process"
         )
-
-
-def _check_no_media(config: EngineConfig) -> None:
-    """Refuse options that would do nothing for a model without images."""
-    for name in ("allowed_media_domains", "allowed_local_media_path"):
-        if getattr(config.media, name):
-            raise InvalidConfig(name, f"{config.model.model} takes no images")
 
 
 def _check_task(task: Task, model: str, model_kind: ModelKind) -> None:
