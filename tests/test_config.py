@@ -246,11 +246,6 @@ def test_the_value_none_unsets_an_option_of_the_file(
         (["--matryoshka", "0"], "--model: '0' is no model; a switch takes no value"),
         (["-5"], "--model: '-5' is no model"),
         (["-"], "--model: '-' is no model"),
-        (
-            ["--served-model-name", "a", "b"],
-            "--served-model-name: takes one name; if 'b' is MODEL, write it first",
-        ),
-        (["--served_model_name=a", "b"], "--served-model-name: takes one name; if"),
         (["-p", "8"], "-p: there is no such option; --help lists all"),
         (["--enable-h2c=true"], "--enable-h2c: takes no value: write --enable-h2c or"),
         (["--nonsense", "1"], "--nonsense: there is no such option; --help lists all"),

@@ -19,9 +19,6 @@ _SEE_HELP = "there is no such option; --help lists all"
 # A lone dash, and a negative number such as -2GiB or -.5, are no flags.
 _FLAG = re.compile(r"-[^\d.]")
 
-# The flag of this name takes several values in vLLM. Here the second one would become MODEL.
-_LIST_ELSEWHERE = "served_model_name"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
@@ -139,9 +136,6 @@ class _Reader:
         if len(values) < least:
             count = "one value" if least == 1 else f"{least} values"
             raise InvalidConfig(name, f"expected {count}")
-        if name == _LIST_ELSEWHERE and self._has_word():
-            reason = f"takes one name; if {self._left[0]!r} is MODEL, write it first"
-            raise InvalidConfig(name, reason)
         self.values[name] = values if most > 1 else values[0]
 
     def _has_word(self) -> bool:
