@@ -53,8 +53,8 @@ import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
 from trioserve.engine import LocalCore, TokenEngine
-from trioserve.pipeline.pipeline import load_stages
-from trioserve.pipeline.stages import STAGE_PROCESS, open_local_stages
+from trioserve.pipeline import stages
+from trioserve.pipeline.pipeline import open_pipeline
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter
 from trioserve.scheduler import Scheduler
 from trioserve.startup.core import open_core
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONFIGURATIONS = ("one", "two", "forced")
+STAGE_PROCESSES = {"two": stages.STAGE_PROCESS, "forced": "kit.every_step_stage"}
 CHUNK_TOKENS = 256
 MAX_NUM_SEQS = 64
 SHORT_PROMPT = 16
@@ -152,10 +153,8 @@ async def open_configuration(
             assert isinstance(loaded.core, LocalCore), "the model generates"
             core, info = loaded.core, loaded.info
         else:
-            module = "kit.every_step_stage" if name == "forced" else STAGE_PROCESS
-            core, info = await stack.enter_async_context(
-                open_pipeline_core(config, module)
-            )
+            stages.STAGE_PROCESS = STAGE_PROCESSES[name]
+            core, info = await stack.enter_async_context(open_pipeline_core(config))
         engine = TokenEngine(core, info=info, max_num_sequences=1024)
         children = psutil.Process().children()
         async with trio.open_nursery() as nursery:
@@ -169,13 +168,10 @@ async def open_configuration(
 
 @asynccontextmanager
 async def open_pipeline_core(
-    config: EngineConfig, module: str
+    config: EngineConfig,
 ) -> AsyncIterator[tuple[LocalCore, ModelInfo]]:
-    """Open a core as open_core does, with stages that are processes of `module`."""
-    async with open_local_stages(
-        config.parallel.pipeline_parallel_size, module
-    ) as stages:
-        pipeline = await load_stages(config, stages)
+    """Open a core as open_core does, for a pipeline."""
+    async with open_pipeline(config) as pipeline:
         room = pipeline.num_blocks * config.cache.block_size
         info = replace(
             pipeline.info, max_model_len=min(pipeline.info.max_model_len, room)

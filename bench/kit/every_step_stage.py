@@ -8,17 +8,16 @@ starts this stage in its place, to measure the gain of that.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from trioserve.model.stages import StageLinks
+from trioserve.model.stages import Channels, LoadedStage, StageLinks
+from trioserve.model.stages.links import Channel, Pending
 from trioserve.pipeline.messages import ToStage
 from trioserve.processes import run_as_child
-from trioserve.startup.stage_process import serve_stage
+from trioserve.startup import stage_process
 from trioserve.types.plan import StepPlan
 from trioserve.types.transfers import Transfer
 
@@ -29,6 +28,11 @@ class EveryStepLinks(StageLinks):
     The first stage waits for the tokens of the step before. A step that samples nothing
     sends one token, which is not used.
     """
+
+    def __init__(self, stage: LoadedStage, channels: Channels) -> None:
+        if channels.tokens is not None:
+            channels = replace(channels, tokens=InTurnChannel(channels.tokens))
+        super().__init__(stage, channels)
 
     def list_transfers(self, plan: StepPlan) -> tuple[Transfer, ...]:
         transfers = super().list_transfers(plan)
@@ -43,28 +47,42 @@ class EveryStepLinks(StageLinks):
         )
         return *transfers, unread
 
-    def expect_sampled(self, plan: StepPlan) -> None:
-        self.expected_tokens = deque(
-            (transfer, Arrived(pending.wait()))
-            for transfer, pending in self.expected_tokens
-        )
-        super().expect_sampled(plan)
-
     def send_sampled(self, plan: StepPlan, token_ids: Tensor | None) -> None:
         if token_ids is None:
             token_ids = torch.zeros(1, dtype=torch.int64)
         super().send_sampled(plan, token_ids)
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """A message that has arrived already."""
+class InTurnChannel:
+    """A channel that waits for each message before it expects the next one."""
 
-    tensor: Tensor
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._last: Message | None = None
+
+    def send(self, tensor: Tensor) -> None:
+        self._channel.send(tensor)
+
+    def expect(self, shape: tuple[int, ...], dtype: torch.dtype) -> Message:
+        if self._last is not None:
+            self._last.wait()
+        self._last = Message(self._channel.expect(shape, dtype))
+        return self._last
+
+
+@dataclass
+class Message:
+    """A message that can be waited for more than once."""
+
+    pending: Pending
+    tensor: Tensor | None = None
 
     def wait(self) -> Tensor:
+        if self.tensor is None:
+            self.tensor = self.pending.wait()
         return self.tensor
 
 
 if __name__ == "__main__":
-    run_as_child(partial(serve_stage, links_type=EveryStepLinks), receives=ToStage)
+    stage_process.make_links = EveryStepLinks
+    run_as_child(stage_process.serve_stage, receives=ToStage)

@@ -49,34 +49,10 @@ async def open_stages(
     torchrun = find_torchrun()
     async with AsyncExitStack() as stack:
         if torchrun is None:
-            yield await stack.enter_async_context(
-                open_local_stages(config.pipeline_parallel_size)
-            )
+            yield await _start_all(config.pipeline_parallel_size, stack)
         else:
             _check(torchrun, config)
             yield await _start_first(torchrun, stack)
-
-
-@asynccontextmanager
-async def open_local_stages(
-    num_stages: int, module: str = STAGE_PROCESS
-) -> AsyncIterator[tuple[StartedStage, ...]]:
-    """Start all stages as children on this machine; they end when the block is left.
-
-    Args:
-      module: the program of each stage; it calls startup.stage_process.serve_stage.
-    """
-    async with AsyncExitStack() as stack:
-        stages = [
-            StartedStage(
-                peer=await _start(stage, stack, module, is_on_one_machine=True),
-                local_stage=stage,
-                num_local_stages=num_stages,
-                listens_on=LOOPBACK,
-            )
-            for stage in range(num_stages)
-        ]
-        yield tuple(stages)
 
 
 def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
@@ -89,13 +65,26 @@ def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
         )
 
 
+async def _start_all(
+    num_stages: int, stack: AsyncExitStack
+) -> tuple[StartedStage, ...]:
+    stages = [
+        StartedStage(
+            peer=await _start(stage, stack, is_on_one_machine=True),
+            local_stage=stage,
+            num_local_stages=num_stages,
+            listens_on=LOOPBACK,
+        )
+        for stage in range(num_stages)
+    ]
+    return tuple(stages)
+
+
 async def _start_first(
     torchrun: Torchrun, stack: AsyncExitStack
 ) -> tuple[StartedStage, ...]:
     first = StartedStage(
-        peer=await _start(
-            0, stack, STAGE_PROCESS, is_on_one_machine=torchrun.is_on_one_machine
-        ),
+        peer=await _start(0, stack, is_on_one_machine=torchrun.is_on_one_machine),
         local_stage=torchrun.local_rank,
         num_local_stages=torchrun.local_world_size,
         listens_on=torchrun.master_addr,
@@ -114,11 +103,11 @@ async def _start_first(
 
 
 async def _start(
-    stage: int, stack: AsyncExitStack, module: str, *, is_on_one_machine: bool
+    stage: int, stack: AsyncExitStack, *, is_on_one_machine: bool
 ) -> StagePeer:
     child = await stack.enter_async_context(
         open_child(
-            module,
+            STAGE_PROCESS,
             receives=FromStage,
             name=f"stage {stage}",
             environment=LOOPBACK_ENVIRONMENT if is_on_one_machine else {},

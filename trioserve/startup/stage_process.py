@@ -58,25 +58,19 @@ from .source import find_source
 
 if TYPE_CHECKING:
     from ..model import ModelRunner
-    from ..model.stages import LoadedStage, StageLinks
+    from ..model.stages import Channels, LoadedStage, StageLinks
 
 T = TypeVar("T")
 
 
-async def serve_stage(
-    stream: MessageStream[Any], *, links_type: type[StageLinks] | None = None
-) -> None:
-    """Load the layers that the engine names, and run its plans.
-
-    Args:
-      links_type: a subclass of StageLinks, if this stage exchanges other messages.
-    """
+async def serve_stage(stream: MessageStream[Any]) -> None:
+    """Load the layers that the engine names, and run its plans."""
     begin = await stream.receive()
     assert isinstance(begin, LoadStage), "LoadStage comes first"
     # A stage that torchrun has started has logged before, with the default level.
     set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
     try:
-        stage = await _work(partial(_load, begin, links_type), stream)
+        stage = await _work(partial(_load, begin), stream)
     except StartupError as error:
         stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
@@ -135,7 +129,6 @@ class _Stage:
 
     Args:
       listener: the socket where the first stage waits for the others; None elsewhere.
-      links_type: as in serve_stage.
       held: a stack of contexts that end only with the process.
     """
 
@@ -143,7 +136,6 @@ class _Stage:
     model: LoadedStage
     num_blocks: int
     listener: socket.socket | None
-    links_type: type[StageLinks] | None
     held: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -162,16 +154,15 @@ class _Stage:
     def connect(self, allocate: Allocate) -> ModelRunner:
         """Connect to the other stages and run the first steps with them; blocks."""
         from ..model import ModelRunner
-        from ..model.stages import StageEnds, StageLinks, open_links
+        from ..model.stages import StageEnds, open_channels
 
-        links = self.held.enter_context(
-            open_links(
+        channels = self.held.enter_context(
+            open_channels(
                 self.model,
                 host=self.begin.listens_on,
                 port=allocate.port,
                 listen_fd=None if self.listener is None else self.listener.detach(),
                 timeout_seconds=self.begin.config.parallel.step_timeout,
-                links_type=self.links_type or StageLinks,
             )
         )
         config = self.begin.config
@@ -185,10 +176,16 @@ class _Stage:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=allocate.max_model_len,
             logits_processors=processors,
-            ends=StageEnds(links),
+            ends=StageEnds(make_links(self.model, channels)),
         )
         runner.warm_up()
         return runner
+
+
+def make_links(stage: LoadedStage, channels: Channels) -> StageLinks:
+    from ..model.stages import StageLinks
+
+    return StageLinks(stage, channels)
 
 
 class _Steps:
@@ -232,7 +229,7 @@ class _Steps:
 
 
 @telling_shortage()
-def _load(begin: LoadStage, links_type: type[StageLinks] | None) -> _Stage:
+def _load(begin: LoadStage) -> _Stage:
     config = begin.config
     # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
@@ -263,13 +260,7 @@ def _load(begin: LoadStage, links_type: type[StageLinks] | None) -> _Stage:
     listener = None
     if begin.stage == 0:
         listener = socket.create_server((begin.listens_on, 0))
-    return _Stage(
-        begin=begin,
-        model=model,
-        num_blocks=num_blocks,
-        listener=listener,
-        links_type=links_type,
-    )
+    return _Stage(begin=begin, model=model, num_blocks=num_blocks, listener=listener)
 
 
 def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:

@@ -13,7 +13,13 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.model import ModelRunner
-from trioserve.model.stages import StageEnds, StageLost, load_stage, open_links
+from trioserve.model.stages import (
+    StageEnds,
+    StageLinks,
+    StageLost,
+    load_stage,
+    open_channels,
+)
 from trioserve.scheduler import Scheduler, Sequence
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
@@ -61,9 +67,10 @@ def main(folder: str, stage: str, num_stages: str, port: str) -> None:
         stage=int(stage),
         num_stages=int(num_stages),
     )
-    with open_links(
+    with open_channels(
         loaded, host="127.0.0.1", port=int(port), timeout_seconds=60.0
-    ) as links:
+    ) as channels:
+        links = StageLinks(loaded, channels)
         runner = ModelRunner(loaded, ends=StageEnds(links), **SIZES)
         runner.warm_up()
         *plans, last = make_plans()

@@ -13,11 +13,11 @@ The door:
   load_stage      a folder -> LoadedStage; reads only the weights of this stage
   partition_layers    which layers each stage has
   StageLinks      the messages that a stage sends and receives in a step
-  open_links      links between processes
+  open_channels   channels between processes
   StageEnds       makes a ModelRunner receive and send, where it is not at an end
 """
 
-from .distributed import open_links
+from .distributed import open_channels
 from .ends import StageEnds
 from .links import Channels, StageLinks, StageLost
 from .loading import load_stage, outline_stage
@@ -33,7 +33,7 @@ __all__ = [
     "StageLinks",
     "StageLost",
     "load_stage",
-    "open_links",
+    "open_channels",
     "outline_stage",
     "partition_layers",
 ]

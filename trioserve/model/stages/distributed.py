@@ -1,4 +1,4 @@
-"""Links between stages that are processes, over torch.distributed.
+"""Channels between stages that are processes, over torch.distributed.
 
 Every pair of neighbours has a process group, and so have the first and the last stage,
 for tokens. NCCL runs all operations of a communicator in their order, so in one group,
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 from ...errors import shorten_message
-from .links import Channels, StageLinks, StageLost
+from .links import Channels, StageLost
 from .stage import LoadedStage
 
 # A closed connection shows at once that a stage is gone. This limit is for a stage that is
@@ -96,15 +96,14 @@ def _telling_loss(peer: int) -> Iterator[None]:
 
 
 @contextmanager
-def open_links(
+def open_channels(
     stage: LoadedStage,
     *,
     host: str,
     port: int,
     listen_fd: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    links_type: type[StageLinks] = StageLinks,
-) -> Iterator[StageLinks]:
+) -> Iterator[Channels]:
     """Connect a stage to all other stages, and wait until all have connected.
 
     Only one at a time in a process, because torch.distributed has one default group.
@@ -113,7 +112,6 @@ def open_links(
       host, port: the address at which the first stage listens.
       listen_fd: at the first stage, a socket that listens there already.
       timeout_seconds: for the others to connect, and later for each of their messages.
-      links_type: the class to return, if a subclass of StageLinks sends other messages.
 
     Raises:
       StageLost: a stage did not come.
@@ -140,8 +138,7 @@ def open_links(
     except RuntimeError as error:
         raise StageLost(f"stages did not connect: {shorten_message(error)}") from error
     try:
-        channels = _make_channels(stage, timeout)
-        yield links_type(stage, channels)
+        yield _make_channels(stage, timeout)
     finally:
         distributed.destroy_process_group()
 

@@ -78,18 +78,14 @@ class StageLinks:
     Args:
       stage: this stage, which has its number and the shapes of its tensors.
       channels: the connections to other stages.
-
-    Attributes:
-      expected_tokens: sampled tokens that are on their way to this stage, in the order
-        of steps.
     """
 
     def __init__(self, stage: LoadedStage, channels: Channels) -> None:
-        self.expected_tokens: deque[tuple[Transfer, Pending]] = deque()
         self._stage = stage
         self._channels = channels
-        # Hidden states that are on their way to this stage, in the order of steps.
+        # Messages that are on their way to this stage, in the order of steps.
         self._expected_hidden: deque[tuple[Transfer, Pending]] = deque()
+        self._expected_tokens: deque[tuple[Transfer, Pending]] = deque()
         self._last_expected: int | None = None
 
     @property
@@ -128,7 +124,7 @@ class StageLinks:
         for transfer in self._list_received(plan, "sampled"):
             assert self._channels.tokens is not None, "the first stage gets tokens"
             pending = self._channels.tokens.expect((transfer.num_rows,), torch.int64)
-            self.expected_tokens.append((transfer, pending))
+            self._expected_tokens.append((transfer, pending))
 
     def receive_sampled(self, step_id: int) -> Tensor:
         """Wait for the tokens that a step sampled, and for all messages before them.
@@ -137,7 +133,7 @@ class StageLinks:
           (num_sampled,) int64
         """
         while True:
-            transfer, pending = self.expected_tokens.popleft()
+            transfer, pending = self._expected_tokens.popleft()
             assert transfer.step_id <= step_id, "the tokens of a step are received once"
             token_ids = pending.wait()
             if transfer.step_id == step_id:
