@@ -40,9 +40,9 @@ from trioserve.config import MediaConfig, RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
 from trioserve.frontend.text import TextEngine
 from trioserve.frontend.text_params import TextParams
-from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_tokenizer
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams

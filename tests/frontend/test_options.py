@@ -13,9 +13,9 @@ from trioserve.config import RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
 from trioserve.errors import InvalidParameter
 from trioserve.frontend import TextEngine, TextParams
-from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import Prompt

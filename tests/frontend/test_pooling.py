@@ -14,7 +14,7 @@ from trioserve.config import RenderConfig
 from trioserve.engine import LocalPoolingCore, TensorEngine
 from trioserve.errors import ContextLengthExceeded, InvalidParameter, TaskNotServed
 from trioserve.frontend import PoolingEngine, ScoreOptions
-from trioserve.render import TextOptions, load_pooling_renderer
+from trioserve.render import TextOptions
 from trioserve.render.pooling.vectors import read_floats
 from trioserve.scheduler import PoolingScheduler
 from trioserve.testing.fake_device import (
@@ -24,6 +24,7 @@ from trioserve.testing.fake_device import (
     make_info,
     make_pooling_info,
 )
+from trioserve.testing.renderers import load_pooling_renderer
 from trioserve.types.pooling import LongText, PoolingParams, PoolingTask
 from trioserve.types.tensors import TensorBytes
 

@@ -13,9 +13,9 @@ from trioserve.config import RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
 from trioserve.errors import InvalidParameter
 from trioserve.frontend import TextEngine, TextParams
-from trioserve.render import load_renderer
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams

@@ -20,8 +20,9 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from trioserve.config import RenderConfig
-from trioserve.render import Renderer, load_renderer
+from trioserve.render import Renderer
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 MAX_MODEL_LEN = 256

@@ -16,9 +16,9 @@ from trioserve.render import (
     ChatOptions,
     TokenizeOptions,
     count_characters,
-    load_renderer,
 )
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from trioserve.render import Renderer, TokenizeOptions, load_renderer
+from trioserve.render import Renderer, TokenizeOptions
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_sentencepiece_tokenizer, tiny_tokenizer
 
 CONFIG = RenderConfig()

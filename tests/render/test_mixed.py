@@ -16,9 +16,10 @@ import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported
-from trioserve.render import ChatOptions, Renderer, TokenizeOptions, load_renderer
+from trioserve.render import ChatOptions, Renderer, TokenizeOptions
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processors import VOCAB_SIZE, save_tiny_processor
+from trioserve.testing.renderers import load_renderer
 from trioserve.types.prompt import NO_TOKEN, EmbeddedInput
 
 HIDDEN_SIZE = 8

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidConfig
-from trioserve.render import Renderer, load_renderer
+from trioserve.render import Renderer
 from trioserve.render.text.reasoning import (
     REASONING_STYLES,
     Place,
@@ -25,6 +25,7 @@ from trioserve.render.text.reasoning import (
 from trioserve.render.text.tokenizer import TextTokenizer
 from trioserve.render.text.vocabulary import Vocabulary
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 

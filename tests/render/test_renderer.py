@@ -12,14 +12,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import RenderConfig
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.render import (
-    ChatOptions,
-    Renderer,
-    RendererStatistics,
-    TokenizeOptions,
-    load_renderer,
-)
+from trioserve.render import ChatOptions, Renderer, RendererStatistics, TokenizeOptions
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,14 +12,10 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
-from trioserve.render import (
-    ChatOptions,
-    Renderer,
-    load_renderer,
-    open_template_processes,
-)
+from trioserve.render import ChatOptions, Renderer, open_template_processes
 from trioserve.render.text.tool_history import MAX_ARGUMENTS
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {

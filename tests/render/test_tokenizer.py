@@ -10,9 +10,10 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import ContextLengthExceeded, InvalidParameter
-from trioserve.render import TokenizeOptions, load_renderer
+from trioserve.render import TokenizeOptions
 from trioserve.render.text.tokenizer import TextTokenizer, cut
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,13 +5,12 @@ workers*. A Detokenizer is cheap enough for the event loop. This room knows the
 tokenizer, its chat template, and the formats of images and tensors. It does not know
 HTTP or the engine.
 
-Its doors are load_renderer, which returns a Renderer, and load_pooling_renderer for
-models that pool. The module pooling.vectors writes the results of the latter. Each door
-also exists as two steps, such as load_text_parts and make_renderer; the first step
-needs no loaded model.
+Its doors are load_text_parts and make_renderer, which returns a Renderer, and for models
+that pool load_pooling_parts and make_pooling_renderer. The first of each pair needs no
+loaded model. The module pooling.vectors writes the results of models that pool.
 """
 
-from .generation.loading import TextParts, load_renderer, load_text_parts, make_renderer
+from .generation.loading import TextParts, load_text_parts, make_renderer
 from .generation.renderer import Renderer
 from .pooling import (
     ChatInput,
@@ -21,7 +20,6 @@ from .pooling import (
     TextOptions,
     count_text,
     load_pooling_parts,
-    load_pooling_renderer,
     make_pooling_renderer,
 )
 from .text.chat import TURN_CHARACTERS, ChatMessage, count_characters
@@ -52,8 +50,6 @@ __all__ = [
     "count_characters",
     "count_text",
     "load_pooling_parts",
-    "load_pooling_renderer",
-    "load_renderer",
     "load_text_parts",
     "make_pooling_renderer",
     "make_renderer",

@@ -23,7 +23,6 @@ from ..engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
 from ..frontend import PoolingEngine
 from ..frontend.text import TextEngine
 from ..http import ServerState, create_http_app, install_guard, make_config
-from ..render import load_pooling_renderer, load_renderer
 from ..scheduler import PoolingScheduler, Scheduler
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan
@@ -36,6 +35,7 @@ from .fake_device import (
     make_info,
     make_pooling_info,
 )
+from .renderers import load_pooling_renderer, load_renderer
 
 ANSWER = "The quick brown fox jumps over the lazy dog. "
 

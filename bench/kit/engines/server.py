@@ -50,8 +50,8 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
     from trioserve.frontend.text import TextEngine
     from trioserve.http import ServerState, create_http_app, install_guard, make_config
     from trioserve.processes.interpreter import settle_interpreter
-    from trioserve.render import load_renderer
     from trioserve.testing.fake_device import make_info
+    from trioserve.testing.renderers import load_renderer
 
     info = make_info(MAX_MODEL_LEN)
     renderer = load_renderer(folder, RenderConfig(), info=info, media=MediaConfig())

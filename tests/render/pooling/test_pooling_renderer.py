@@ -25,10 +25,10 @@ from trioserve.render import (
     TextInput,
     TextOptions,
     TokenizeOptions,
-    load_pooling_renderer,
     open_template_processes,
 )
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_pooling_renderer
 from trioserve.types.pooling import LongText, PoolingInfo, PoolingInput
 from trioserve.types.sentence import SentenceFolder
 

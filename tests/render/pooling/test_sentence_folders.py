@@ -14,8 +14,9 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, WeightsBroken
-from trioserve.render import TextOptions, load_pooling_renderer
+from trioserve.render import TextOptions
 from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_pooling_renderer
 from trioserve.types.pooling import PoolingInfo, PoolingInput
 from trioserve.types.sentence import QueryExpansion, SentenceFolder
 

@@ -40,25 +40,6 @@ class TextParts:
     images: ImageRenderer | None
 
 
-def load_renderer(
-    folder: Path,
-    config: RenderConfig,
-    *,
-    info: ModelInfo,
-    media: MediaConfig = MediaConfig(),
-    chat_template: str | None = None,
-) -> Renderer:
-    """Load a tokenizer and make a renderer: load_text_parts, then make_renderer."""
-    parts = load_text_parts(
-        folder,
-        config,
-        media=media,
-        takes_images=info.takes_images,
-        chat_template=chat_template,
-    )
-    return make_renderer(parts, config, info=info)
-
-
 def load_text_parts(
     folder: Path,
     config: RenderConfig,

@@ -13,12 +13,7 @@ dividing           divides a long text without changing its tokens
 vectors            numbers -> JSON, base64 or bytes
 """
 
-from .loading import (
-    PoolingParts,
-    load_pooling_parts,
-    load_pooling_renderer,
-    make_pooling_renderer,
-)
+from .loading import PoolingParts, load_pooling_parts, make_pooling_renderer
 from .renderer import PoolingRenderer
 from .texts import ChatInput, TextInput, TextOptions, count_text
 
@@ -30,6 +25,5 @@ __all__ = [
     "TextOptions",
     "count_text",
     "load_pooling_parts",
-    "load_pooling_renderer",
     "make_pooling_renderer",
 ]

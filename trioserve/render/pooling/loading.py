@@ -42,22 +42,6 @@ class PoolingParts:
     pair: Layout
 
 
-def load_pooling_renderer(
-    folder: Path,
-    config: RenderConfig,
-    *,
-    info: ModelInfo,
-    pooling: PoolingInfo,
-    sentence: SentenceFolder | None,
-    chat_template: str | None = None,
-) -> PoolingRenderer:
-    """Load a renderer: load_pooling_parts, then make_pooling_renderer."""
-    parts = load_pooling_parts(
-        folder, task=pooling.task, sentence=sentence, chat_template=chat_template
-    )
-    return make_pooling_renderer(parts, config, info=info, pooling=pooling)
-
-
 def load_pooling_parts(
     folder: Path,
     *,
