@@ -199,7 +199,7 @@ class Renderer:
         return await self.chats.render(messages, chat, steps)
 
     async def render_bad_words(
-        self, words: Sequence[str], *, param: str = "bad_words"
+        self, words: Sequence[str]
     ) -> tuple[tuple[int, ...], ...]:
         """Tokenize forbidden words: at the beginning of a text, and behind a space.
 
@@ -207,7 +207,7 @@ class Renderer:
           InvalidParameter: a word is no Unicode text, or has no token.
         """
         return await self.workers.run(
-            partial(self._tokenize_words, words, param),
+            partial(self._tokenize_words, words),
             expected_seconds=expect_seconds(sum(map(len, words))),
         )
 
@@ -285,9 +285,8 @@ class Renderer:
             self._tokenizer.make_prompt(text, options, param=param) for text in texts
         ]
 
-    def _tokenize_words(
-        self, words: Sequence[str], param: str
-    ) -> tuple[tuple[int, ...], ...]:
+    def _tokenize_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        param = "bad_words"
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             alone = self._tokenizer.encode(word.lstrip(), False, param=param)
