@@ -97,7 +97,7 @@ class _ChatEvents:
         self._meter = meter
         self._texts = texts
         self._chunks: dict[int, ChatChunks] = {}
-        self._thoughts: dict[int, ReasoningChunks] = {}
+        self._reasoning_chunks: dict[int, ReasoningChunks] = {}
 
     def write(self, delta: TextDelta) -> bytes:
         # The event with the role is sent with the first token, and not before it. So a
@@ -142,9 +142,9 @@ class _ChatEvents:
         if not reasoning:
             return self._chunks[index]
         # Most models do not reason, so this is made when it is needed.
-        if index not in self._thoughts:
-            self._thoughts[index] = ReasoningChunks(self._header, index)
-        return self._thoughts[index]
+        if index not in self._reasoning_chunks:
+            self._reasoning_chunks[index] = ReasoningChunks(self._header, index)
+        return self._reasoning_chunks[index]
 
     def _start(self, chunks: ChatChunks) -> bytes:
         shows_prompt = self._body.return_token_ids

@@ -212,19 +212,19 @@ def _check_architecture(config: PreTrainedConfig, mapping: Any) -> None:
 def _resolve_max_model_len(
     num_positions: int | None, config: ModelConfig, sentence: SentenceFolder | None
 ) -> int:
-    asked = config.max_model_len
-    if asked is not None and num_positions is not None and asked > num_positions:
+    wanted = config.max_model_len
+    if wanted is not None and num_positions is not None and wanted > num_positions:
         raise InvalidConfig(
-            "max_model_len", f"{asked} is more than the model's own {num_positions}"
+            "max_model_len", f"{wanted} is more than the model's own {num_positions}"
         )
     # The length that it was trained with is advice: the option may go beyond it.
     trained = sentence.max_seq_length if sentence is not None else None
     known = [length for length in (trained, num_positions) if length is not None]
-    if asked is None and not known:
+    if wanted is None and not known:
         raise InvalidConfig(
             "max_model_len", "must be given: the model's files have no limit"
         )
-    return asked or min(known)
+    return wanted or min(known)
 
 
 def _count_positions(encoder: PreTrainedModel) -> int | None:

@@ -137,8 +137,8 @@ def build_on_meta(
 
 def _find_dtype(facts: ModelFacts, config: ModelConfig) -> torch.dtype | None:
     if config.dtype != "auto":
-        asked: torch.dtype = getattr(torch, config.dtype)
-        return asked
+        chosen: torch.dtype = getattr(torch, config.dtype)
+        return chosen
     dequantisation = plan_dequantisation(facts.config, None)
     if dequantisation is not None:
         return dequantisation.dtype

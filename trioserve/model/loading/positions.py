@@ -15,28 +15,28 @@ _ROPE_TYPES_ALREADY_STRETCHED = frozenset(
 )
 
 
-def resolve_max_model_len(config: PreTrainedConfig, asked: int | None) -> int:
+def resolve_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     """Return the largest number of tokens of a sequence.
 
     Args:
       config: the model's.
-      asked: the option --max-model-len.
+      wanted: the option --max-model-len.
 
     Raises:
       InvalidConfig: the option is missing or too large for the model.
     """
     limit = count_positions(config)
     if limit is None:
-        if asked is None:
+        if wanted is None:
             raise InvalidConfig(
                 "max_model_len", "must be given: the model's config.json has no limit"
             )
-        return asked
-    if asked is not None and asked > limit:
+        return wanted
+    if wanted is not None and wanted > limit:
         raise InvalidConfig(
-            "max_model_len", f"{asked} is more than the model's own {limit}"
+            "max_model_len", f"{wanted} is more than the model's own {limit}"
         )
-    return asked or limit
+    return wanted or limit
 
 
 def count_positions(config: PreTrainedConfig) -> int | None:

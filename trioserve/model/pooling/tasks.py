@@ -63,8 +63,8 @@ class Postprocess:
             finished = bring_to_length_1(vectors) if self.normalizes else vectors
             return finished[:, : self.truncate_dim]
         cut = vectors[:, : params.dimensions or self.truncate_dim]
-        asked = params.use_activation
-        normalizes = self.normalizes if asked is None else asked
+        wanted = params.use_activation
+        normalizes = self.normalizes if wanted is None else wanted
         return bring_to_length_1(cut) if normalizes else cut
 
 

@@ -79,10 +79,10 @@ def _replace_layers(model: nn.Module, skeleton: Skeleton, partition: Partition) 
     layers: Any = model.get_submodule(skeleton.layers_name)
     for index, layer in enumerate(layers):
         if not partition.begin <= index < partition.end:
-            stand_in = {partition.begin - 1: Entrance, partition.end: Exit}.get(
+            layer_type = {partition.begin - 1: Entrance, partition.end: Exit}.get(
                 index, PlaceholderLayer
             )
-            layers[index] = stand_in(layer)
+            layers[index] = layer_type(layer)
 
 
 def _list_used(skeleton: Skeleton, partition: Partition) -> set[str]:
