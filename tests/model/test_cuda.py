@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trioserve.config import CacheConfig
-from trioserve.model import count_blocks
+from trioserve.model import count_fitting_blocks
 from trioserve.model.sampling.bad_words import BadWords
 from trioserve.model.sampling.reasoning_budget import ReasoningBudgets
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
@@ -147,11 +147,12 @@ def test_the_cache_takes_its_share_of_the_devices_memory(
 ) -> None:
     model = tiny("llama", DEVICE)
     few, more = (
-        count_blocks(
-            model.loaded,
+        count_fitting_blocks(
+            model.loaded.info.kv_bytes_per_token,
             CacheConfig(kv_cache_fraction=fraction),
             max_num_seqs=10**6,
             max_model_len=96,
+            device=model.loaded.device,
         )
         for fraction in (0.01, 0.02)
     )

@@ -11,14 +11,19 @@ import torch
 
 from trioserve.config import CacheConfig
 from trioserve.errors import InvalidConfig
-from trioserve.model import count_blocks
-from trioserve.model.attention.cache_memory import count_fitting_blocks
+from trioserve.model import count_fitting_blocks
 from trioserve.model.attention.kv_cache import allocate
 
 
 def count(model: Any, **fields: object) -> int:
     config = CacheConfig(block_size=16, **fields)  # type: ignore[arg-type]
-    return count_blocks(model.loaded, config, max_num_seqs=4, max_model_len=100)
+    return count_fitting_blocks(
+        model.loaded.info.kv_bytes_per_token,
+        config,
+        max_num_seqs=4,
+        max_model_len=100,
+        device=model.loaded.device,
+    )
 
 
 def test_a_token_takes_keys_and_values_of_all_layers(

@@ -16,7 +16,7 @@ The door:
   outline_model           a folder -> Outline, without its weights
   takes_images            whether a folder's model takes images
   load_model              a folder -> LoadedModel
-  count_blocks            how many KV blocks fit into the device's memory
+  count_fitting_blocks    how many KV blocks fit into the device's memory
   ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;
                           its .finish() -> StepResult, in any thread
 """
@@ -34,17 +34,18 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # isort: split
+from .attention.cache_memory import count_fitting_blocks  # noqa: E402
 from .loading.facts import takes_images  # noqa: E402
 from .loading.load import load_model  # noqa: E402
 from .loading.loaded import LoadedModel  # noqa: E402
 from .loading.outline import Outline, outline_model  # noqa: E402
-from .runner import ModelRunner, count_blocks  # noqa: E402
+from .runner import ModelRunner  # noqa: E402
 
 __all__ = [
     "LoadedModel",
     "ModelRunner",
     "Outline",
-    "count_blocks",
+    "count_fitting_blocks",
     "load_model",
     "outline_model",
     "takes_images",

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..config import CacheConfig
 from ..types.ids import BlockId
 from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
 from .attention.backend import PagedModel
-from .attention.cache_memory import count_fitting_blocks
 from .attention.choose import choose_paged_backend
 from .attention.layout import StepInputs, lay_out
 from .ends import StepEnds, WholeModelEnds
@@ -31,37 +29,6 @@ from .slots import SlotTables
 
 # Enough for a matrix product of the kind that chunks need.
 _WARM_UP_TOKENS = 32
-
-
-def count_blocks(
-    model: LoadedModel,
-    config: CacheConfig,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
-    num_sharing: int = 1,
-) -> int:
-    """Return the number of KV blocks for a ModelRunner.
-
-    They fill the memory that `config` allows, but are no more than `max_num_seqs`
-    sequences of `max_model_len` tokens could use. They may be too few for one such
-    sequence: then the caller lowers max_model_len to num_blocks * block_size. They are
-    always enough for 512 tokens.
-
-    Args:
-      num_sharing: processes that share the device's memory, if that is a CPU's.
-
-    Raises:
-      InvalidConfig: the memory does not hold 512 tokens, or the device does not have it.
-    """
-    return count_fitting_blocks(
-        model.info.kv_bytes_per_token,
-        config,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        device=model.device,
-        num_sharing=num_sharing,
-    )
 
 
 class ModelRunner:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
-    from ..model import ModelRunner, count_blocks, load_model, outline_model
+    from ..model import ModelRunner, count_fitting_blocks, load_model, outline_model
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
@@ -30,11 +30,12 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     weights = complete_weights(source.weights)
     name = config.model.served_model_name or weights.name
     model = load_model(weights.folder, config.model, name=name)
-    num_blocks = count_blocks(
-        model,
+    num_blocks = count_fitting_blocks(
+        model.info.kv_bytes_per_token,
         config.cache,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
+        device=model.device,
     )
     info = _complete_info(config, source, model.info, num_blocks, processors)
     scheduler = make_scheduler(config, info, num_blocks, model.device.type)

@@ -26,16 +26,22 @@ def check_room(
 
     Args:
       outline: None if only the loaded model has these facts; nothing is checked then.
-      num_sharing: as in model.count_blocks.
+      num_sharing: as in model.count_fitting_blocks.
 
     Raises:
       InvalidConfig
     """
     if outline is None:
         return
-    num_blocks = outline.count_blocks(
+    # Imported here, because it needs torch.
+    from ..model import count_fitting_blocks
+
+    num_blocks = count_fitting_blocks(
+        outline.kv_bytes_per_token,
         config.cache,
         max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=outline.max_model_len,
+        device=outline.device,
         num_sharing=num_sharing,
     )
     _check_length(config, num_blocks)

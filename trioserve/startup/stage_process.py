@@ -233,7 +233,7 @@ def _load(begin: LoadStage) -> _Stage:
     config = begin.config
     # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
-    from ..model import count_blocks
+    from ..model import count_fitting_blocks
     from ..model.stages import load_stage, outline_stage
 
     folder = source.weights.folder
@@ -250,11 +250,12 @@ def _load(begin: LoadStage) -> _Stage:
         stage=begin.stage,
         num_stages=begin.num_stages,
     )
-    num_blocks = count_blocks(
-        model,
+    num_blocks = count_fitting_blocks(
+        model.info.kv_bytes_per_token,
         config.cache,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
+        device=model.device,
         num_sharing=begin.num_local_stages,
     )
     listener = None

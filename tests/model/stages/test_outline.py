@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoConfig
 
 from trioserve.config import CacheConfig, ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
-from trioserve.model import count_blocks, outline_model
+from trioserve.model import count_fitting_blocks, outline_model
 from trioserve.model.stages import outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
@@ -28,10 +29,7 @@ def test_the_outline_equals_the_model_and_its_stages(
     assert outline is not None
     assert outline.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
     assert outline.max_model_len == model.loaded.info.max_model_len
-    config = CacheConfig(kv_cache_memory="1MiB")
-    assert outline.count_blocks(config, max_num_seqs=3) == count_blocks(
-        model.loaded, config, max_num_seqs=3, max_model_len=outline.max_model_len
-    )
+    assert outline.device == model.loaded.device
     for number, stage in enumerate(model.stages(2)):
         part = outline_stage(model.folder, CPU, stage=number, num_stages=2)
         assert part is not None
@@ -100,8 +98,13 @@ def test_a_stage_that_keeps_more_than_its_memory_is_known_without_weights(
     outline = outline_stage(folder, CPU, stage=1, num_stages=2)
     assert outline is not None
     assert outline.device == torch.device("cpu")
+    count = partial(
+        count_fitting_blocks,
+        outline.kv_bytes_per_token,
+        max_num_seqs=1,
+        max_model_len=outline.max_model_len,
+        device=outline.device,
+    )
     with pytest.raises(InvalidConfig, match="at least 128 must fit"):
-        outline.count_blocks(CacheConfig(kv_cache_memory="16000"), max_num_seqs=1)
-    assert outline.count_blocks(
-        CacheConfig(kv_cache_memory="16KiB"), max_num_seqs=1
-    ) == 8  # fmt: skip
+        count(CacheConfig(kv_cache_memory="16000"))
+    assert count(CacheConfig(kv_cache_memory="16KiB")) == 8

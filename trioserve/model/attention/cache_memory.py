@@ -37,7 +37,10 @@ def count_fitting_blocks(
     device: torch.device,
     num_sharing: int = 1,
 ) -> int:
-    """Return the number of blocks to allocate: all that fit, if they can be used.
+    """Return the number of KV blocks for a ModelRunner: all that fit, if they can be used.
+
+    They may be too few for one sequence of `max_model_len` tokens. Then the caller lowers
+    max_model_len to num_blocks * block_size.
 
     Args:
       kv_bytes_per_token: keys and values of all layers.

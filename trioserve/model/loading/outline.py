@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ...config import CacheConfig, ModelConfig
+from ...config import ModelConfig
 from ...errors import UnsupportedModel
 from ..attention.bridge import AttentionContext
-from ..attention.cache_memory import count_fitting_blocks, count_kv_bytes
+from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from .architecture import check_causality, check_windows, find_class
 from .facts import ModelFacts, read_facts
@@ -40,25 +40,6 @@ class Outline:
     kv_bytes_per_token: int
     max_model_len: int
     device: torch.device
-
-    def count_blocks(
-        self, config: CacheConfig, *, max_num_seqs: int, num_sharing: int = 1
-    ) -> int:
-        """Count KV blocks as model.count_blocks does, with the memory that is free now.
-
-        Later, when the weights are read, less memory is free.
-
-        Raises:
-          InvalidConfig: the memory is too small.
-        """
-        return count_fitting_blocks(
-            self.kv_bytes_per_token,
-            config,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.max_model_len,
-            device=self.device,
-            num_sharing=num_sharing,
-        )
 
 
 def outline_model(folder: Path, config: ModelConfig) -> Outline | None:
