@@ -15,7 +15,8 @@ from ...config import RenderConfig
 from ...errors import InvalidParameter
 from ...types.model_info import ModelInfo
 from ...types.prompt import Prompt
-from ..chat_renderer import ChatRenderer, Messages
+from ..base_renderer import BaseRenderer
+from ..chat_renderer import Messages
 from ..images.mixed import embed_whole
 from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
@@ -25,8 +26,7 @@ from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TextTokenizer, TokenizeOptions, cut
 from ..text.vocabulary import Vocabulary
 from ..workers.jobs import cut_jobs
-from ..workers.threads import RendererWorkers, expect_seconds
-from ..workers.waiting_room import open_waiting_room
+from ..workers.threads import expect_seconds
 from .chat import MediaLoader, PromptSteps
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
 
 
-class Renderer:
+class Renderer(BaseRenderer):
     """Turns text and messages into prompts, and token ids into text.
 
     Args:
@@ -45,9 +45,6 @@ class Renderer:
       reasoning: None if reasoning is not separated from the answer.
 
     Attributes:
-      room: bounds the requests that are rendered; callers enter it for each request.
-      workers: the threads that run the calls.
-      chats: renders conversations by the chat template.
       vocabulary: the bytes of each token.
     """
 
@@ -61,9 +58,7 @@ class Renderer:
         images: ImageRenderer | None = None,
         reasoning: ReasoningTags | None = None,
     ) -> None:
-        self.room = open_waiting_room(config)
-        self.workers = RendererWorkers(config.renderer_num_workers)
-        self.chats = ChatRenderer(template, self.workers, config)
+        super().__init__(tokenizer, template, config)
         self.images = images
         self.reasoning = reasoning
         self.vocabulary = vocabulary
@@ -73,9 +68,7 @@ class Renderer:
     @property
     def is_stuck(self) -> bool:
         """Whether templates or images are refused, because too many do not end."""
-        return self.workers.is_stuck or (
-            self.images is not None and self.images.is_stuck
-        )
+        return super().is_stuck or (self.images is not None and self.images.is_stuck)
 
     async def render_text(
         self,
@@ -211,28 +204,6 @@ class Renderer:
             expected_seconds=expect_seconds(sum(map(len, words))),
         )
 
-    async def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = False,
-        param: str = "tokens",
-    ) -> str:
-        """Return the text of token ids, as the tokenizer decodes it.
-
-        Raises:
-          InvalidParameter: the tokenizer does not have one of the ids.
-        """
-        return await self.workers.run(
-            partial(
-                self._decode,
-                token_ids,
-                skip_special_tokens=skip_special_tokens,
-                param=param,
-            ),
-            expected_seconds=expect_seconds(len(token_ids)),
-        )
-
     def open_detokenizer(
         self,
         prompt: Prompt,
@@ -298,13 +269,3 @@ class Renderer:
             if spaced[-len(alone) :] != alone:
                 found[spaced] = None
         return tuple(found)
-
-    def _decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool, param: str
-    ) -> str:
-        highest = self.vocabulary.size - 1
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= highest:
-            raise InvalidParameter(param, f"ids must be between 0 and {highest}")
-        return self._tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens
-        )

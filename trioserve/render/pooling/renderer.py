@@ -15,13 +15,13 @@ from ...config import RenderConfig
 from ...errors import NotSupported
 from ...types.pooling import PoolingInput
 from ...types.prompt import Prompt
-from ..chat_renderer import ChatRenderer, ChatSteps, Messages
+from ..base_renderer import BaseRenderer
+from ..chat_renderer import ChatSteps, Messages
 from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions
 from ..workers.jobs import UNKNOWN_SIZE, cut_jobs
-from ..workers.threads import RendererWorkers, expect_seconds
-from ..workers.waiting_room import open_waiting_room
+from ..workers.threads import expect_seconds
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
 
@@ -34,29 +34,19 @@ _FEW_CHARACTERS = 512
 _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
 
 
-class PoolingRenderer:
+class PoolingRenderer(BaseRenderer):
     """Turns texts into the inputs of a pooling model.
 
     Attributes:
-      room: bounds the requests that are rendered; callers enter it for each request.
-      workers: the threads that run the calls.
-      chats: renders conversations by the chat template.
       images: None, because no such model sees images.
     """
 
     def __init__(
         self, texts: PoolingTexts, template: ChatTemplate, config: RenderConfig
     ) -> None:
-        self.room = open_waiting_room(config)
-        self.workers = RendererWorkers(config.renderer_num_workers)
-        self.chats = ChatRenderer(template, self.workers, config)
+        super().__init__(texts.tokenizer, template, config)
         self.images = None
         self._texts = texts
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether templates are refused, because too many do not end."""
-        return self.workers.is_stuck
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
@@ -140,23 +130,6 @@ class PoolingRenderer:
         finish = partial(self._tokenize, options=options, param="messages")
         return await self.chats.render(messages, chat, _TextSteps(finish))
 
-    async def detokenize(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool = False,
-        param: str = "tokens",
-    ) -> str:
-        """Return the text of token ids, as the tokenizer decodes it.
-
-        Raises:
-          InvalidParameter: the tokenizer does not have one of the ids.
-        """
-        return await self.workers.run(
-            partial(self._decode, token_ids, skip_special_tokens, param),
-            expected_seconds=expect_seconds(len(token_ids)),
-        )
-
     def token_text(self, token_id: int) -> str:
         """Return a token's name in the vocabulary."""
         return self._texts.tokenizer.token_text(token_id)
@@ -188,13 +161,6 @@ class PoolingRenderer:
             text=text if is_whole else None,
             cache_salt=options.cache_salt,
         )
-
-    def _decode(
-        self, token_ids: Sequence[int], skip_special_tokens: bool, param: str
-    ) -> str:
-        tokenizer = self._texts.tokenizer
-        tokenizer.read_ids(token_ids, param)
-        return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 class _TextSteps(ChatSteps[T]):

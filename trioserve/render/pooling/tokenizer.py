@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
-from ...errors import InvalidParameter
+from ..text.id_decoder import IdDecoder
 from ..text.tokenizer import check_encodable
 from .dividing import Divider
 from .texts import Side
@@ -66,7 +66,7 @@ class TakenTokens:
     is_whole: bool = True
 
 
-class PoolingTokenizer:
+class PoolingTokenizer(IdDecoder):
     """One model's tokenizer.
 
     Args:
@@ -76,10 +76,9 @@ class PoolingTokenizer:
     """
 
     def __init__(self, backend: Tokenizer, *, vocab_size: int) -> None:
-        self._backend = backend
-        self._divider = Divider(backend)
         ids = backend.get_vocab(with_added_tokens=True).values()
-        self._highest_id = min(max(ids, default=-1), vocab_size - 1)
+        super().__init__(backend, min(max(ids, default=-1), vocab_size - 1))
+        self._divider = Divider(backend)
 
     def take(self, demands: Sequence[Demand]) -> list[TakenTokens]:
         """Tokenize texts, each only as far as its tokens are needed.
@@ -118,22 +117,9 @@ class PoolingTokenizer:
         return text
 
     def read_ids(self, token_ids: Sequence[int], param: str) -> array[int]:
-        """Check token ids from a client.
-
-        Raises:
-          InvalidParameter: the tokenizer does not have one of the ids.
-        """
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= self._highest_id:
-            raise InvalidParameter(
-                param, f"ids must be between 0 and {self._highest_id}"
-            )
+        """Check and copy token ids; raises as check_ids does."""
+        self.check_ids(token_ids, param)
         return array("i", token_ids)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        texts: list[str] = self._backend.decode_batch(
-            [token_ids], skip_special_tokens=skip_special_tokens
-        )
-        return texts[0]
 
     def token_text(self, token_id: int) -> str:
         return self._backend.id_to_token(token_id) or ""

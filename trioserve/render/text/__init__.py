@@ -5,6 +5,7 @@ chat, tool_history                  checks messages, and converts them for the t
 template, template_form, probing    runs chat templates, and finds out their features
 nesting, fields                     limits on the values that a template receives
 tokenizer, pieces, vocabulary       text -> token ids
-detokenizer, stop                   token ids -> text, which ends at a stop string
+id_decoder                          token ids -> text, all at once
+detokenizer, stop                   token ids -> text as they come, up to a stop string
 reasoning, reasoning_detokenizer    separates the reasoning of an answer from its text
 """

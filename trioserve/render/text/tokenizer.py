@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.prompt import Prompt
+from .id_decoder import IdDecoder
 from .pieces import DOUBTED_TOKENS, count_at_least
 from .vocabulary import Vocabulary
 
@@ -45,7 +46,7 @@ class TokenizeOptions:
     cache_salt: str = ""
 
 
-class TextTokenizer:
+class TextTokenizer(IdDecoder):
     """A model's tokenizer, with the model's length.
 
     Args:
@@ -56,7 +57,7 @@ class TextTokenizer:
     def __init__(
         self, backend: Tokenizer, vocabulary: Vocabulary, *, max_model_len: int
     ) -> None:
-        self._backend = backend
+        super().__init__(backend, vocabulary.size - 1)
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
@@ -138,12 +139,6 @@ class TextTokenizer:
             ids[0] = first[:begin] + ids[0]
             ids[-1] += suffix
         return ids
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        texts: list[str] = self._backend.decode_batch(
-            [token_ids], skip_special_tokens=skip_special_tokens
-        )
-        return texts[0]
 
     def check_num_characters(self, num_characters: int, param: str) -> None:
         """Refuse a text that is too long for any tokenization, before it takes time."""

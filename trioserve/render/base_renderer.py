@@ -1,0 +1,59 @@
+"""The parts that the renderers of all models share: workers, chats, and ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ..config import RenderConfig
+from .chat_renderer import ChatRenderer
+from .text.id_decoder import IdDecoder
+from .text.template import ChatTemplate
+from .workers.threads import RendererWorkers, expect_seconds
+from .workers.waiting_room import open_waiting_room
+
+
+class BaseRenderer:
+    """The base of Renderer and PoolingRenderer.
+
+    Attributes:
+      room: bounds the requests that are rendered; callers enter it for each request.
+      workers: the threads that run the calls.
+      chats: renders conversations by the chat template.
+    """
+
+    def __init__(
+        self, decoder: IdDecoder, template: ChatTemplate, config: RenderConfig
+    ) -> None:
+        self.room = open_waiting_room(config)
+        self.workers = RendererWorkers(config.renderer_num_workers)
+        self.chats = ChatRenderer(template, self.workers, config)
+        self._decoder = decoder
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether templates are refused, because too many do not end."""
+        return self.workers.is_stuck
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = False,
+        param: str = "tokens",
+    ) -> str:
+        """Return the text of token ids, as the tokenizer decodes it.
+
+        Raises:
+          InvalidParameter: the tokenizer does not have one of the ids.
+        """
+        return await self.workers.run(
+            partial(self._decode, token_ids, skip_special_tokens, param),
+            expected_seconds=expect_seconds(len(token_ids)),
+        )
+
+    def _decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, param: str
+    ) -> str:
+        self._decoder.check_ids(token_ids, param)
+        return self._decoder.decode(token_ids, skip_special_tokens=skip_special_tokens)
