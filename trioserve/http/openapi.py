@@ -9,6 +9,7 @@ import msgspec
 
 from ..frontend.text_params import MAX_THINKING_TOKEN_BUDGET
 from ..types.sampling import SAMPLING_BOUNDS
+from .respond import JSON
 from .route import Route
 from .wire.responses import ErrorBody
 
@@ -98,7 +99,7 @@ def _describe_parameter(name: str) -> _Json:
 
 
 def _json(struct: type[msgspec.Struct]) -> _Json:
-    return {"application/json": _describe_content(struct)}
+    return {JSON: _describe_content(struct)}
 
 
 def _describe_content(answer: type) -> _Json:

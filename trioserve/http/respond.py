@@ -1,8 +1,9 @@
-"""Answers that are not streamed."""
+"""Answers that are not streamed, and the content types of all answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+import time
 from typing import Final
 
 import msgspec
@@ -11,6 +12,10 @@ from quart import Response
 from ..errors import TrioserveError, Unavailable
 from ..render import RendererWorkers
 from .wire.responses import ErrorBody, encode
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+BYTES: Final = "application/octet-stream"
 
 # Each entry takes one or two microseconds to write.
 _FEW_ENTRIES: Final = 512
@@ -22,7 +27,7 @@ _RESTART_SECONDS: Final = 10
 def respond_json(
     content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    return Response(encode(content), status, headers, content_type="application/json")
+    return Response(encode(content), status, headers, content_type=JSON)
 
 
 def respond_error(
@@ -49,7 +54,7 @@ async def respond_built(
 ) -> Response:
     """Build and encode an answer; see run_writing for num_entries."""
     content = await run_writing(workers, lambda: encode(build()), num_entries)
-    return Response(content, content_type="application/json")
+    return Response(content, content_type=JSON)
 
 
 async def run_writing(
@@ -62,3 +67,8 @@ async def run_writing(
         parts of an answer take microseconds.
     """
     return write() if num_entries <= _FEW_ENTRIES else await workers.run(write)
+
+
+def tell_time() -> int:
+    """Return seconds since 1970 for `created`, which clients show."""
+    return int(time.time())

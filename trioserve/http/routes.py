@@ -32,13 +32,10 @@ from .endpoints.embeddings import answer_embeddings, answer_pooling
 from .endpoints.score import answer_rerank, answer_score
 from .endpoints.tokenize import answer_detokenize, answer_tokenize
 from .openapi import openapi_document
+from .respond import BYTES, EVENTS, JSON
 from .route import Route
 from .state import ServerState
 from .wire import pooling_responses, responses
-
-JSON: Final = "application/json"
-EVENTS: Final = "text/event-stream"
-BYTES: Final = "application/octet-stream"
 
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:

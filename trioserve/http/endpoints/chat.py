@@ -19,6 +19,7 @@ from ..decode.message_mappings import MessageMappings, to_chat_options
 from ..decode.requests import ChatRequest
 from ..respond import respond_built
 from ..state import ServerState
+from ..stream_meter import StreamMeter
 from ..wire.chunks import ChatChunks, ReasoningChunks, StreamHeader, usage_event
 from ..wire.logprobs import (
     TokenTexts,
@@ -34,8 +35,7 @@ from ..wire.responses import (
     ChatMessage,
     Usage,
 )
-from ..wire.usage import StreamMeter
-from .generation import (
+from .generation_steps import (
     make_header,
     make_sampling,
     make_token_texts,

@@ -16,7 +16,7 @@ from ..decode.pooling_requests import ClassificationRequest
 from ..state import ServerState
 from ..wire.pooling_responses import ClassificationList, ClassifiedText, splice
 from ..wire.responses import encode
-from .pooling import PoolingCall, make_params, pool_texts, require_task
+from .pooling_steps import PoolingCall, make_params, pool_texts, require_task
 
 
 async def answer_classify(state: ServerState, request: ScopedRequest) -> Response:

@@ -27,7 +27,7 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import Header, PoolingCall, make_params, require_task
+from .pooling_steps import Header, PoolingCall, make_params, require_task
 
 # Input types that Cohere's models are trained for. Other models may have no prompt for
 # them; then the texts are embedded without a prompt.

@@ -19,6 +19,7 @@ from ..decode.body import read_request
 from ..decode.requests import CompletionRequest
 from ..respond import respond_built
 from ..state import ServerState
+from ..stream_meter import StreamMeter
 from ..wire.chunks import CompletionChunks, StreamHeader, usage_event
 from ..wire.logprobs import (
     TokenTexts,
@@ -33,8 +34,7 @@ from ..wire.responses import (
     CompletionLogprobs,
     Usage,
 )
-from ..wire.usage import StreamMeter
-from .generation import (
+from .generation_steps import (
     make_header,
     make_sampling,
     make_token_texts,

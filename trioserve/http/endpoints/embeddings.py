@@ -24,6 +24,7 @@ from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_pooling_request
 from ..decode.pooling_requests import EmbeddingRequest, PoolingRequest, VectorFields
+from ..respond import BYTES
 from ..state import ServerState
 from ..wire.pooling_responses import (
     BriefUsage,
@@ -37,13 +38,11 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import Header, PoolingCall, make_params, pool_texts, require_task
+from .pooling_steps import Header, PoolingCall, make_params, pool_texts, require_task
 
 # Half of the longest line that Python's http.client reads. The default limit of aiohttp
 # and of many proxies is 8 KiB.
 MAX_METADATA_BYTES: Final = 32_768
-
-BYTES_TYPE: Final = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ async def _answer_bytes(
     return await call.respond(
         partial(b"".join, contents),
         sum(map(len, contents)),
-        content_type=BYTES_TYPE,
+        content_type=BYTES,
         headers=headers,
     )
 

@@ -26,7 +26,7 @@ from ..wire.pooling_responses import (
     splice,
 )
 from ..wire.responses import encode
-from .pooling import PoolingCall, make_text_options
+from .pooling_steps import PoolingCall, make_text_options
 
 # The JSON of a score, or of a ranked result without its document.
 _BYTES_PER_SCORE = 128

@@ -13,10 +13,10 @@ from ...errors import InternalError, TrioserveError
 from ...render import RendererWorkers
 from ...types.output import TextDelta
 from ..connection.scope import ScopedRequest
-from ..respond import run_writing
+from ..respond import EVENTS, run_writing
+from ..stream_meter import StreamMeter
 from ..wire.chunks import DONE, error_event
 from ..wire.logprobs import count_entries
-from ..wire.usage import StreamMeter
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def respond_events(
             # Without this, nginx collects tokens before it passes them on.
             "X-Accel-Buffering": "no",
         },
-        content_type="text/event-stream; charset=utf-8",
+        content_type=f"{EVENTS}; charset=utf-8",
     )
     response.timeout = None
     return response

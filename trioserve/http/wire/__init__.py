@@ -3,6 +3,5 @@
 responses            the structs of answers and errors
 chunks               the events of a stream
 logprobs             log probabilities in the forms of chats and of completions
-usage                counts and times the tokens of an answer
 pooling_responses    the structs of vectors, labels and scores
 """

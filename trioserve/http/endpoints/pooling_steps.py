@@ -19,10 +19,9 @@ from ..connection.scope import ScopedRequest
 from ..decode.message_mappings import MessageMappings
 from ..decode.messages import Message
 from ..decode.pooling_requests import PoolingFields, TextFields
-from ..respond import run_writing
+from ..respond import JSON, run_writing, tell_time
 from ..state import ServerState
 from ..wire.pooling_responses import PooledAnswer, PoolingUsage
-from .generation import tell_time
 
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", bound=PooledAnswer[Any])
@@ -74,7 +73,7 @@ class PoolingCall:
         write: Callable[[], bytes],
         num_bytes: int,
         *,
-        content_type: str = "application/json",
+        content_type: str = JSON,
         headers: dict[str, str] | None = None,
     ) -> Response:
         """Write the answer and count the request as answered.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import trio
 
-from ...frontend.text_stream import TextStream
-from ...types.output import TextDelta
-from ...types.prompt import Prompt
-from ..progress import Phase
-from ..stream_times import StreamTimes
-from .responses import Usage
+from ..frontend.text_stream import TextStream
+from ..types.output import TextDelta
+from ..types.prompt import Prompt
+from .progress import Phase
+from .stream_times import StreamTimes
+from .wire.responses import Usage
 
 
 class StreamMeter:

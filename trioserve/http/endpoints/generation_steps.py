@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-import time
 
 import trio
 
@@ -16,16 +15,12 @@ from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.requests import ChatRequest, CompletionRequest, GenerationRequest
 from ..decode.sampling import to_sampling
+from ..respond import tell_time
 from ..state import ServerState
+from ..stream_meter import StreamMeter
 from ..stream_times import StreamTimes
 from ..wire.chunks import StreamHeader
 from ..wire.logprobs import TokenTexts
-from ..wire.usage import StreamMeter
-
-
-def tell_time() -> int:
-    """Return seconds since 1970 for `created`, which clients show."""
-    return int(time.time())
 
 
 def make_header(
