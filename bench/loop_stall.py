@@ -74,7 +74,7 @@ from tempfile import TemporaryDirectory
 
 from kit.options import add_outputs, read_choice, read_positive
 from kit.plot import BLUE, GREEN, VERMILION, save_bars
-from kit.prober import open_prober
+from kit.probe_process import open_prober
 from kit.process import tell
 from kit.rendering.bursts import SMALL, Size, Turns, build_bursts, send_burst, warm_up
 from kit.rendering.model import save_model

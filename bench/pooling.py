@@ -87,6 +87,7 @@ from kit.embedding.server import (
     write_own_command,
 )
 from kit.embedding.table import render_report
+from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.options import (
     add_compare,
     add_outputs,
@@ -105,7 +106,6 @@ from kit.report import (
     write_now,
 )
 from kit.rounds import alternate
-from kit.servers import Server, ServerUnusable, read_servers
 import trio
 
 # So many texts of a case are used for its warm-up, and to guess its time.

@@ -59,6 +59,7 @@ from kit.embedding.server import (
     open_servers,
     write_own_command,
 )
+from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.metrics import (
     LOOP_TURNS,
     SLOW_STEPS,
@@ -74,7 +75,6 @@ from kit.options import read_seconds
 from kit.probe import HealthProbe
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 from kit.report import run_and_print
-from kit.servers import Server, ServerUnusable, read_servers
 from kit.table import align, write_spread
 from kit.texts import WORDS
 import trio

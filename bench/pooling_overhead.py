@@ -50,11 +50,11 @@ from kit.embedding.server import (
     open_servers,
     write_own_command,
 )
+from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.options import read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
 from kit.report import run_and_print
 from kit.rounds import alternate
-from kit.servers import Server, ServerUnusable, read_servers
 from kit.table import align, write_milliseconds
 import trio
 

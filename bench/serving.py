@@ -59,6 +59,7 @@ from kit.generation.figures import Report, ServerReport, merge_reports, report_l
 from kit.generation.load import Dialect, Load, issue_bodies, learn_dialect
 from kit.generation.plot import save_plot
 from kit.generation.table import render_report
+from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.options import (
     add_compare,
     add_outputs,
@@ -78,7 +79,6 @@ from kit.report import (
     write_now,
 )
 from kit.rounds import alternate
-from kit.servers import Server, ServerUnusable, read_servers
 import trio
 
 HEALTH_INTERVAL_SECONDS = 0.05

@@ -7,10 +7,10 @@ from typing import Any
 
 from kit import table
 from kit.clients import ClientReport
+from kit.measured_servers import read_servers
 from kit.plot import draw_bars, open_figure, write_label
 from kit.probe import HealthProbe
 from kit.report import load_reports, number_labels, run_or_explain
-from kit.servers import read_servers
 from kit.statistics import Spread, percentile, spread, take_median_spread
 from kit.texts import write_text
 import msgspec

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from PIL import Image
-from kit.prober import Bystanders, has_text
+from kit.probe_process import Bystanders, has_text
 from kit.rendering import bursts
 from kit.rendering.server import render_inline
 from kit.statistics import Spread

@@ -20,9 +20,9 @@ from kit.embedding.figures import Report, merge_reports, report_case
 from kit.embedding.plot import save_plot
 from kit.embedding.server import Timed
 from kit.embedding.table import render_report
+from kit.measured_servers import Server, ServerUnusable
 from kit.process import ProcessEnded
 from kit.report import load_reports, save
-from kit.servers import Server, ServerUnusable
 from kit.texts import WORDS
 import msgspec
 import pooling

@@ -25,7 +25,7 @@ from kit.metrics import (
     find_new,
     find_quantile,
 )
-from kit.prober import Probes
+from kit.probe_process import Probes
 from kit.statistics import Spread, find_medians
 import processes
 import pytest

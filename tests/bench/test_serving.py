@@ -15,8 +15,8 @@ from kit.generation.answers import Answer, EventReader
 from kit.generation.figures import Report, merge_reports, report_level
 from kit.generation.load import Load
 from kit.generation.table import render_report
+from kit.measured_servers import Server, ServerUnusable
 from kit.report import load_reports, save
-from kit.servers import Server, ServerUnusable
 import pytest
 import serving
 import trio

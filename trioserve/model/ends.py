@@ -3,7 +3,8 @@
     reader  -- token ids, vectors -->  layers  -- logits -->  writer
 
 A whole model reads tokens and samples tokens. A stage of a pipeline receives and sends
-instead, at one end or at both (stages/ends.py). The runner uses only these protocols.
+instead, at one end or at both (stages/stage_ends.py). The runner uses only these
+protocols.
 """
 
 from __future__ import annotations

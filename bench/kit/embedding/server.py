@@ -13,10 +13,10 @@ import sys
 from kit.client import FAILURES, Connection, RequestFailed, RequestRefused, describe
 from kit.clients import Round, run_clients
 from kit.embedding.cases import Case, Load
+from kit.measured_servers import Server, ServerUnusable, fetch_model
 from kit.probe import HealthProbe
 from kit.process import tell
 from kit.server import open_server, write_serve_command
-from kit.servers import Server, ServerUnusable, fetch_model
 import msgspec
 import trio
 

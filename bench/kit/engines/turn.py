@@ -17,7 +17,7 @@ from kit.metrics import (
     find_gains,
     find_quantile,
 )
-from kit.prober import Probes, open_prober
+from kit.probe_process import Probes, open_prober
 from kit.raw import Request, check_status, open_request, write_request
 from kit.server import RunningServer
 from kit.texts import write_text

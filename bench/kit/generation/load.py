@@ -10,7 +10,7 @@ from typing import Literal
 
 from kit.client import FAILURES, Connection, RequestRefused, describe
 from kit.generation.answers import stream_answer
-from kit.servers import Server, ServerUnusable, fetch_model, has_path
+from kit.measured_servers import Server, ServerUnusable, fetch_model, has_path
 from kit.texts import write_words
 import msgspec
 import trio

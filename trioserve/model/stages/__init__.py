@@ -18,11 +18,11 @@ The door:
 """
 
 from .distributed import open_channels
-from .ends import StageEnds
 from .links import Channels, StageLinks, StageLost
 from .loading import load_stage, outline_stage
 from .partition import HEAD_WEIGHT, Partition, partition_layers
 from .stage import LoadedStage
+from .stage_ends import StageEnds
 
 __all__ = [
     "HEAD_WEIGHT",

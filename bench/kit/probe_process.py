@@ -2,7 +2,7 @@
 
 Bystanders are clients apart from the load. The process is separate from the load
 generator, whose work would delay the probes. open_prober runs it, as
-`python -m kit.prober PORT NUM_STREAMS`.
+`python -m kit.probe_process PORT NUM_STREAMS`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Prober:
 @asynccontextmanager
 async def open_prober(port: int, num_streams: int = 0) -> AsyncIterator[Prober]:
     """Run the process until the block is left, which begins when all streams flow."""
-    command = [sys.executable, "-m", "kit.prober", str(port), str(num_streams)]
+    command = [sys.executable, "-m", "kit.probe_process", str(port), str(num_streams)]
     environment = find_on_path(BENCH_FOLDER)
     async with open_child(command, name="the prober", environment=environment) as child:
         await child.read()
