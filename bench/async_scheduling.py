@@ -38,8 +38,7 @@ import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
-from trioserve.frontend.text import TextEngine
-from trioserve.frontend.text_params import TextParams
+from trioserve.frontend import TextEngine, TextParams
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer

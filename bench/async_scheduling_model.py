@@ -35,7 +35,7 @@ import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
-from trioserve.frontend.text import TextEngine
+from trioserve.frontend import TextEngine
 
 DEPTHS = (1, 2)
 

@@ -26,9 +26,14 @@ if TYPE_CHECKING:
         SchedulerConfig,
     )
     from .errors import TrioserveError
-    from .frontend import Classification, PoolingEngine, ScoreOptions, Scores
-    from .frontend.text import TextEngine
-    from .frontend.text_stream import TextStream
+    from .frontend import (
+        Classification,
+        PoolingEngine,
+        ScoreOptions,
+        Scores,
+        TextEngine,
+        TextStream,
+    )
     from .startup.open import open_engine, open_pooling_engine
     from .types.logits import LogitsProcessor, LogitsRow
     from .types.output import TextDelta
@@ -73,10 +78,15 @@ _HOMES = {
     "startup.open": ("open_engine", "open_pooling_engine"),
     "types.logits": ("LogitsProcessor", "LogitsRow"),
     "types.pooling": ("PoolingInfo",),
-    "frontend": ("Classification", "PoolingEngine", "ScoreOptions", "Scores"),
+    "frontend": (
+        "Classification",
+        "PoolingEngine",
+        "ScoreOptions",
+        "Scores",
+        "TextEngine",
+        "TextStream",
+    ),
     "types.sampling": ("SamplingParams",),
-    "frontend.text": ("TextEngine",),
-    "frontend.text_stream": ("TextStream",),
     "types.output": ("TextDelta",),
 }
 

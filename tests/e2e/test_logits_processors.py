@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import trioserve
-from trioserve.frontend.text_params import TextParams
+from trioserve.frontend import TextParams
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,7 @@ import trio
 import trioserve
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
-from trioserve.frontend.text import TextEngine
-from trioserve.frontend.text_params import TextParams
+from trioserve.frontend import TextEngine, TextParams
 from trioserve.pipeline.executor import StageDied
 from trioserve.startup.source import ModelKind, find_source
 from trioserve.testing.encoders import save_tiny_encoder

@@ -12,8 +12,7 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.frontend.text import TextEngine
-from trioserve.frontend.text_stream import TextStream
+from trioserve.frontend import TextEngine, TextStream
 from trioserve.testing.server import FakeServer, open_fake_server
 
 CHAT_PATH = "/v1/chat/completions"

@@ -18,8 +18,7 @@ from typing import Any
 from prometheus_client.core import Metric as Family
 
 from ..engine import TensorEngine, TokenEngine
-from ..frontend import PoolingEngine
-from ..frontend.text import TextEngine
+from ..frontend import PoolingEngine, TextEngine
 from ..observe import (
     SLOW_STEP_SECONDS,
     CounterMetric,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..frontend.text_params import MAX_THINKING_TOKEN_BUDGET
+from ..frontend import MAX_THINKING_TOKEN_BUDGET
 from ..types.sampling import SAMPLING_BOUNDS
 from .respond import JSON
 from .route import Route

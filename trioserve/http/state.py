@@ -13,8 +13,7 @@ from ..errors import (
     TaskNotServed,
     TrioserveError,
 )
-from ..frontend import PoolingEngine
-from ..frontend.text import TextEngine
+from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from ..frontend.text_stream import TextStream
+from ..frontend import TextStream
 from ..types.output import TextDelta
 from ..types.prompt import Prompt
 from .progress import Phase

@@ -15,8 +15,7 @@ from typing import Any
 from ..config import EngineConfig
 from ..engine import TensorEngine, TokenEngine
 from ..errors import InvalidConfig
-from ..frontend import PoolingEngine
-from ..frontend.text import TextEngine
+from ..frontend import PoolingEngine, TextEngine
 from ..render import (
     PoolingParts,
     TextParts,

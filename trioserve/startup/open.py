@@ -25,8 +25,7 @@ from ..config.keywords import naming_keywords
 from ..engine import EngineProcessDied, RemoteCore, RemotePoolingCore
 from ..engine.process.messages import EngineLoaded, FromEngine, StartEngine
 from ..errors import StartupError, find_first
-from ..frontend import PoolingEngine
-from ..frontend.text import TextEngine
+from ..frontend import PoolingEngine, TextEngine
 from ..processes import Child, PeerGone, open_child
 from ..render import open_template_processes
 from ..types.not_loaded import NotLoaded

@@ -20,8 +20,7 @@ import trio
 
 from ..config import HttpConfig, MediaConfig, RenderConfig
 from ..engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
-from ..frontend import PoolingEngine
-from ..frontend.text import TextEngine
+from ..frontend import PoolingEngine, TextEngine
 from ..http import ServerState, create_http_app, install_guard, make_config
 from ..scheduler import PoolingScheduler, Scheduler
 from ..types.logits import LogitsProcessor

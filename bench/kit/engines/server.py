@@ -47,7 +47,7 @@ async def serve(device: Device, mode: str, folder: Path) -> None:
 
     from trioserve.config import HttpConfig, MediaConfig, RenderConfig
     from trioserve.engine import TokenEngine
-    from trioserve.frontend.text import TextEngine
+    from trioserve.frontend import TextEngine
     from trioserve.http import ServerState, create_http_app, install_guard, make_config
     from trioserve.processes.interpreter import settle_interpreter
     from trioserve.testing.fake_device import make_info

@@ -129,7 +129,7 @@ async def _obey(app: ServingApp) -> None:
 
 
 def _report_loop(app: ServingApp) -> LoopReport:
-    from trioserve.frontend.text import TextEngine
+    from trioserve.frontend import TextEngine
 
     seen = app.state.loop_stall.statistics()
     assert isinstance(app.state.engine, TextEngine), "its model generates text"

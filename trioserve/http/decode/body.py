@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 from werkzeug.http import parse_options_header
 
 from ...errors import UnsupportedMediaType
-from ...frontend import PoolingEngine
-from ...frontend.text import TextEngine
+from ...frontend import PoolingEngine, TextEngine
 from ...observe.log_lines import escape
 from ..connection.scope import ScopedRequest
 from ..state import ServerState

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
-from ...frontend.text_params import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
+from ...frontend import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 from ...types.sampling import MAX_BAD_WORDS
 from .messages import Messages, Name, Role, ToolType, check_messages
 

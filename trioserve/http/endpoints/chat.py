@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ...frontend.text import TextEngine
+from ...frontend import TextEngine
 from ...types.output import TextDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ...frontend.text import TextEngine
+from ...frontend import TextEngine
 from ...render import Renderer, TokenizeOptions, run_together
 from ...types.output import TextDelta, TokenLogprobs
 from ...types.prompt import Prompt

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import trio
 
-from ...frontend.text import TextEngine
-from ...frontend.text_params import TextParams
+from ...frontend import TextEngine, TextParams
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams

@@ -6,8 +6,7 @@ from functools import partial
 
 from quart import Response
 
-from ...frontend import PoolingEngine
-from ...frontend.text import TextEngine
+from ...frontend import PoolingEngine, TextEngine
 from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ..connection.scope import ScopedRequest
