@@ -37,6 +37,7 @@ import argparse
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+import math
 from pathlib import Path
 import statistics
 from typing import TYPE_CHECKING
@@ -134,6 +135,8 @@ def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": CHUNK_TOKENS,
             "prefix_caching": False,
+            # Chunks have the same size in all configurations.
+            "max_step_seconds": math.inf,
             "pipeline_parallel_size": num_stages,
             # Each stage keeps the keys and values of its own layers.
             "kv_cache_memory": f"{KV_CACHE_MIB // num_stages}MiB",
