@@ -238,18 +238,30 @@ class Unavailable(TrioserveError):
 
 
 class QueueFull(Unavailable):
-    """Raised when the number of waiting sequences has reached its limit.
+    """Raised when the open requests leave too little room for another one.
 
     Args:
-      limit: the number of sequences that wait.
+      what: the things that need room, in the plural: "sequences" or "texts".
+      num_open: those of all open requests.
+      num_possible: the most that one request may add now.
+      num_new: those of the refused request.
     """
 
     status = 429
     code = "RateLimitError"
 
-    def __init__(self, *, limit: int, retry_after_seconds: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        num_open: int,
+        num_possible: int,
+        num_new: int,
+        retry_after_seconds: int,
+    ) -> None:
         super().__init__(
-            f"{limit} sequences are already waiting; please try again later.",
+            f"{num_open} {what} are already running or waiting. A request may add "
+            f"{num_possible} now, and this one has {num_new}; please try again later.",
             retry_after_seconds=retry_after_seconds,
         )
 

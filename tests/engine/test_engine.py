@@ -386,6 +386,10 @@ async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
         with pytest.raises(QueueFull) as caught:
             await collect(engine, prompt_of(3))
     assert caught.value.status == 429
+    assert str(caught.value) == (
+        "3 sequences are already running or waiting. A request may add 0 now, and this "
+        "one has 1; please try again later."
+    )
     await collect(engine, prompt_of(3))
 
 
@@ -428,6 +432,8 @@ async def test_large_requests_leave_places_to_small_ones(
         await trio.testing.wait_all_tasks_blocked()
     # Five fit: 16 of 100 places, of 84, of 68, of 52 and of 36.
     assert num_refused == 15
+    with pytest.raises(QueueFull, match="^80 seq.* may add 10 now, .* one has 16;"):
+        engine.check_room(16)
     for _ in range(20):
         nursery.start_soon(ask, 1)
         await trio.testing.wait_all_tasks_blocked()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+import re
 import struct
 
 import pytest
@@ -263,6 +264,7 @@ async def test_more_than_there_is_room_for_is_refused(
             with bench.loop.open_request(5, EMBED):
                 raise AssertionError("it does not fit in")
         assert caught.value.retry_after_seconds == 1
+        assert re.match("6 texts .* may add 4 now, .* one has 5;", str(caught.value))
         # No step runs.
         await trio.sleep(1000.0)
         with pytest.raises(QueueFull) as caught:

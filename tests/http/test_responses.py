@@ -197,7 +197,12 @@ def test_prompt_logprobs_have_vllms_form() -> None:
         (InvalidParameter("n", "is wrong"), "BadRequestError", "n", 400),
         (InvalidParameter(None, "is wrong"), "BadRequestError", None, 400),
         (ModelNotFound("x"), "NotFoundError", "model", 404),
-        (QueueFull(limit=1, retry_after_seconds=1), "RateLimitError", None, 429),
+        (
+            QueueFull(
+                "texts", num_open=9, num_possible=0, num_new=1, retry_after_seconds=1
+            ),
+            *("RateLimitError", None, 429),
+        ),
         (EngineDied(), "InternalServerError", None, 500),
     ],
 )

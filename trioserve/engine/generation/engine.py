@@ -73,7 +73,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
         Raises:
           InvalidParameter: the request has more sequences than ever have room.
-          QueueFull: too many sequences wait.
+          QueueFull: other requests have too many sequences.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
@@ -91,7 +91,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
         Raises:
           InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
-          QueueFull: too many sequences wait.
+          QueueFull: other requests have too many sequences.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
@@ -120,11 +120,16 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             raise InvalidParameter(
                 "n", f"at most {most} sequences are possible, got {num_new}"
             )
-        if num_new > self._count_places(len(self._streams)):
+        num_open = len(self._streams)
+        num_possible = self._count_places(num_open)
+        if num_new > num_possible:
             raise QueueFull(
-                limit=self._core.statistics().num_waiting,
+                "sequences",
+                num_open=num_open,
+                num_possible=num_possible,
+                num_new=num_new,
                 retry_after_seconds=self._pace.estimate_seconds(
-                    trio.current_time(), len(self._streams)
+                    trio.current_time(), num_open
                 ),
             )
 

@@ -172,9 +172,13 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             raise InvalidParameter(
                 param, f"at most {limit} texts are possible, got {num_inputs}"
             )
-        if self._num_reserved + num_inputs > limit:
+        num_possible = limit - self._num_reserved
+        if num_inputs > num_possible:
             raise QueueFull(
-                limit=self._num_reserved,
+                "texts",
+                num_open=self._num_reserved,
+                num_possible=num_possible,
+                num_new=num_inputs,
                 retry_after_seconds=self._pace.estimate_seconds(
                     trio.current_time(), self._num_reserved
                 ),
