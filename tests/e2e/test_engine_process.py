@@ -68,7 +68,9 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
         last = stream.read_last()
     assert last["error"]["code"] == 500
     assert server.process.wait(SECOND + LATE) == 3
-    assert "the engine process was ended by SIGKILL" in server.read_log()
+    log = server.read_log()
+    assert "the engine failed: the engine process was ended by SIGKILL" in log
+    assert "Traceback" not in log
     assert not engine.is_running()
 
 
@@ -123,6 +125,7 @@ def test_a_process_killed_during_the_load_ends_the_other_one(
         log = process.stderr.read()
     assert code == (3 if killed == "engine" else -signal.SIGKILL)
     assert ("was ended by SIGKILL" in log) == (killed == "engine")
+    assert "EngineProcessDied" not in log
 
 
 def list_children() -> set[psutil.Process]:

@@ -328,7 +328,10 @@ async def test_stopping_one_sequence_leaves_its_siblings(
 
 
 async def test_a_failing_step_ends_every_stream_and_the_loop(
-    make_engine: MakeEngine, autojump_clock: trio.abc.Clock, is_remote: bool
+    make_engine: MakeEngine,
+    autojump_clock: trio.abc.Clock,
+    is_remote: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = make_engine(fail_at_step=3)
     died = []
@@ -350,6 +353,9 @@ async def test_a_failing_step_ends_every_stream_and_the_loop(
             nursery.start_soon(read, 100)
     assert sorted(died) == [0, 100]
     assert not engine.is_alive
+    [record] = [each for each in caplog.records if "the engine failed" in each.message]
+    assert (record.exc_info is None) == is_remote
+    assert ("has gone" in record.message) == is_remote
     with pytest.raises(EngineDied):
         await collect(engine, prompt_of(1))
 

@@ -12,6 +12,7 @@ generation/  pooling/                   one engine each, with its core
 process/                                cores in another process
 """
 
+from .core import EngineProcessDied
 from .engine import Engine
 from .generation.core import GenerationCore, LocalCore
 from .generation.engine import TokenEngine, TokenEngineStatistics
@@ -21,7 +22,7 @@ from .pooling.core import LocalPoolingCore, PoolingCore
 from .pooling.engine import TensorEngine, TensorEngineStatistics
 from .pooling.request import TensorRequest
 from .process.core_server import host_core, host_pooling_core
-from .process.remote import EngineProcessDied, RemoteCore, RemotePoolingCore
+from .process.remote import RemoteCore, RemotePoolingCore
 
 __all__ = [
     "check_params",

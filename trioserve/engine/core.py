@@ -19,6 +19,10 @@ StatisticsT = TypeVar("StatisticsT", covariant=True)
 CountersT = TypeVar("CountersT", covariant=True)
 
 
+class EngineProcessDied(Exception):
+    """Raised when the engine process has ended; the message says how."""
+
+
 class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
     """The core of an engine."""
 

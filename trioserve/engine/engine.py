@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
-import logging
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -21,10 +20,8 @@ from ..errors import EngineRestarting
 from ..observe import Pace
 from ..types.model_info import ModelInfo
 from .core import Core
-from .requests import OpenRequests
+from .requests import OpenRequests, log_failure
 from .restarts import Restarts, StartedCall
-
-logger = logging.getLogger(__name__)
 
 CoreT = TypeVar("CoreT", bound=Core[Any, Any, Any])
 OutputsT = TypeVar("OutputsT")
@@ -105,10 +102,10 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         while True:
             try:
                 await self._core.run(self._deliver, task_status=task_status)
-            except Exception:
+            except Exception as error:
                 if self._reopen is None or not restarts.take():
                     raise
-                logger.error("the engine failed and starts again", exc_info=True)
+                log_failure("the engine failed and starts again", error)
             self._requests.pause(EngineRestarting())
             self._forget_jobs()
             # A new one, because the lost work must not count as done.

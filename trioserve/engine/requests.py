@@ -9,12 +9,22 @@ from typing import Protocol
 
 import trio
 
-from ..errors import EngineDied, ShuttingDown
+from ..errors import EngineDied, ShuttingDown, find_first
+from .core import EngineProcessDied
 
 logger = logging.getLogger(__name__)
 
 # How long a failed engine waits for its open requests to send the error to their clients.
 FAREWELL_SECONDS = 1.0
+
+
+def log_failure(message: str, error: Exception) -> None:
+    """Log a failure of the engine; the end of its process needs no traceback."""
+    died, others = ExceptionGroup("", [error]).split(EngineProcessDied)
+    if died is not None and others is None:
+        logger.error("%s: %s", message, find_first(died))
+    else:
+        logger.error(message, exc_info=error)
 
 
 class OpenRequest(Protocol):
@@ -83,8 +93,8 @@ class OpenRequests:
         """
         try:
             await run()
-        except Exception:
-            logger.error("the engine failed", exc_info=True)
+        except Exception as error:
+            log_failure("the engine failed", error)
             self.close(EngineDied())
             # Shielded, because a cancellation during this time would hide the failure.
             with trio.move_on_after(FAREWELL_SECONDS, shield=True):

@@ -21,6 +21,7 @@ import trio
 from .._version import __version__
 from ..config import ServeConfig
 from ..config.flags import write_flags
+from ..engine import EngineProcessDied
 from ..errors import EngineDied, StartupError, find_first
 from ..http import (
     ServerState,
@@ -76,7 +77,8 @@ class Server:
             # The engine has logged the cause. This line repeats it, last and short.
             error = find_first(errors)
             cause = error.__cause__ if isinstance(error, EngineDied) else error
-            logger.critical("the engine failed, so the server ends: %r", cause)
+            text = str(cause) if isinstance(cause, EngineProcessDied) else repr(cause)
+            logger.critical("the engine failed, so the server ends: %s", text)
             self._exit_code = 3
         return self._exit_code
 

@@ -17,6 +17,7 @@ from ...scheduler import (
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
+from ..core import EngineProcessDied
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
 from .messages import (
@@ -36,10 +37,6 @@ _LARGE_TENSORS = 2**18
 OutputsT = TypeVar("OutputsT")
 StatisticsT = TypeVar("StatisticsT")
 CountersT = TypeVar("CountersT")
-
-
-class EngineProcessDied(Exception):
-    """Raised when the engine process has ended; the message says how."""
 
 
 class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
