@@ -52,15 +52,20 @@ async def ask(client: trio.SocketStream, packet: bytes) -> Reply:
 @pytest.mark.parametrize(
     ("packet", "status", "reason"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "Missing mandatory Host"),
-        (b"GET\x00\r\n\r\n", 400, "illegal request line"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "Missing mandatory Host: header."),
+        (b"GET\x00\r\n\r\n", 400, "illegal request line."),
+        (b"GET / HTTP/1.1\r\nHost h\r\n\r\n", 400, "illegal header line."),
         (
             POST + b"Transfer-Encoding: chunked\r\n\r\nx\r\n",
             400,
-            "illegal chunk header",
+            "illegal chunk header.",
         ),
         (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"a" * 200_000, 431, "65536 bytes"),
-        (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501, "Transfer-Encoding"),
+        (
+            POST + b"Transfer-Encoding: gzip\r\n\r\n",
+            501,
+            "Only Transfer-Encoding: chunked is supported.",
+        ),
         (b"GET / HTTP/9.9\r\nHost: h\r\n\r\n", 505, "only HTTP/1.0 and"),
     ],
 )

@@ -25,6 +25,10 @@ MAX_PIPELINED_BYTES = 2**16
 INVITE_BODY = "trioserve.invite_body"
 
 
+# h11 quotes the peer's bytes at the end of some messages. Other messages have a colon, too.
+_QUOTE = re.compile(r""":? (?:bytearray\()?b['"]""")
+
+
 class StrictConnection(h11.Connection):
     """h11, stricter about ambiguous requests and faster with small chunks.
 
@@ -56,8 +60,7 @@ class StrictConnection(h11.Connection):
         try:
             return self._read_event()
         except h11.RemoteProtocolError as error:
-            # h11 quotes the peer's bytes behind a colon.
-            reason = str(error).partition(":")[0]
+            reason = _QUOTE.split(str(error), maxsplit=1)[0]
             if error.error_status_hint == 431:
                 reason = (
                     f"its head is longer than {self._max_incomplete_event_size} bytes"
