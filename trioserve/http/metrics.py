@@ -132,18 +132,19 @@ GENERATION_REQUESTS: Rows[RequestCounts] = (
     ),
     HistogramMetric(
         "trioserve_time_to_first_token_seconds",
-        "Seconds from the arrival of a request to the first token of a sequence.",
+        "Seconds from the arrival of a request to the first token of each sequence.",
         lambda counts: counts.time_to_first_token.statistics(),
     ),
     HistogramMetric(
         "trioserve_inter_token_latency_seconds",
-        "Seconds between two chunks of a sequence, divided by the tokens of the "
+        "Seconds between two chunks of each sequence, divided by the tokens of the "
         "second one.",
         lambda counts: counts.inter_token_latency.statistics(),
     ),
     HistogramMetric(
         "trioserve_request_time_per_output_token_seconds",
-        "Mean seconds from one token of a sequence to the next, without the first token.",
+        "Mean seconds from one token of each sequence to the next, without the first "
+        "token.",
         lambda counts: counts.time_per_output_token.statistics(),
     ),
     HistogramMetric(
@@ -219,7 +220,8 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
     ),
     CounterMetric(
         "trioserve_prompt_tokens_total",
-        "Prompt tokens, including those found in the prefix cache.",
+        "Prompt tokens, including those found in the prefix cache, counted once for each "
+        "sequence.",
         _count_prompt_tokens,
     ),
     CounterMetric(
@@ -268,12 +270,14 @@ GENERATION: Rows[TokenEngine] = (
     ),
     CounterMetric(
         "trioserve_prefix_cache_queries_total",
-        "Prompt tokens that were looked up in the prefix cache.",
+        "Prompt tokens that were looked up in the prefix cache, counted once for each "
+        "sequence.",
         lambda engine: engine.counters().num_prefix_queried_tokens,
     ),
     CounterMetric(
         "trioserve_prefix_cache_hits_total",
-        "Prompt tokens that were found in the prefix cache.",
+        "Prompt tokens that were found in the prefix cache, counted once for each "
+        "sequence.",
         lambda engine: engine.counters().num_prefix_hit_tokens,
     ),
     CounterMetric(
