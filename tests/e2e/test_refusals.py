@@ -63,6 +63,7 @@ async def test_the_weights_are_read_last(folder: Path) -> None:
         ({"dtype": "float8"}, "dtype: 'float8' is not one of auto, "),
         ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used"),
         ({"max_model_len": 129}, "max_model_len: 129 is more than .* own 128"),
+        ({"max_model_len": 1}, "max_model_len: must be at least 2, .* got 1"),
         ({"kv_cache_memory": "10KiB"}, "kv_cache_memory: .* or more by kv_cache"),
         ({"kv_cache_memory": "999TiB"}, "kv_cache_memory: .*free"),
         ({"kv_cache_fraction": 1e-12}, "kv_cache_fraction: "),

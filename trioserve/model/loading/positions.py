@@ -23,8 +23,12 @@ def resolve_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
       wanted: the option --max-model-len.
 
     Raises:
-      InvalidConfig: the option is missing or too large for the model.
+      InvalidConfig: the option is missing, or too small or too large for the model.
     """
+    if wanted is not None and wanted < 2:
+        raise InvalidConfig(
+            "max_model_len", f"must be at least 2, for prompt and output, got {wanted}"
+        )
     limit = count_positions(config)
     if limit is None:
         if wanted is None:
