@@ -225,9 +225,14 @@ def test_arguments_of_a_plug_in_are_handed_on() -> None:
 
 
 def test_a_prompt_that_is_no_utf8_is_refused_by_its_name() -> None:
-    with pytest.raises(RequestError, match="The body is not valid UTF-8") as caught:
+    with pytest.raises(RequestError, match="^prompt: is not valid UTF-8$") as caught:
         decode_body(CompletionRequest, b'{"prompt":"\xff"}')
     assert caught.value.param == "prompt"
+
+
+def test_a_body_that_is_no_utf8_is_refused() -> None:
+    with pytest.raises(RequestError, match="^The body is not valid UTF-8.$"):
+        decode_body(CompletionRequest, b'{"user":"\xff"}')
 
 
 @pytest.mark.parametrize(

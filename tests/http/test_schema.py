@@ -363,6 +363,25 @@ def test_a_type_is_explained_shortly() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "prompt: must have a length of at least 1"),
+        ({"prompt": [-1]}, "prompt[0]: must be at least 0"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids[0]: must be at most 2147483647"),
+        ({"cache_salt": "a" * 1025}, "cache_salt: must have a length of at most 1024"),
+        (
+            {"request_id": "a b"},
+            "request_id: must be 1 to 128 visible ASCII characters",
+        ),
+    ],
+)
+def test_a_bound_is_explained(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        completion(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         (b"{}", "prompt"),

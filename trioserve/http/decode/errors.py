@@ -9,7 +9,7 @@ import msgspec
 
 from ...errors import InvalidParameter
 from .pooling_requests import CHOICES as POOLING_CHOICES
-from .requests import CHOICES
+from .requests import CHOICES, REQUEST_ID_RULE
 
 
 def explain(error: Exception, field: str = "") -> InvalidParameter:
@@ -19,9 +19,9 @@ def explain(error: Exception, field: str = "") -> InvalidParameter:
       field: the name of the field that was decoded; empty for the whole body.
     """
     if isinstance(error, RecursionError):
-        return InvalidParameter(field or None, "The body is nested too deeply.")
+        return _refuse(field, "is nested too deeply")
     if isinstance(error, UnicodeDecodeError):
-        return InvalidParameter(field or None, "The body is not valid UTF-8.")
+        return _refuse(field, "is not valid UTF-8")
     text = str(error)
     if isinstance(error, msgspec.ValidationError):
         return _explain_value(text, field)
@@ -29,11 +29,19 @@ def explain(error: Exception, field: str = "") -> InvalidParameter:
         # The decoder reports half a surrogate pair as the end of the input.
         text = "it ends early, or a string holds half a surrogate pair"
     reason = text.removeprefix("JSON is malformed: ")
-    return InvalidParameter(field or None, f"The body is not valid JSON: {reason}.")
+    return _refuse(field, f"is not valid JSON: {reason}")
+
+
+def _refuse(field: str, reason: str) -> InvalidParameter:
+    if field:
+        return InvalidParameter(field, reason)
+    return InvalidParameter(None, f"The body {reason}.")
 
 
 _CHOICES: Final = {**CHOICES, **POOLING_CHOICES}
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+_BOUND: Final = re.compile(r"Expected `\w+` (of length )?([<>]=) (\S+)")
+_BOUND_WORDS: Final = {"<=": "at most", ">=": "at least"}
 
 
 def _explain_value(text: str, field: str) -> InvalidParameter:
@@ -50,6 +58,12 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
         return InvalidParameter(param, "is required")
     if not param:
         return InvalidParameter(None, "The body must be a JSON object.")
+    if bound := _BOUND.fullmatch(reason):
+        verb = "have a length of" if bound[1] else "be"
+        reason = f"must {verb} {_BOUND_WORDS[bound[2]]} {bound[3]}"
+    # Request ids have the only pattern.
+    if reason.startswith("Expected `str` matching regex"):
+        reason = REQUEST_ID_RULE
     # msgspec quotes the wrong value and does not list the right ones.
     if reason.startswith("Invalid enum value"):
         choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]

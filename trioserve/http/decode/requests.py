@@ -36,6 +36,7 @@ ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]
 # visible ASCII is allowed. The last group keeps Python's `$` from matching before a line
 # end.
 RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
+REQUEST_ID_RULE: Final = "must be 1 to 128 visible ASCII characters"
 
 Side = Literal["left", "right"]
 ToolChoice = Literal["none", "auto"]
