@@ -125,7 +125,7 @@ def _run_command(arguments: Sequence[str]) -> int:
             return _simulate(rest)
         case ["--version" | "-V"]:
             return _print(f"trioserve {__version__}\n")
-        case ["--help" | "-h"]:
+        case ["--help" | "-h", *_]:
             return _print(_USAGE)
         case [word, *_]:
             sys.stderr.write(f"trioserve: {word!r} is not a command\n\n{_USAGE}")
@@ -229,6 +229,7 @@ def _read_arguments(
 
     Raises:
       SystemExit: after the help (0).
+      StartupError: no option's name contains the word of --help.
     """
     from .config import list_options
     from .config.flags import read_command_line
@@ -263,9 +264,14 @@ def _name_model(line: CommandLine) -> dict[str, str]:
 def _read_file(path: str) -> dict[str, object]:
     """Return the options of the file that --config names."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidConfig.of_file("config", "read", path, error) from error
+    for name, value in values.items():
+        if isinstance(value, dict):
+            reason = f"[{name}] is a table; write options without tables"
+            raise InvalidConfig("config", f"{path}: {reason}")
+    return values
 
 
 if __name__ == "__main__":

@@ -43,6 +43,6 @@ def check_seconds(name: str, value: float, *, may_be_zero: bool = False) -> None
       InvalidConfig
     """
     if may_be_zero and not 0 <= value < math.inf:
-        raise InvalidConfig(name, "must be 0 or more")
+        raise InvalidConfig(name, f"must be 0 or more, and finite, got {value}")
     if not may_be_zero and not 0 < value < math.inf:
-        raise InvalidConfig(name, "must be greater than 0")
+        raise InvalidConfig(name, f"must be greater than 0, and finite, got {value}")

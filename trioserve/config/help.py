@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from typing import Any, get_args, get_origin
 
+from ..errors import StartupError
 from .options import Option
 
 # The column at which the short lines begin: behind most flags, with room for both on 80
@@ -26,12 +27,15 @@ def describe_options(options: Iterable[Option], word: str = "") -> str:
     Args:
       word: "" lists all options shortly, "all" explains all of them, and another word
         explains those whose names contain it.
+
+    Raises:
+      StartupError: no option's name contains the word.
     """
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     wanted = word.removeprefix("--").replace("-", "_")
     chosen = [each for each in options if word in ("", "all") or wanted in each.name]
     if not chosen:
-        return f"No option's name contains {word!r}.\n"
+        raise StartupError(f"--help: no option's name contains {word!r}")
     lines: list[str] = []
     for topic, group in groupby(chosen, lambda option: option.topic):
         lines += ["", *textwrap.wrap(f"{topic}:", width)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import InvalidConfig
 from .checks import check_at_least
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
@@ -54,6 +55,8 @@ class ModelConfig:
     logits_processor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.model.strip():
+            raise InvalidConfig("model", "must not be empty")
         check_at_least("max_model_len", self.max_model_len, 1)
         check_at_least("num_threads", self.num_threads, 1)
 

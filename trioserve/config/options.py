@@ -160,11 +160,17 @@ def build_config(config_type: type[Config], values: Mapping[str, object]) -> Con
         raise ForeignOption(explanation)
     for name in values:
         if name not in known:
-            reason = explain_unknown(name, known) or "there is no such option here"
-            raise InvalidConfig(name, reason)
+            raise InvalidConfig(name, _explain_key(name, known))
     converted = {name: known[name].convert(value) for name, value in values.items()}
     config: Config = _build(config_type, converted)
     return config
+
+
+def _explain_key(name: str, known: Mapping[str, Option]) -> str:
+    spelled = name.replace("-", "_")
+    if spelled in known:
+        return f"write {spelled}, with underscores"
+    return explain_unknown(name, known) or "there is no such option here"
 
 
 def explain_unknown(name: str, known: Mapping[str, Option]) -> str:

@@ -78,4 +78,4 @@ class BindConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise InvalidConfig("port", "must be between 0 and 65535")
+            raise InvalidConfig("port", f"must be between 0 and 65535, got {self.port}")
