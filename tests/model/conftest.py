@@ -28,6 +28,7 @@ from transformers import (
 
 import trioserve
 from trioserve.config import ModelConfig
+from trioserve.kernels.library import NoKernels, open_library
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
@@ -252,19 +253,51 @@ class Tiny:
         return logits
 
 
+# The models whose layers run on the native kernels.
+NATIVE_MODELS = {
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"),
+}
+
+
+@pytest.fixture(params=["torch", "native"])
+def tiny_by_kernels(
+    request: pytest.FixtureRequest, tiny: Callable[..., Tiny]
+) -> Callable[..., Tiny]:
+    """Build a tiny model on each kind of kernels that can run it."""
+    if request.param == "native":
+        skip_without_kernels()
+
+    def build(model_type: str) -> Tiny:
+        if request.param == "native" and model_type not in NATIVE_MODELS:
+            pytest.skip(f"{model_type} has no native kernels")
+        return tiny(model_type, kernels=request.param)
+
+    return build
+
+
+def skip_without_kernels() -> None:
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """Build a tiny model of a type, once for all tests."""
 
     @functools.cache
-    def build(model_type: str = "llama", device: str = "cpu") -> Tiny:
+    def build(
+        model_type: str = "llama", device: str = "cpu", kernels: str = "torch"
+    ) -> Tiny:
         folder = save_tiny_model(model_type, tmp_path_factory.mktemp(model_type))
         reference = AutoModelForCausalLM.from_pretrained(
             folder, attn_implementation="eager"
         )
+        config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
         return Tiny(
             folder=folder,
-            loaded=load_model(folder, ModelConfig(device=device), name=model_type),
+            loaded=load_model(folder, config, name=model_type),
             reference=reference.eval().to(device),
         )
 

@@ -19,7 +19,8 @@ def make_layer(*, needs_scores: bool) -> LayerSpec:
         value_dim=4,
         is_causal=False,
         window=None,
-        needs_scores=needs_scores,
+        scaling=1.0,
+        softcap=30.0 if needs_scores else None,
     )
 
 

@@ -35,13 +35,13 @@ def draw_vectors(model: Any, num_vectors: int, seed: int = 0) -> torch.Tensor:
 @every_model
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_vectors: Any,
     model_type: str,
     chunk: int,
 ) -> None:
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 19)
     sequence = planner.begin([0] * 19, embedded=[make_vectors(0, vectors)])
@@ -51,14 +51,14 @@ def test_alone(
 
 @every_model
 def test_vectors_of_a_text_are_the_text(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_vectors: Any,
     model_type: str,
 ) -> None:
     """Chunks cut the two runs of vectors of one prompt; the other prompt has tokens."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     prompt = make_prompt(22)
     embedded = [
@@ -77,14 +77,14 @@ def test_vectors_of_a_text_are_the_text(
 
 @every_model
 def test_after_preemption(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_vectors: Any,
     model_type: str,
 ) -> None:
     """One preemption is in the middle of the vectors, and one after some output."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 14)
     sequence = planner.begin([0] * 14, embedded=[make_vectors(0, vectors)])
@@ -101,7 +101,7 @@ def test_after_preemption(
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text"])
 @pytest.mark.parametrize("num_shared", [1, 2, 4])
 def test_prefix_hit(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_vectors: Any,
@@ -109,7 +109,7 @@ def test_prefix_hit(
     num_shared: int,
 ) -> None:
     """Blocks that hold some or all of the vectors are not computed again."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 13)
     sequences = []
@@ -132,13 +132,13 @@ def test_prefix_hit(
     "field, value", [("repetition_penalty", 1.7), ("presence_penalty", 2.0)]
 )
 def test_penalties_pass_over_positions_without_a_token(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_vectors: Any,
     field: str,
     value: float,
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     vectors = draw_vectors(model, 9)
     sampling = SamplingParams(temperature=0.0, **{field: value})  # type: ignore
     planner = make_planner(model.loaded)
@@ -155,9 +155,12 @@ def test_penalties_pass_over_positions_without_a_token(
 
 
 def test_slot_forgets_vectors_that_were_not_read(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 12)
     left = planner.begin([0] * 12, embedded=[make_vectors(0, vectors)])
@@ -172,9 +175,12 @@ class WatchedBytes(bytearray):
 
 
 def test_vectors_are_gone_once_they_have_been_read(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, make_vectors: Any
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    make_vectors: Any,
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     item: EmbeddedInput = make_vectors(2, draw_vectors(model, 6))
     data = WatchedBytes(item.tensors["embeds"].data)
@@ -192,10 +198,13 @@ def test_vectors_are_gone_once_they_have_been_read(
 
 @pytest.mark.parametrize("as_bytes", [bytes, bytearray, memoryview])
 def test_any_kind_of_bytes(
-    tiny: Callable[..., Any], make_planner: Any, make_vectors: Any, as_bytes: Any
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_vectors: Any,
+    as_bytes: Any,
 ) -> None:
     """Read-only bytes are accepted, too."""
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     vectors = draw_vectors(model, 4)
     item = make_vectors(0, vectors)
@@ -207,9 +216,9 @@ def test_any_kind_of_bytes(
 
 
 def test_vectors_that_nobody_will_read_are_gone_when_the_plan_says_so(
-    tiny: Callable[..., Any], make_planner: Any, make_vectors: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_vectors: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     item: EmbeddedInput = make_vectors(0, draw_vectors(model, 12))
     data = WatchedBytes(item.tensors["embeds"].data)

@@ -19,13 +19,13 @@ every_model = pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 @every_model
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     model_type: str,
     chunk: int,
 ) -> None:
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     sequence = planner.begin(make_prompt(19))
     planner.run(sequence, num_tokens=24, chunk=chunk)
@@ -34,10 +34,13 @@ def test_alone(
 
 @every_model
 def test_beside_others(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
 ) -> None:
     """Prompts have all lengths, and some come while others are being answered."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     lengths = (33, 1, 12, 4, 5)
     sequences = [
@@ -58,10 +61,13 @@ def test_beside_others(
 
 @every_model
 def test_prefix_hit(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
 ) -> None:
     """Blocks that another sequence has filled are read, not computed again."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     prefix = make_prompt(12)
     first = planner.begin(prefix + make_prompt(6, 1), slot=0)
@@ -77,10 +83,13 @@ def test_prefix_hit(
 
 @every_model
 def test_after_preemption(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    model_type: str,
 ) -> None:
     """The output of a sequence is computed again, in another slot and other blocks."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     sequence = planner.begin(make_prompt(10), slot=0)
     other = planner.begin(make_prompt(11, 1), slot=1)
@@ -95,13 +104,13 @@ def test_after_preemption(
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt_oss"])
 def test_block_sizes(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     model_type: str,
     block_size: int,
 ) -> None:
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded, block_size=block_size)
     sequences = [planner.begin(make_prompt(n, n), slot=n % 8) for n in (3, 17)]
     planner.run(*sequences, num_tokens=14, chunk=6)
@@ -110,9 +119,9 @@ def test_block_sizes(
 
 
 def test_rows_share_a_block_that_is_filled_in_the_same_step(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     prefix = make_prompt(8)
     first = planner.begin(prefix + make_prompt(3, 1), slot=0)
@@ -127,9 +136,9 @@ def test_rows_share_a_block_that_is_filled_in_the_same_step(
 
 
 def test_slot_forgets_its_former_sequence(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     planner.run(planner.begin(make_prompt(30)), num_tokens=9)
     sequence = planner.begin(make_prompt(6, 1))
@@ -138,10 +147,10 @@ def test_slot_forgets_its_former_sequence(
 
 
 def test_lengths_far_apart(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
     """The decodes of one step are read in several buckets, in any order."""
-    model = tiny("mistral")
+    model = tiny_by_kernels("mistral")
     planner = make_planner(model.loaded, num_blocks=200)
     sequences = [
         planner.begin(make_prompt(length, slot), slot=slot)
@@ -153,9 +162,9 @@ def test_lengths_far_apart(
 
 
 def test_two_runners_of_one_model_have_caches_of_their_own(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planners = [make_planner(model.loaded) for _ in range(2)]
     sequences = [
         planner.begin(make_prompt(9, seed)) for seed, planner in enumerate(planners)
@@ -168,9 +177,9 @@ def test_two_runners_of_one_model_have_caches_of_their_own(
 
 
 def test_warm_up_leaves_nothing_behind(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded)
     planner.runner.warm_up()
     sequence = planner.begin(make_prompt(5))
@@ -180,9 +189,12 @@ def test_warm_up_leaves_nothing_behind(
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_warm_up_of_the_smallest_cache(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, num_blocks: int
+    tiny_by_kernels: Callable[..., Any],
+    make_planner: Any,
+    make_prompt: Any,
+    num_blocks: int,
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(
         model.loaded, num_blocks=num_blocks, block_size=1, max_model_len=2
     )
@@ -193,16 +205,16 @@ def test_warm_up_of_the_smallest_cache(
 
 
 def test_plan_without_rows_only_starts(
-    tiny: Callable[..., Any], make_planner: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any
 ) -> None:
-    planner = make_planner(tiny("llama").loaded)
+    planner = make_planner(tiny_by_kernels("llama").loaded)
     assert planner.step().sampled == ()
 
 
 def test_up_to_the_last_position(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("llama")
+    model = tiny_by_kernels("llama")
     planner = make_planner(model.loaded, max_model_len=20)
     sequence = planner.begin(make_prompt(11))
     planner.run(sequence, num_tokens=9)

@@ -64,7 +64,8 @@ def lay_out_decodes(
         value_dim=1,
         is_causal=True,
         window=window,
-        needs_scores=True,
+        scaling=1.0,
+        softcap=30.0,
     )
     model = PagedModel(
         layers=(layer,),

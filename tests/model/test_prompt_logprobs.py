@@ -14,14 +14,14 @@ from trioserve.types.sampling import SamplingParams
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_prompt_logprobs_are_those_of_one_forward_pass(
-    tiny: Callable[..., Any],
+    tiny_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     model_type: str,
     chunk: int,
 ) -> None:
     """Each prompt token except the first has one, in chunks of any size."""
-    model = tiny(model_type)
+    model = tiny_by_kernels(model_type)
     planner = make_planner(model.loaded)
     sequence = planner.begin(
         make_prompt(18), sampling=SamplingParams(temperature=0.0, prompt_logprobs=3)
@@ -46,9 +46,9 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
 
 
 def test_outputs_that_are_computed_again_are_not_the_prompt(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    planner = make_planner(tiny("llama").loaded)
+    planner = make_planner(tiny_by_kernels("llama").loaded)
     sequence = planner.begin(
         make_prompt(5), sampling=SamplingParams(temperature=0.0, prompt_logprobs=0)
     )
@@ -61,9 +61,9 @@ def test_outputs_that_are_computed_again_are_not_the_prompt(
 
 
 def test_prompts_longer_than_one_conversion(
-    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:
-    model = tiny("gpt_neox")
+    model = tiny_by_kernels("gpt_neox")
     planner = make_planner(model.loaded, num_blocks=200, max_model_len=700)
     sequence = planner.begin(
         make_prompt(600), sampling=SamplingParams(temperature=0.0, prompt_logprobs=1)

@@ -106,7 +106,7 @@ def test_fp8_is_dequantised_with_a_word_about_it(
 ) -> None:
     caplog.set_level("INFO", "trioserve")
     meant = quantise(folder, FP8, "proj.weight", quantise_to_fp8)
-    config = ModelConfig(device="cpu", dtype=dtype)
+    config = ModelConfig(device="cpu", dtype=dtype, kernels="torch")
     loaded = load_model(folder, config, name="tiny")
     # The stage's weights are equal, but stay in transformers' layout.
     stage = load_stage(folder, config, name="tiny", stage=1, num_stages=2)
@@ -138,7 +138,7 @@ def test_mxfp8_is_dequantised(folder: Path) -> None:
 def test_experts_in_fp8_are_dequantised(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3_moe", tmp_path / "model")
     meant = quantise(folder, FP8, "proj.weight", quantise_to_fp8)
-    loaded = load_model(folder, ModelConfig(device="cpu"), name="tiny")
+    loaded = load_model(folder, ModelConfig(device="cpu", kernels="torch"), name="tiny")
     experts = loaded.model.get_submodule("model.layers.0.mlp.experts")
     names = [f"model.layers.0.mlp.experts.{i}.down_proj.weight" for i in range(4)]
     assert torch.equal(experts.down_proj, torch.stack([meant[name] for name in names]))
@@ -150,7 +150,7 @@ def test_mxfp4_is_dequantised_with_a_word_about_it(
     caplog.set_level("INFO", "trioserve")
     folder = save_tiny_model("gpt_oss", tmp_path / "model")
     meant = quantise(folder, MXFP4, "proj", quantise_to_mxfp4)
-    config = ModelConfig(device="cpu", dtype="bfloat16")
+    config = ModelConfig(device="cpu", dtype="bfloat16", kernels="torch")
     loaded = load_model(folder, config, name="tiny")
     found = dict(loaded.model.named_parameters())
     assert len(meant) == 4

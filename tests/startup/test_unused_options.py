@@ -20,6 +20,7 @@ GENERATION: dict[str, Any] = {
     "max_step_seconds": 0.5,
     "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
+    "kernels": "native",
 }
 POOLING: dict[str, Any] = {
     "pooling": "cls",
@@ -44,6 +45,7 @@ OFF: dict[str, Any] = {
     "generation_config": "none",
     "max_images": 0,
     "processor_cache_memory": "0",
+    "kernels": "torch",
 }
 
 

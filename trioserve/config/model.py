@@ -38,8 +38,11 @@ class ModelConfig:
       generation_config: Source of the sampling defaults of requests. auto takes the
         model's generation_config.json (and temperature 0 for the default model), none
         takes OpenAI's defaults.
-      num_threads: Threads of one step on a CPU; by default one for each core. The
-        stages of a pipeline share the cores equally.
+      kernels: Kernels of a model on a CPU. native are this project's own, torch are
+        PyTorch's, and auto takes native ones for the models that they can run.
+      num_threads: Threads of one step on a CPU; by default one for each core that
+        the process and its container may use. The stages of a pipeline share the cores
+        equally.
       logits_processor: Plug-ins that may change logits, each as module:Class. Requests
         choose among them by name. Installed distributions may offer more.
     """
@@ -51,6 +54,7 @@ class ModelConfig:
     max_model_len: int | None = None
     chat_template: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
+    kernels: Literal["auto", "native", "torch"] = "auto"
     num_threads: int | None = None
     logits_processor: tuple[str, ...] = ()
 

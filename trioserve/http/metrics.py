@@ -17,6 +17,7 @@ from typing import Any
 
 from prometheus_client.core import Metric as Family
 
+from .._version import __version__
 from ..engine import TensorEngine, TokenEngine
 from ..frontend import PoolingEngine, TextEngine
 from ..observe import (
@@ -34,6 +35,7 @@ from ..observe import (
 from ..render import PoolingRenderer, Renderer
 from ..render.images.renderer import ImageRenderer
 from ..render.workers.processes import TemplateProcesses
+from ..types.model_info import ModelInfo
 from .request_counts import RequestCounts
 from .state import ServerState
 
@@ -47,7 +49,22 @@ def _read_offenders(
     return lambda seen: {(each.name,): read(each) for each in seen.offenders}
 
 
+def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
+    if state.engine is None:
+        return {}
+    info = state.engine.info
+    # A model that pools has no native kernels yet.
+    kernels = info.kernels if isinstance(info, ModelInfo) else "torch"
+    return {(__version__, info.name, kernels): 1}
+
+
 SERVER: Rows[ServerState] = (
+    GaugeMetric(
+        "trioserve_info",
+        "Always 1; the labels describe the server.",
+        lambda state: _describe(state),
+        ("version", "model", "kernels"),
+    ),
     GaugeMetric(
         "trioserve_http_requests_active",
         "HTTP requests that are being answered.",

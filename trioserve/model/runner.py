@@ -18,11 +18,10 @@ from ..types.logits import LogitsProcessor
 from ..types.output import StepResult
 from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.sampling import SamplingParams
-from .attention.backend import PagedModel
-from .attention.choose import choose_paged_backend
 from .attention.layout import StepInputs, lay_out
 from .ends import StepEnds, WholeModelEnds
 from .inputs.grid import GridPositions
+from .layers import make_layers
 from .loading.loaded import LoadedModel
 from .sampling.launched import LaunchedStep
 from .slots import SlotTables
@@ -71,14 +70,9 @@ class ModelRunner:
         self._reader = ends.make_reader(model, self._tables)
         self._writer = ends.make_writer(model, self._tables, logits_processors)
         self._grid = _make_grid(model)
-        paged_model = PagedModel(
-            layers=model.layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=model.dtype,
-            device=model.device,
+        self._layers = make_layers(
+            model, self._tables, num_blocks=num_blocks, block_size=block_size
         )
-        self._attention = choose_paged_backend(paged_model, self._tables)
         self._block_size = block_size
         self._max_warm_up_tokens = min(max_model_len, num_blocks * block_size) - 1
 
@@ -102,15 +96,13 @@ class ModelRunner:
         if not plan.rows:
             return LaunchedStep(step_id=plan.step_id)
         self._tables.append_blocks(plan.rows)
-        inputs = lay_out(plan, self._tables, self._attention.order, self._model.device)
+        inputs = lay_out(plan, self._tables, self._layers.order, self._model.device)
         # Before the input is read: a later stage of a pipeline waits for it.
-        attention = self._attention.begin(inputs)
+        layers = self._layers.begin(inputs)
         # Images are encoded here, with the attention of their own encoder.
         arguments = self._read(plan, inputs)
         rows = self._writer.select(plan, inputs)
-        with self._model.attention.use(attention):
-            output = self._model.compute(arguments, rows.tokens)
-        return self._writer.write(plan, rows, output)
+        return self._writer.write(plan, rows, layers.compute(arguments, rows.tokens))
 
     def warm_up(self) -> None:
         """Run a chunk and a decode before any sequence comes.

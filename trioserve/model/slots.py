@@ -23,6 +23,7 @@ class SlotTables:
     """Token ids and KV blocks of the sequences that hold slots.
 
     Attributes:
+      block_size: tokens in one block.
       token_ids: (max_num_seqs, max_model_len) int32, the tokens that each slot started
         with; 0 at places of vectors that have no token
       block_ids: (max_num_seqs, max_blocks) int64, on the device, in the order of positions
@@ -42,6 +43,7 @@ class SlotTables:
         device: torch.device,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
         # Not filled with zeros, because untouched memory costs nothing. Values beyond
         # num_tokens may be read, but are replaced.
         self.token_ids = torch.empty((max_num_seqs, max_model_len), dtype=torch.int32)

@@ -23,6 +23,7 @@ class ModelInfo:
       takes_images: it has an encoder for images.
       fingerprint: a string that changes when the same request could get another answer.
       logits_processors: names of the plug-ins that requests may name.
+      kernels: what computes its layers: torch, or native and an instruction set.
     """
 
     name: str
@@ -37,3 +38,4 @@ class ModelInfo:
     takes_images: bool = False
     fingerprint: str = ""
     logits_processors: tuple[str, ...] = ()
+    kernels: str = "torch"

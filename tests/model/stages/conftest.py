@@ -29,7 +29,7 @@ from trioserve.testing.models import save_tiny_model
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 
-CPU = ModelConfig(device="cpu")
+CPU = ModelConfig(device="cpu", kernels="torch")
 
 # A message: "send" or "receive", "hidden" or "sampled", number of rows.
 Note = tuple[str, str, int]

@@ -19,7 +19,7 @@ from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.stages import load_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
 
-CPU = ModelConfig(device="cpu")
+CPU = ModelConfig(device="cpu", kernels="torch")
 
 
 def list_weights(model: Any) -> dict[str, torch.Tensor]:

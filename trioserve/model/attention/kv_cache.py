@@ -66,7 +66,7 @@ def allocate(
     """
     return tuple(
         LayerCache(
-            blocks=_make_zeros(
+            blocks=make_zeros(
                 (
                     num_blocks,
                     block_size,
@@ -82,7 +82,7 @@ def allocate(
     )
 
 
-def _make_zeros(
+def make_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     if device.type != "cpu":

@@ -7,7 +7,7 @@ function name them in one way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class LayerSpec:
       module_name: the name of the calling module.
       is_causal: tokens see no later tokens.
       window: largest number of keys that a query sees; None is all.
-      needs_scores: it caps scores or has sinks, which fused operators cannot do.
+      scaling, softcap, sinks: as in AttentionCall.
     """
 
     module_name: str
@@ -34,7 +34,14 @@ class LayerSpec:
     value_dim: int
     is_causal: bool
     window: int | None
-    needs_scores: bool
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether it changes scores, as fused operators cannot."""
+        return self.softcap is not None or self.sinks is not None
 
 
 class UnfitLayer(Exception):
@@ -99,7 +106,9 @@ class _Recorder:
                 value_dim=value.shape[2],
                 is_causal=call.is_causal,
                 window=call.window,
-                needs_scores=call.needs_scores,
+                scaling=call.scaling,
+                softcap=call.softcap,
+                sinks=call.sinks,
             )
         )
         return query.new_zeros((*query.shape[:2], value.shape[2]))

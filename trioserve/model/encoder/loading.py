@@ -27,7 +27,7 @@ from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
 from ..loading.config_file import read_config
-from ..loading.device import resolve_device
+from ..loading.device import resolve_device, set_threads
 from ..loading.positions import count_positions
 from ..loading.rotary import freeze_rotary
 from ..loading.weights import read_weights
@@ -77,8 +77,7 @@ def load_encoder(
       InvalidConfig: an option does not fit the model or the machine.
     """
     device = resolve_device(config.device)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    set_threads(config)
     path = find_transformer(folder, sentence)
     whole = _read_model(path, config, task, device)
     encoder: Any = whole.base_model if task in _CLASSIFIERS else whole

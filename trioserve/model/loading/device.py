@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ...config import ModelConfig
 from ...errors import InvalidConfig, shorten_message
+from ...kernels.threads import count_threads
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,3 +31,15 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InvalidConfig("device", f"{name!r} is not one of cpu, cuda, cuda:N, auto")
     return device
+
+
+def set_threads(config: ModelConfig) -> None:
+    """Set the number of threads of a step on a CPU.
+
+    torch counts the cores of the machine that the process may use. It does not know the
+    quota of a container.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    else:
+        torch.set_num_threads(min(torch.get_num_threads(), count_threads()))

@@ -12,7 +12,7 @@ from ...config import ModelConfig
 from ..attention.bridge import IMPLEMENTATION
 from .architecture import check_architecture
 from .config_file import read_config
-from .device import resolve_device
+from .device import resolve_device, set_threads
 from .generation_config import read_default_sampling
 from .positions import resolve_max_model_len
 from .vision import VisionKind, find_vision_kind
@@ -54,8 +54,7 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
       InvalidConfig: an option does not fit the model or the machine.
     """
     device = resolve_device(config.device)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    set_threads(config)
     model_config = read_config(folder)
     return ModelFacts(
         config=model_config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import inspect
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .generation_config import find_eos
 from .loaded import LoadedModel
+from .native import load_decoder
 from .packing import pack_products
 from .rotary import freeze_rotary
 from .weights import read_weights
@@ -56,7 +58,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
         check_windows(facts.config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         info=describe_model(model, facts, name=name, layers=layers),
         attention=context,
@@ -64,6 +66,12 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
     )
+    native = load_decoder(loaded, config)
+    if native is None:
+        pack_products(model)
+        return loaded
+    info = replace(loaded.info, kernels=native.name)
+    return replace(loaded, native=native, info=info)
 
 
 def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
@@ -72,7 +80,6 @@ def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
     torch.nn.Module.to(model, facts.device)
     model.eval()
     freeze_rotary(model, facts.max_model_len)
-    pack_products(model)
 
 
 def describe_model(

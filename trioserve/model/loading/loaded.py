@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.probe import LayerSpec
+from ..native.decoder import NativeDecoder
 from ..tensors import send_ids
 from .vision import VisionKind
 
@@ -29,6 +30,7 @@ class LoadedModel:
       layers: its calls of attention, in order.
       takes_logits_to_keep: its forward pass can leave out unwanted logits.
       vision: its kind of vision; None if it reads text alone.
+      native: its layers on the native kernels, which run it in place of the modules.
     """
 
     model: PreTrainedModel
@@ -37,6 +39,7 @@ class LoadedModel:
     layers: tuple[LayerSpec, ...]
     takes_logits_to_keep: bool
     vision: VisionKind | None = None
+    native: NativeDecoder | None = None
 
     @property
     def device(self) -> torch.device:

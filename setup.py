@@ -1,0 +1,39 @@
+"""The native kernels for CPUs, which setup.cfg cannot declare.
+
+One library is built for each instruction set, from the same sources. All are optional: a
+machine without a C++ compiler, or with another processor, installs without them. They are
+no Python modules, though setuptools builds them as such; trioserve/kernels/library.py
+loads them.
+"""
+
+from glob import glob
+import platform
+
+from setuptools import Extension, setup
+
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+_FLAGS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": _AVX512,
+    "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+}
+
+
+def list_libraries():
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return []
+    return [
+        Extension(
+            f"trioserve.kernels._{name}",
+            sorted(glob("trioserve/kernels/native/*.cpp")),
+            depends=sorted(glob("trioserve/kernels/native/*.h")),
+            extra_compile_args=["-std=c++17", "-O3", "-pthread", *flags],
+            extra_link_args=["-pthread"],
+            language="c++",
+            optional=True,
+        )
+        for name, flags in _FLAGS.items()
+    ]
+
+
+setup(ext_modules=list_libraries())

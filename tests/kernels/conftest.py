@@ -1,0 +1,52 @@
+"""The kernels, compiled with a door to each of them.
+
+KERNEL_SANITIZERS names sanitizers of the compiler, such as address,undefined. Python must
+then be started with the library of the first one in LD_PRELOAD; .ci/run shows how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+import shutil
+import subprocess
+
+import pytest
+
+import trioserve.kernels
+from trioserve.kernels.library import find_instruction_sets
+
+NATIVE = Path(trioserve.kernels.__file__).parent / "native"
+
+FLAGS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "avx512_bf16": [
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+        "-mavx512bf16",
+    ],
+}
+
+
+@pytest.fixture(scope="session", params=FLAGS)
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    """The library of doors, for each instruction set of this processor."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    if request.param not in find_instruction_sets():
+        pytest.skip(f"the processor has no {request.param}")
+    path = tmp_path_factory.mktemp("kernels") / f"{request.param}.so"
+    sanitizers = os.environ.get("KERNEL_SANITIZERS")
+    extra = [f"-fsanitize={sanitizers}", "-g"] if sanitizers else []
+    sources = [Path(__file__).parent / "door.cpp", NATIVE / "pool.cpp"]
+    subprocess.run(
+        [
+            *("g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"),
+            *(*FLAGS[request.param], *extra, f"-I{NATIVE}", "-o", path, *sources),
+        ],
+        check=True,
+    )
+    return ctypes.CDLL(str(path))

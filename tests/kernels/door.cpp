@@ -1,0 +1,120 @@
+// Doors to single kernels, for tests alone: the library has a door for whole steps.
+#include <string.h>
+
+#include "attention.h"
+#include "linear.h"
+#include "norm.h"
+#include "pack.h"
+
+using namespace trioserve;
+
+namespace {
+
+template <class Body>
+auto with_format(int code, Body&& body) {
+  return code == 0 ? body(Float32Format()) : body(Bfloat16Format());
+}
+
+template <class Operand>
+std::vector<Operand> to_operands(const float* from, int rows, int size, int stride) {
+  std::vector<Operand> operands(static_cast<std::size_t>(rows) * stride);
+  for (int r = 0; r < rows; ++r) {
+    convert(from + static_cast<std::ptrdiff_t>(r) * size, size, &operands[r * stride]);
+  }
+  return operands;
+}
+
+}  // namespace
+
+extern "C" {
+
+int test_lanes() { return Vec::kLanes; }
+
+void test_exp(const float* x, int size, float* out) {
+  for (int i = 0; i < size; ++i) {
+    float lanes[Vec::kLanes];
+    exp(Vec::all(x[i])).store(lanes);
+    out[i] = lanes[i % Vec::kLanes];
+  }
+}
+
+void test_activate(int kind, const float* x, int size, float* out) {
+  for (int i = 0; i < size; ++i) {
+    float lanes[Vec::kLanes];
+    activate(static_cast<Activation>(kind), Vec::all(x[i])).store(lanes);
+    out[i] = lanes[i % Vec::kLanes];
+  }
+}
+
+void test_round(const float* x, int size, Bfloat16* out) { convert(x, size, out); }
+
+void test_normalize(const float* x, const float* weight, int size, float epsilon, float* out) {
+  normalize(x, weight, size, epsilon, out);
+}
+
+// y = x W^T, with rows of W `stride` numbers apart.
+void test_multiply(int format, int num_threads, const float* x, int num_rows, const void* w,
+                   int stride, int num_outputs, int num_inputs, float* y) {
+  with_format(format, [&](auto f) {
+    using Format = decltype(f);
+    using Weight = typename Format::Weight;
+    Matrix<Format> matrix{nullptr, num_outputs, num_inputs};
+    std::vector<Weight> packed(matrix.size());
+    pack(matrix, static_cast<const Weight*>(w), stride, packed.data(), 0, matrix.num_blocks());
+    matrix.weights = packed.data();
+    int width = round_up(num_inputs, Format::kInputs);
+    auto operands = to_operands<typename Format::Operand>(x, num_rows, num_inputs, width);
+    Pool pool(num_threads);
+    Pool::Step awake(pool);
+    multiply(pool, Operands<Format>{operands.data(), width, num_rows},
+             [&](int row, int first, int count, const float* values) {
+               std::copy_n(values, count, y + static_cast<std::ptrdiff_t>(row) * num_outputs + first);
+             },
+             matrix);
+  });
+}
+
+// Writes num_keys keys and values into blocks, and attends from the last num_queries.
+//
+//   queries: (num_queries, num_heads, key_dim); keys, values: (num_keys, num_kv_heads, dim)
+//   blocks: the numbers of num_blocks blocks, in order; dirt: fills what is left of them
+void test_attend(int format, const AttentionShape* shape, int num_queries, int num_keys,
+                 const float* queries, const float* keys, const float* values,
+                 const std::int64_t* blocks, int num_blocks, float dirt, float* out) {
+  with_format(format, [&](auto f) {
+    using Format = decltype(f);
+    using Weight = typename Format::Weight;
+    using Operand = typename Format::Operand;
+    std::vector<Weight> cache(shape->block_numbers() * num_blocks);
+    std::vector<float> dirts(std::max(shape->key_dim, shape->value_dim), dirt);
+    StepRow whole{0, num_keys, 0, blocks};
+    for (int t = 0; t < num_blocks * shape->block_size; ++t) {
+      for (int h = 0; h < shape->num_kv_heads; ++h) {
+        int place = t * shape->num_kv_heads + h;
+        bool is_key = t < num_keys;
+        write_cache<Format>(cache.data(), *shape, whole, t, h,
+                            is_key ? keys + place * shape->key_dim : dirts.data(),
+                            is_key ? values + place * shape->value_dim : dirts.data());
+      }
+    }
+    int size = shape->num_heads * shape->key_dim, out_size = shape->num_heads * shape->value_dim;
+    auto operands = to_operands<Operand>(queries, num_queries, size, size);
+    std::vector<Operand> result(static_cast<std::size_t>(num_queries) * out_size);
+    QueryTile<Format> tiles(*shape);
+    StepRow row{0, num_queries, num_keys - num_queries, blocks};
+    for (int h = 0; h < shape->num_kv_heads; ++h) {
+      for (int i = 0; i < QueryTile<Format>::count(*shape, num_queries); ++i) {
+        tiles.attend(cache.data(), row, h, i, operands.data(), size, result.data(), out_size);
+      }
+    }
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      if constexpr (sizeof(Operand) == sizeof(float)) {
+        out[i] = result[i];
+      } else {
+        out[i] = widen(result[i]);
+      }
+    }
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,221 @@
+"""Each kernel computes what PyTorch computes, for sizes and values by chance."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_float, c_int32, c_void_p
+import math
+
+from hypothesis import HealthCheck, given, settings, strategies as st
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# The fixture is the same for all examples.
+by_chance = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def make_numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def misalign(tensor: Tensor, offset: int) -> Tensor:
+    """Return a copy that begins `offset` numbers after an aligned address."""
+    room = torch.empty(tensor.numel() + offset, dtype=tensor.dtype)
+    copy = room[offset:].view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+def test_exp_is_exact_to_two_units_and_zero_for_masked_scores(
+    kernels: ctypes.CDLL,
+) -> None:
+    x = torch.cat([torch.linspace(-87, 88, 20_001), torch.tensor([-88.0, -math.inf])])
+    out = torch.empty_like(x)
+    kernels.test_exp(c_void_p(x.data_ptr()), len(x), c_void_p(out.data_ptr()))
+    expected = x.double().exp()
+    assert (out[:-2] / expected[:-2] - 1).abs().max() < 2.5e-7
+    assert out[-2:].tolist() == [0.0, 0.0]
+
+
+def test_activations_are_those_of_pytorch(kernels: ctypes.CDLL) -> None:
+    x = torch.linspace(-30, 30, 6_001)
+    for kind, expected in enumerate(
+        [functional.silu(x), functional.gelu(x, approximate="tanh")]
+    ):
+        out = torch.empty_like(x)
+        kernels.test_activate(
+            kind, c_void_p(x.data_ptr()), len(x), c_void_p(out.data_ptr())
+        )
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@by_chance
+@given(size=st.integers(1, 70), seed=st.integers(0, 99))
+def test_numbers_are_rounded_as_pytorch_rounds(
+    kernels: ctypes.CDLL, size: int, seed: int
+) -> None:
+    bits = np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32)
+    x = torch.from_numpy(bits.view(np.float32)).nan_to_num()
+    out = torch.empty(size, dtype=torch.bfloat16)
+    kernels.test_round(c_void_p(x.data_ptr()), size, c_void_p(out.data_ptr()))
+    assert torch.equal(out.view(torch.int16), x.bfloat16().view(torch.int16))
+
+
+@by_chance
+@given(size=st.integers(1, 200), seed=st.integers(0, 99), offset=st.integers(0, 3))
+def test_a_norm_is_that_of_pytorch(
+    kernels: ctypes.CDLL, size: int, seed: int, offset: int
+) -> None:
+    x = misalign(make_numbers(seed, size) * 3, offset)
+    weight = make_numbers(seed + 1, size)
+    out = torch.empty(size)
+    kernels.test_normalize(
+        *(c_void_p(x.data_ptr()), c_void_p(weight.data_ptr())),
+        *(size, c_float(1e-5), c_void_p(out.data_ptr())),
+    )
+    expected = functional.rms_norm(x, (size,), weight, 1e-5)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@by_chance
+@given(
+    dtype=st.sampled_from(list(FORMATS)),
+    num_rows=st.integers(1, 120),
+    num_outputs=st.integers(1, 150),
+    num_inputs=st.integers(1, 150),
+    padding=st.integers(0, 3),
+    offset=st.integers(0, 3),
+    num_threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_a_product_is_that_of_pytorch(
+    kernels: ctypes.CDLL,
+    dtype: torch.dtype,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    padding: int,
+    offset: int,
+    num_threads: int,
+    seed: int,
+) -> None:
+    # Numbers that bfloat16 holds exactly, so that both round the same operands.
+    x = make_numbers(seed, num_rows, num_inputs).bfloat16().float()
+    stored = make_numbers(seed + 1, num_outputs, num_inputs + padding).to(dtype)
+    stored = misalign(stored, offset)
+    out = torch.full((num_rows, num_outputs), math.nan)
+    kernels.test_multiply(
+        *(FORMATS[dtype], num_threads, c_void_p(x.data_ptr()), num_rows),
+        *(c_void_p(stored.data_ptr()), num_inputs + padding, num_outputs, num_inputs),
+        c_void_p(out.data_ptr()),
+    )
+    expected = x.double() @ stored[:, :num_inputs].double().T
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+class Shape(Structure):
+    """AttentionShape of native/attention.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "key_dim")),
+        *((name, c_int32) for name in ("value_dim", "block_size")),
+        *((name, c_float) for name in ("scaling", "softcap")),
+        ("window", c_int32),
+        ("sinks", c_void_p),
+    ]
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, shape: Shape, sinks: Tensor | None
+) -> Tensor:
+    """Attend as the formula says, in float64.
+
+    Args:
+      query: (num_queries, num_heads, key_dim), the last of the keys' tokens
+      key, value: (num_keys, num_kv_heads, dim)
+    """
+    groups = shape.num_heads // shape.num_kv_heads
+    key, value = (x.double().repeat_interleave(groups, 1) for x in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key) * shape.scaling
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    positions = torch.arange(len(key))
+    queries = positions[len(key) - len(query) :, None]
+    visible = positions <= queries
+    if shape.window:
+        visible &= positions > queries - shape.window
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(-1)[..., : len(key)]
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+@by_chance
+@given(
+    dtype=st.sampled_from(list(FORMATS)),
+    num_queries=st.integers(1, 60),
+    num_earlier=st.sampled_from([0, 1, 15, 16, 17, 130, 300]),
+    num_kv_heads=st.integers(1, 3),
+    group_size=st.integers(1, 5),
+    key_dim=st.integers(1, 20).map(lambda n: 2 * n),
+    value_dim=st.integers(1, 40),
+    block_size=st.sampled_from([1, 3, 4, 8, 16, 32, 200]),
+    softcap=st.sampled_from([0.0, 5.0]),
+    window=st.sampled_from([0, 1, 7, 40, 200]),
+    has_sinks=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_attention_is_the_formula(
+    kernels: ctypes.CDLL,
+    dtype: torch.dtype,
+    num_queries: int,
+    num_earlier: int,
+    num_kv_heads: int,
+    group_size: int,
+    key_dim: int,
+    value_dim: int,
+    block_size: int,
+    softcap: float,
+    window: int,
+    has_sinks: bool,
+    seed: int,
+) -> None:
+    num_heads, num_keys = num_kv_heads * group_size, num_earlier + num_queries
+    query = make_numbers(seed, num_queries, num_heads, key_dim).bfloat16().float()
+    key = make_numbers(seed + 1, num_keys, num_kv_heads, key_dim).bfloat16().float()
+    value = make_numbers(seed + 2, num_keys, num_kv_heads, value_dim).bfloat16().float()
+    sinks = make_numbers(seed + 3, num_heads) if has_sinks else None
+    shape = Shape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        block_size=block_size,
+        scaling=key_dim**-0.5,
+        softcap=softcap,
+        window=window,
+        sinks=None if sinks is None else sinks.data_ptr(),
+    )
+    num_blocks = -(-num_keys // block_size) + 2
+    chance = torch.Generator().manual_seed(seed)
+    blocks = torch.randperm(num_blocks, generator=chance)
+    out = torch.full((num_queries, num_heads, value_dim), math.nan)
+    kernels.test_attend(
+        *(FORMATS[dtype], ctypes.byref(shape), num_queries, num_keys),
+        *(c_void_p(each.data_ptr()) for each in (query, key, value, blocks)),
+        # A former sequence left large numbers in its blocks.
+        *(num_blocks, c_float(1e30), c_void_p(out.data_ptr())),
+    )
+    expected = attend(query, key, value, shape, sinks)
+    # Where operands are bfloat16, the softmax's weights are rounded to it, too.
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)

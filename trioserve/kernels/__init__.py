@@ -1,0 +1,14 @@
+"""Native kernels for CPUs: the layers of a decoder, in C++ below Python.
+
+    library     finds the library for this machine, and declares its functions
+    structs     the structures that those functions read, as in native/*.h
+    threads     how many threads this process may run at once
+    native/     the sources; one shared library is built for each instruction set
+
+The room knows numbers and pointers. It knows no tensors, models or requests: model/native/
+fills in the structures from a model's modules. Door: `library.open_library`.
+
+The libraries are called through ctypes, with pointers and sizes. So they match no ABI but
+C's: one build serves every version of Python and torch, and a call releases the
+interpreter's lock.
+"""

@@ -1,0 +1,106 @@
+"""The library of kernels for this machine.
+
+One library is built for each instruction set, from the same sources. The best that this
+processor has is loaded when the process starts to load a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import ctypes
+from ctypes import POINTER, c_int32, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from .structs import DecoderSpec, StepSpec
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+# Name of a library -> the flags of /proc/cpuinfo that it needs, best first.
+_INSTRUCTION_SETS = {
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+class NoKernels(Exception):
+    """Raised when no library runs here; its message says why."""
+
+
+class Library:
+    """The functions of one library.
+
+    Args:
+      name: the instruction set.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._library = ctypes.CDLL(str(path))
+        declare = self._declare
+        self.open_pool = declare("open_pool", c_void_p, c_int32)
+        self.close_pool = declare("close_pool", None, c_void_p)
+        self.count_packed = declare("count_packed", c_int64, *[c_int32] * 3)
+        self.pack = declare(
+            "pack",
+            None,
+            *(c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p),
+        )
+        self.count_cache = declare("count_cache", c_int64, POINTER(DecoderSpec))
+        self.open_decoder = declare(
+            "open_decoder", c_void_p, c_int32, POINTER(DecoderSpec)
+        )
+        self.close_decoder = declare("close_decoder", None, c_void_p)
+        self.run_decoder = declare(
+            "run_decoder", None, c_void_p, c_void_p, POINTER(StepSpec)
+        )
+        # Numbers of float32 in one register.
+        self.lanes: int = declare("lanes", c_int32)()
+
+    def _declare(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        function: Any = getattr(self._library, f"trioserve_{name}")
+        function.restype, function.argtypes = result, arguments
+        called: Callable[..., Any] = function
+        return called
+
+
+@cache
+def open_library() -> Library:
+    """Load the best library that this processor can run.
+
+    Raises:
+      NoKernels: none was built, or the processor lacks the instructions.
+    """
+    usable = find_instruction_sets()
+    if not usable:
+        raise NoKernels("the processor has no AVX2 with FMA")
+    for name in usable:
+        path = _find(name)
+        if path is not None:
+            return Library(name, path)
+    raise NoKernels("trioserve was installed without a C++ compiler")
+
+
+def find_instruction_sets() -> list[str]:
+    """Return the names of the instruction sets of this processor, best first."""
+    flags = _read_flags()
+    return [name for name, needed in _INSTRUCTION_SETS.items() if needed <= flags]
+
+
+def _find(name: str) -> Path | None:
+    folder = Path(__file__).parent
+    paths = (folder / f"_{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((path for path in paths if path.exists()), None)
+
+
+def _read_flags() -> set[str]:
+    """Return the instruction sets that the processor has and the kernel allows."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return set()
+    flags = (line for line in lines if line.startswith("flags"))
+    return set(next(flags, "").partition(":")[2].split())

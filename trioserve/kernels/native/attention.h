@@ -1,0 +1,297 @@
+// Attention of a step's queries over the paged cache of keys and values.
+//
+// A block of the cache holds block_size tokens of one layer. Each head's keys and values lie
+// in it as matrices packed for products (packed.h):
+//
+//     block | head 0: keys, values | head 1: keys, values | ...
+//
+//     keys    tokens are the outputs, dimensions the inputs:  q K^T gives a score a token
+//     values  dimensions are the outputs, tokens the inputs:  p V gives a number a dimension
+//
+// Both are padded with zeros to whole vectors of outputs, and values to whole steps of
+// tokens.
+//
+// Keys and values are read once for all query heads that share them, and the softmax is
+// computed in one pass over them.
+// Source: Dao et al. 2022 (FlashAttention), algorithm 1; Kwon et al. 2023 (PagedAttention).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "activation.h"
+#include "packed.h"
+
+namespace trioserve {
+
+struct AttentionShape {
+  int num_heads;
+  int num_kv_heads;
+  int key_dim;  // a multiple of 2
+  int value_dim;
+  int block_size;  // tokens
+  float scaling;
+  float softcap;       // 0: none
+  int window;          // keys that a query sees, with its own; 0: all
+  const float* sinks;  // num_heads numbers, or null
+
+  int group_size() const { return num_heads / num_kv_heads; }
+  // The numbers of outputs, with padding.
+  int token_width() const { return round_up(block_size, Vec::kLanes); }
+  int value_width() const { return round_up(value_dim, Vec::kLanes); }
+  // Numbers of one head's keys, of its keys and values, and of a whole block.
+  int keys_size() const { return token_width() * key_dim; }
+  int head_size() const { return keys_size() + value_width() * round_up(block_size, 2); }
+  std::ptrdiff_t block_numbers() const {
+    return static_cast<std::ptrdiff_t>(head_size()) * num_kv_heads;
+  }
+};
+
+// Tokens of one sequence that a step computes.
+struct StepRow {
+  int first_token;  // among the step's tokens
+  int num_tokens;
+  int start;  // the position of the first
+  const std::int64_t* blocks;
+};
+
+// Stores one token's keys and values of one head.
+template <class Format>
+inline void write_cache(typename Format::Weight* cache, const AttentionShape& shape,
+                        const StepRow& row, int token, int kv_head, const float* key,
+                        const float* value) {
+  using Weight = typename Format::Weight;
+  constexpr int kInputs = Format::kInputs;
+  int position = row.start + token;
+  int offset = position % shape.block_size;
+  Weight* head = cache + row.blocks[position / shape.block_size] * shape.block_numbers() +
+                 kv_head * shape.head_size();
+  auto convert = [](float number) {
+    // Invariant: all numbers in the cache are finite. A masked key or value is multiplied
+    // by 0, and 0 times infinity would be NaN, in the next sequence of this block.
+    if (!std::isfinite(number)) number = 0.0f;
+    if constexpr (sizeof(Weight) == sizeof(float)) {
+      return number;
+    } else {
+      Weight half = narrow(number);
+      // The largest numbers round up to infinity.
+      return (half & 0x7fff) == 0x7f80 ? static_cast<Weight>(half - 1) : half;
+    }
+  };
+  for (int d = 0; d < shape.key_dim; ++d) {
+    head[(d / kInputs * shape.token_width() + offset) * kInputs + d % kInputs] = convert(key[d]);
+  }
+  Weight* values = head + shape.keys_size() +
+                   offset / kInputs * kInputs * shape.value_width() + offset % kInputs;
+  for (int d = 0; d < shape.value_dim; ++d) values[d * kInputs] = convert(value[d]);
+}
+
+// The attention of queries that share keys: some tokens of a row, times a group of heads.
+template <class Format>
+class QueryTile {
+ public:
+  using Operand = typename Format::Operand;
+  using Weight = typename Format::Weight;
+
+  // Query rows of one tile, and keys between two corrections of the softmax.
+  static constexpr int kRows = kMaxRows * (48 / kMaxRows);
+  static constexpr int kKeys = 128;
+
+  // Layers may differ in all but the numbers and sizes of their heads.
+  void use(const AttentionShape& shape) { shape_ = shape; }
+
+  explicit QueryTile(const AttentionShape& shape) : shape_(shape) {
+    blocks_ = std::max(1, kKeys / shape.block_size);
+    // The last block's padding, and that of the whole, may lie beyond the last key.
+    keys_ = round_up(blocks_ * shape.block_size, Vec::kLanes) + Vec::kLanes;
+    scores_.resize(static_cast<std::size_t>(kRows) * keys_);
+    weights_.resize(scores_.size());
+    sums_.resize(static_cast<std::size_t>(kRows) * shape.value_width());
+    gathered_.resize(static_cast<std::size_t>(kMaxRows) * shape.key_dim);
+  }
+
+  static int count(const AttentionShape& shape, int num_tokens) {
+    return (num_tokens * shape.group_size() + kRows - 1) / kRows;
+  }
+
+  // Computes tile `tile` of a row and head.
+  //
+  //   queries: (tokens, num_heads, key_dim) of the whole step, tokens `stride` apart
+  //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
+  void attend(const Weight* cache, const StepRow& row, int kv_head, int tile,
+              const Operand* queries, std::ptrdiff_t stride, Operand* out,
+              std::ptrdiff_t out_stride) {
+    const int group = shape_.group_size();
+    const int first = tile * kRows;
+    num_rows_ = std::min(kRows, row.num_tokens * group - first);
+    for (int r = 0; r < num_rows_; ++r) {
+      int token = (first + r) / group, head = kv_head * group + (first + r) % group;
+      positions_[r] = row.start + token;
+      queries_[r] = queries + (row.first_token + token) * stride + head * shape_.key_dim;
+      largest_[r] = shape_.sinks ? shape_.sinks[head] : kNone;
+      total_[r] = shape_.sinks ? 1.0f : 0.0f;
+    }
+    std::fill_n(sums_.begin(), num_rows_ * shape_.value_width(), 0.0f);
+    const int end = positions_[num_rows_ - 1] + 1;
+    const int begin = shape_.window ? std::max(0, positions_[0] - shape_.window + 1) : 0;
+    for (int block = begin / shape_.block_size; block * shape_.block_size < end;
+         block += blocks_) {
+      int last = std::min(block + blocks_, (end - 1) / shape_.block_size + 1);
+      score(cache, row, kv_head, block, last);
+      weigh(block * shape_.block_size,
+            round_up((last - block) * shape_.block_size, Vec::kLanes));
+      add_values(cache, row, kv_head, block, last);
+    }
+    for (int r = 0; r < num_rows_; ++r) {
+      int token = (first + r) / group, head = kv_head * group + (first + r) % group;
+      Operand* to = out + (row.first_token + token) * out_stride + head * shape_.value_dim;
+      float* sums = &sums_[r * shape_.value_width()];
+      multiply_all(sums, shape_.value_width(), 1.0f / total_[r]);
+      convert(sums, shape_.value_dim, to);
+    }
+  }
+
+ private:
+  static void multiply_all(float* numbers, int size, float factor) {
+    for (int i = 0; i < size; i += Vec::kLanes) {
+      (Vec::load(numbers + i) * Vec::all(factor)).store(numbers + i);
+    }
+  }
+
+  static constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+  const Weight* find_head(const Weight* cache, const StepRow& row, int kv_head, int block) {
+    return cache + row.blocks[block] * shape_.block_numbers() + kv_head * shape_.head_size();
+  }
+
+  // scores = q K^T for the keys of blocks [block, last)
+  void score(const Weight* cache, const StepRow& row, int kv_head, int block, int last) {
+    const int num_steps = shape_.key_dim / Format::kInputs;
+    for (int r = 0; r < num_rows_; r += kMaxRows) {
+      gather_queries(r);
+      with_rows(std::min(kMaxRows, num_rows_ - r), [&](auto constant) {
+        constexpr int R = decltype(constant)::value;
+        for (int b = block; b < last; ++b) {
+          const Weight* keys = find_head(cache, row, kv_head, b);
+          // The padding behind a block's scores is overwritten by the next block's.
+          for (int t = 0; t < shape_.block_size; t += Vec::kLanes) {
+            Vec sums[R][1] = {};
+            multiply_block<Format, R, 1>(gathered_.data(), shape_.key_dim,
+                                         keys + t * Format::kInputs, shape_.token_width(),
+                                         num_steps, sums);
+            float* to = &scores_[r * keys_ + (b - block) * shape_.block_size + t];
+            for (int i = 0; i < R; ++i) sums[i][0].store(to + i * keys_);
+          }
+        }
+      });
+    }
+  }
+
+  // A product wants rows at equal distances; those of a group of heads are not.
+  void gather_queries(int first) {
+    for (int r = first; r < std::min(first + kMaxRows, num_rows_); ++r) {
+      std::copy_n(queries_[r], shape_.key_dim, &gathered_[(r - first) * shape_.key_dim]);
+    }
+  }
+
+  // Turns scores into weights, and corrects the sums for a larger maximum.
+  void weigh(int first_key, int num_keys) {
+    for (int r = 0; r < num_rows_; ++r) {
+      float* scores = &scores_[r * keys_];
+      Operand* weights = &weights_[r * keys_];
+      scale(scores, num_keys);
+      mask(scores, first_key, num_keys, positions_[r]);
+      Vec most = Vec::all(largest_[r]);
+      for (int i = 0; i < num_keys; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
+      float largest = most.largest();
+      if (largest == kNone) {
+        std::fill_n(weights, num_keys, Operand{0});
+        continue;
+      }
+      Vec total = Vec::zero(), shift = Vec::all(largest);
+      for (int i = 0; i < num_keys; i += Vec::kLanes) {
+        Vec weight = exp(Vec::load(scores + i) - shift);
+        weight.store(weights + i);
+        total = total + weight;
+      }
+      float correction = std::exp(largest_[r] - largest);
+      total_[r] = total_[r] * correction + total.sum();
+      largest_[r] = largest;
+      if (correction != 1.0f) {
+        multiply_all(&sums_[r * shape_.value_width()], shape_.value_width(), correction);
+      }
+    }
+  }
+
+  void scale(float* scores, int num_keys) {
+    for (int i = 0; i < num_keys; i += Vec::kLanes) {
+      Vec score = Vec::load(scores + i) * Vec::all(shape_.scaling);
+      if (shape_.softcap > 0.0f) {
+        score = tanh(score / Vec::all(shape_.softcap)) * Vec::all(shape_.softcap);
+      }
+      score.store(scores + i);
+    }
+  }
+
+  // A query sees keys up to its own, and those within the window. Padding is masked too:
+  // its keys lie behind the last query's own.
+  void mask(float* scores, int first_key, int num_keys, int position) {
+    int end = std::clamp(position + 1 - first_key, 0, num_keys);
+    std::fill(scores + end, scores + num_keys, kNone);
+    if (shape_.window) {
+      int begin = std::clamp(position + 1 - shape_.window - first_key, 0, num_keys);
+      std::fill(scores, scores + begin, kNone);
+    }
+  }
+
+  // sums += p V for blocks [block, last)
+  void add_values(const Weight* cache, const StepRow& row, int kv_head, int block, int last) {
+    for (int r = 0; r < num_rows_; r += kMaxRows) {
+      with_rows(std::min(kMaxRows, num_rows_ - r), [&](auto constant) {
+        constexpr int R = decltype(constant)::value;
+        int d = 0;
+        for (; d + kBlock <= shape_.value_width(); d += kBlock) {
+          add_columns<R, kVecs>(cache, row, kv_head, block, last, r, d);
+        }
+        for (; d < shape_.value_width(); d += Vec::kLanes) {
+          add_columns<R, 1>(cache, row, kv_head, block, last, r, d);
+        }
+      });
+    }
+  }
+
+  template <int R, int V>
+  void add_columns(const Weight* cache, const StepRow& row, int kv_head, int block, int last,
+                   int r, int d) {
+    Vec sums[R][V];
+    float* to = &sums_[r * shape_.value_width() + d];
+    for (int i = 0; i < R; ++i) {
+      for (int v = 0; v < V; ++v) {
+        sums[i][v] = Vec::load(to + i * shape_.value_width() + v * Vec::kLanes);
+      }
+    }
+    for (int b = block; b < last; ++b) {
+      const Weight* values = find_head(cache, row, kv_head, b) +
+                             shape_.keys_size() + d * Format::kInputs;
+      multiply_block<Format, R, V>(&weights_[r * keys_ + (b - block) * shape_.block_size], keys_,
+                                   values, shape_.value_width(),
+                                   round_up(shape_.block_size, Format::kInputs) / Format::kInputs,
+                                   sums);
+    }
+    for (int i = 0; i < R; ++i) {
+      for (int v = 0; v < V; ++v) sums[i][v].store(to + i * shape_.value_width() + v * Vec::kLanes);
+    }
+  }
+
+  AttentionShape shape_;
+  int blocks_, keys_, num_rows_ = 0;
+  int positions_[kRows];
+  const Operand* queries_[kRows];
+  float largest_[kRows], total_[kRows];
+  std::vector<float> scores_, sums_;
+  std::vector<Operand> weights_, gathered_;
+};
+
+}  // namespace trioserve

@@ -1,0 +1,227 @@
+#include "decoder.h"
+
+#include "norm.h"
+
+namespace trioserve {
+namespace {
+
+// Tokens of one piece of work that is cheap for each token.
+constexpr int kTokens = 8;
+
+template <class Piece>
+void run_tokens(Pool& pool, int num_tokens, Piece&& piece) {
+  pool.run((num_tokens + kTokens - 1) / kTokens, [&](int i, int) {
+    int end = std::min((i + 1) * kTokens, num_tokens);
+    for (int token = i * kTokens; token < end; ++token) piece(token);
+  });
+}
+
+// Turns the first `size` dimensions of a head by the angles of its position.
+// Source: Su et al. 2021 (RoFormer), in the order of dimensions that Llama has: the two
+// numbers of a pair are half of `size` apart.
+void rotate(float* head, const float* cos, const float* sin, int size) {
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    float first = head[i], second = head[i + half];
+    head[i] = first * cos[i] - second * sin[i];
+    head[i + half] = second * cos[i + half] + first * sin[i + half];
+  }
+}
+
+}  // namespace
+
+template <class Format>
+void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
+  Pool::Step awake(pool);
+  prepare(step);
+  for (int i = 0; i < spec_.num_layers; ++i) run_layer(pool, spec_.layers[i], step);
+  if (spec_.final_norm) write_logits(pool, step);
+}
+
+template <class Format>
+void Decoder<Format>::prepare(const StepSpec& step) {
+  rows_.clear();
+  row_of_token_.clear();
+  tiles_.clear();
+  AttentionShape any = shape(spec_.layers[0]);
+  for (int i = 0; i < step.num_rows; ++i) {
+    const std::int32_t* row = step.rows + 4 * i;
+    rows_.push_back({row[0], row[1], row[2],
+                     step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
+    row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
+    // The last tile of a row reads the most keys, so it comes first.
+    for (int tile = QueryTile<Format>::count(any, row[1]); tile--;) tiles_.emplace_back(i, tile);
+  }
+  auto fit = [](auto& buffer, std::ptrdiff_t tokens, int size) {
+    if (static_cast<std::ptrdiff_t>(buffer.size()) < tokens * size) buffer.resize(tokens * size);
+  };
+  std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
+  fit(normed_, tokens, round_up(spec_.hidden_size, Format::kInputs));
+  fit(qkv_, tokens, qkv_size());
+  fit(queries_, tokens, spec_.num_heads * spec_.key_dim);
+  fit(attended_, tokens, round_up(attended_size(), Format::kInputs));
+  fit(activated_, tokens, round_up(spec_.intermediate_size, Format::kInputs));
+  fit(added_, tokens, spec_.hidden_size);
+}
+
+template <class Format>
+void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  normalize_rows(pool, step, layer.input_norm);
+  const int size = qkv_size();
+  Operands<Format> normed{normed_.data(), round_up(spec_.hidden_size, Format::kInputs),
+                          step.num_tokens};
+  multiply(pool, normed,
+           [&](int row, int first, int count, const float* values) {
+             float* to = &qkv_[static_cast<std::ptrdiff_t>(row) * size + first];
+             for (int i = 0; i < count; ++i) {
+               to[i] = values[i] + (layer.qkv_bias ? layer.qkv_bias[first + i] : 0.0f);
+             }
+           },
+           matrix(layer.qkv, size, spec_.hidden_size));
+  place_tokens(pool, layer, step);
+  attend(pool, layer, step);
+  add_product(pool, step, attended_.data(),
+              matrix(layer.output, spec_.hidden_size, attended_size()), layer.output_bias,
+              layer.attention_post_norm);
+  feed_forward(pool, layer, step);
+}
+
+// All keys and values are written before any is read: a row may read what another row of
+// the step writes, if both share a block.
+template <class Format>
+void Decoder<Format>::place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    const StepRow& row = rows_[row_of_token_[token]];
+    place_token(layer, row, token - row.first_token);
+  });
+}
+
+template <class Format>
+void Decoder<Format>::place_token(const LayerSpec& layer, const StepRow& row, int token) {
+  const std::ptrdiff_t flat = row.first_token + token;
+  const std::ptrdiff_t position = row.start + token;
+  const int key_dim = spec_.key_dim;
+  float* head = &qkv_[flat * qkv_size()];
+  auto place = [&](const float* norm) {
+    if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);
+    rotate(head, layer.cos + position * spec_.rotary_dim,
+           layer.sin + position * spec_.rotary_dim, spec_.rotary_dim);
+  };
+  Operand* query = &queries_[flat * spec_.num_heads * key_dim];
+  for (int h = 0; h < spec_.num_heads; ++h, head += key_dim, query += key_dim) {
+    place(layer.query_norm);
+    convert(head, key_dim, query);
+  }
+  const float* value = head + spec_.num_kv_heads * key_dim;
+  AttentionShape attention = shape(layer);
+  for (int h = 0; h < spec_.num_kv_heads; ++h, head += key_dim, value += spec_.value_dim) {
+    place(layer.key_norm);
+    write_cache<Format>(static_cast<typename Format::Weight*>(layer.cache), attention, row, token,
+                        h, head, value);
+  }
+}
+
+template <class Format>
+void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec&) {
+  AttentionShape attention = shape(layer);
+  while (static_cast<int>(query_tiles_.size()) < pool.num_threads()) {
+    query_tiles_.emplace_back(attention);
+  }
+  const int num_pieces = static_cast<int>(tiles_.size()) * spec_.num_kv_heads;
+  pool.run(num_pieces, [&](int piece, int thread) {
+    auto [row, tile] = tiles_[piece / spec_.num_kv_heads];
+    QueryTile<Format>& query_tile = query_tiles_[thread];
+    query_tile.use(attention);
+    query_tile.attend(static_cast<const typename Format::Weight*>(layer.cache), rows_[row],
+                      piece % spec_.num_kv_heads, tile, queries_.data(),
+                      spec_.num_heads * spec_.key_dim, attended_.data(),
+                      round_up(attended_size(), Format::kInputs));
+  });
+}
+
+template <class Format>
+void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
+  normalize_rows(pool, step, layer.mlp_norm);
+  const auto activation = static_cast<Activation>(spec_.activation);
+  const int stride = round_up(spec_.intermediate_size, Format::kInputs);
+  Operands<Format> normed{normed_.data(), round_up(spec_.hidden_size, Format::kInputs),
+                          step.num_tokens};
+  multiply(pool, normed,
+           [&](int row, int first, int count, const float* gate, const float* up) {
+             float product[kBlock];
+             for (int i = 0; i < kBlock; i += Vec::kLanes) {
+               (activate(activation, Vec::load(gate + i)) * Vec::load(up + i)).store(product + i);
+             }
+             convert(product, count,
+                     &activated_[static_cast<std::ptrdiff_t>(row) * stride + first]);
+           },
+           matrix(layer.gate, spec_.intermediate_size, spec_.hidden_size),
+           matrix(layer.up, spec_.intermediate_size, spec_.hidden_size));
+  add_product(pool, step, activated_.data(),
+              matrix(layer.down, spec_.hidden_size, spec_.intermediate_size), nullptr,
+              layer.mlp_post_norm);
+}
+
+// hidden += norm(x W^T + bias), or without the norm if there is none
+template <class Format>
+void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const Operand* x,
+                                  const Matrix<Format>& matrix, const float* bias,
+                                  const float* post_norm) {
+  const int size = spec_.hidden_size;
+  Operands<Format> operands{x, round_up(matrix.num_inputs, Format::kInputs), step.num_tokens};
+  multiply(pool, operands,
+           [&](int row, int first, int count, const float* values) {
+             float* to = (post_norm ? added_.data() : step.hidden) +
+                         static_cast<std::ptrdiff_t>(row) * size + first;
+             for (int i = 0; i < count; ++i) {
+               to[i] = (post_norm ? 0.0f : to[i]) + values[i] + (bias ? bias[first + i] : 0.0f);
+             }
+           },
+           matrix);
+  if (!post_norm) return;
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    float* added = &added_[static_cast<std::ptrdiff_t>(token) * size];
+    float* hidden = step.hidden + static_cast<std::ptrdiff_t>(token) * size;
+    normalize(added, post_norm, size, spec_.epsilon, added);
+    for (int i = 0; i < size; ++i) hidden[i] += added[i];
+  });
+}
+
+template <class Format>
+void Decoder<Format>::normalize_rows(Pool& pool, const StepSpec& step, const float* weight) {
+  const std::ptrdiff_t size = spec_.hidden_size;
+  const std::ptrdiff_t stride = round_up(spec_.hidden_size, Format::kInputs);
+  run_tokens(pool, step.num_tokens, [&](int token) {
+    normalize(step.hidden + token * size, weight, spec_.hidden_size, spec_.epsilon,
+              &normed_[token * stride]);
+  });
+}
+
+template <class Format>
+void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
+  if (!step.num_wanted) return;
+  const std::ptrdiff_t size = spec_.hidden_size;
+  const std::ptrdiff_t stride = round_up(spec_.hidden_size, Format::kInputs);
+  run_tokens(pool, step.num_wanted, [&](int i) {
+    normalize(step.hidden + step.wanted[i] * size, spec_.final_norm, spec_.hidden_size,
+              spec_.epsilon, &normed_[i * stride]);
+  });
+  Operands<Format> normed{normed_.data(), stride, step.num_wanted};
+  multiply(pool, normed,
+           [&](int row, int first, int count, const float* values) {
+             float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;
+             if (spec_.logit_softcap > 0.0f) {
+               for (int i = 0; i < count; ++i) {
+                 to[i] = spec_.logit_softcap * std::tanh(values[i] / spec_.logit_softcap);
+               }
+             } else {
+               std::copy_n(values, count, to);
+             }
+           },
+           matrix(spec_.head, spec_.vocab_size, spec_.hidden_size));
+}
+
+template class Decoder<Float32Format>;
+template class Decoder<Bfloat16Format>;
+
+}  // namespace trioserve

@@ -1,0 +1,109 @@
+// The product of rows with a packed matrix, y = x W^T.
+#pragma once
+
+#include <algorithm>
+
+#include "packed.h"
+#include "pool.h"
+
+namespace trioserve {
+
+template <class Format>
+struct Matrix {
+  const typename Format::Weight* weights;
+  int num_outputs;
+  int num_inputs;
+
+  int num_blocks() const { return (num_outputs + kBlock - 1) / kBlock; }
+  int num_steps() const { return (num_inputs + Format::kInputs - 1) / Format::kInputs; }
+  std::ptrdiff_t block_size() const {
+    return static_cast<std::ptrdiff_t>(num_steps()) * Format::kInputs * kBlock;
+  }
+  std::ptrdiff_t size() const { return block_size() * num_blocks(); }
+};
+
+// Rows of operands. The numbers between num_inputs and the next multiple of
+// Format::kInputs are read and multiplied by 0, so they must be finite.
+template <class Format>
+struct Operands {
+  const typename Format::Operand* first;
+  std::ptrdiff_t stride;
+  int num_rows;
+};
+
+// How a product is cut into pieces for the threads: groups of blocks times groups of rows.
+struct Pieces {
+  int blocks, rows;              // of one piece
+  int block_groups, row_groups;  // of all
+
+  Pieces(int num_blocks, int num_rows, std::ptrdiff_t block_bytes, int num_threads) {
+    // A piece's blocks are read again for every few rows, so they should stay in L2. One
+    // piece takes about a microsecond at least, and each thread gets several.
+    rows = std::min(num_rows, 8 * kMaxRows);
+    row_groups = (num_rows + rows - 1) / rows;
+    int most = static_cast<int>(std::max<std::ptrdiff_t>(1, kPieceBytes / block_bytes));
+    int fair = std::max(1, num_blocks * row_groups / (4 * num_threads));
+    blocks = std::min(most, fair);
+    block_groups = (num_blocks + blocks - 1) / blocks;
+  }
+  int count() const { return block_groups * row_groups; }
+
+  static constexpr std::ptrdiff_t kPieceBytes = 128 * 1024;
+};
+
+// Computes rows [row, row + R) of one block into `out`, kBlock numbers a row.
+template <class Format>
+inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
+                          int row, int num_rows, float* out) {
+  const auto* weights = matrix.weights + block * matrix.block_size();
+  with_rows(num_rows, [&](auto constant) {
+    constexpr int R = decltype(constant)::value;
+    Vec sums[R][kVecs] = {};
+    multiply_block<Format, R, kVecs>(x.first + row * x.stride, x.stride, weights, kBlock,
+                                     matrix.num_steps(), sums);
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kVecs; ++v) {
+        sums[r][v].store(out + r * kBlock + v * Vec::kLanes);
+      }
+    }
+  });
+}
+
+// Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
+//
+//   finish(row, first output, number of outputs, values of each matrix...)
+//
+// The values are kBlock numbers, of which the first `number of outputs` count.
+template <class Format, class Finish, class... Matrices>
+void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
+              const Matrix<Format>& matrix, const Matrices&... others) {
+  Pieces pieces(matrix.num_blocks(), x.num_rows,
+                matrix.block_size() * sizeof(typename Format::Weight) * (1 + sizeof...(others)),
+                pool.num_threads());
+  pool.run(pieces.count(), [&](int piece, int) {
+    int first_block = piece / pieces.row_groups * pieces.blocks;
+    int last_block = std::min(first_block + pieces.blocks, matrix.num_blocks());
+    int first_row = piece % pieces.row_groups * pieces.rows;
+    int last_row = std::min(first_row + pieces.rows, x.num_rows);
+    for (int row = first_row; row < last_row; row += kMaxRows) {
+      int num_rows = std::min(kMaxRows, last_row - row);
+      for (int block = first_block; block < last_block; ++block) {
+        alignas(64) float values[1 + sizeof...(others)][kMaxRows][kBlock];
+        int place = 0;
+        multiply_rows(matrix, x, block, row, num_rows, values[place][0]);
+        (multiply_rows(others, x, block, row, num_rows, values[++place][0]), ...);
+        int first = block * kBlock;
+        int count = std::min(kBlock, matrix.num_outputs - first);
+        for (int r = 0; r < num_rows; ++r) {
+          if constexpr (sizeof...(others) == 0) {
+            finish(row + r, first, count, values[0][r]);
+          } else {
+            finish(row + r, first, count, values[0][r], values[1][r]);
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace trioserve

@@ -1,0 +1,113 @@
+"""The layers of a model, and the two ways to run them.
+
+modules   transformers' modules, with the attention of a backend
+native    the kernels for CPUs, if the model was recognised (native/)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from ..types.plan import StepRow
+from .attention.backend import PagedModel
+from .attention.bridge import StepAttention
+from .attention.choose import choose_paged_backend
+from .attention.layout import StepInputs
+from .loading.loaded import LoadedModel
+from .native.decoder import NativeLayers
+from .slots import SlotTables
+
+
+class StepLayers(Protocol):
+    """The layers, ready for one step."""
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        """Run the step.
+
+        Args:
+          arguments: what the model reads, by the names of transformers.
+          tokens: the flat tokens whose logits are wanted.
+
+        Returns:
+          (len(tokens), vocab_size) logits; what the next stage reads, at a stage of a
+          pipeline that is not the last
+        """
+
+
+class Layers(Protocol):
+    """The layers of a model, with their KV cache."""
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        """Return the order of rows among the flat tokens that is fastest to read."""
+
+    def begin(self, inputs: StepInputs) -> StepLayers:
+        """Lay out what the layers read in one step, whose rows are in `order`."""
+
+
+def make_layers(
+    model: LoadedModel, tables: SlotTables, *, num_blocks: int, block_size: int
+) -> Layers:
+    """Make the layers of a model, and allocate their KV cache."""
+    if model.native is not None:
+        layers = model.native.open(tables, num_blocks=num_blocks)
+        return _NativeLayers(model, layers)
+    return _ModuleLayers(model, tables, num_blocks, block_size)
+
+
+class _ModuleLayers:
+    def __init__(
+        self, model: LoadedModel, tables: SlotTables, num_blocks: int, block_size: int
+    ) -> None:
+        self._model = model
+        paged_model = PagedModel(
+            layers=model.layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._attention = choose_paged_backend(paged_model, tables)
+        self.order = self._attention.order
+
+    def begin(self, inputs: StepInputs) -> _ModuleStep:
+        return _ModuleStep(self._model, self._attention.begin(inputs))
+
+
+class _ModuleStep:
+    def __init__(self, model: LoadedModel, attention: StepAttention) -> None:
+        self._model = model
+        self._attention = attention
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        with self._model.attention.use(self._attention):
+            return self._model.compute(arguments, tokens)
+
+
+class _NativeLayers:
+    def __init__(self, model: LoadedModel, layers: NativeLayers) -> None:
+        self._embed = model.model.get_input_embeddings()
+        self._layers = layers
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        return list(range(len(rows)))
+
+    def begin(self, inputs: StepInputs) -> _NativeStep:
+        return _NativeStep(self._embed, self._layers, inputs)
+
+
+class _NativeStep:
+    def __init__(
+        self, embed: nn.Module, layers: NativeLayers, inputs: StepInputs
+    ) -> None:
+        self._embed = embed
+        self._layers = layers
+        self._inputs = inputs
+
+    def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+        vectors = arguments.get("inputs_embeds")
+        if vectors is None:
+            vectors = self._embed(arguments["input_ids"])
+        return self._layers.run(vectors[0], self._inputs, tokens)

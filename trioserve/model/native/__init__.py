@@ -1,0 +1,9 @@
+"""The layers of a decoder, run by native kernels in place of transformers' modules.
+
+    parts       the weights of a decoder, found among the modules of its model
+    decoder     the layers, ready to run a step
+    check       does it compute what the modules compute?
+
+A model is recognised by its modules and weights, and then compared with them. A model that
+is not recognised, or does not pass, runs by its modules.
+"""

@@ -1,0 +1,62 @@
+"""Compare a native decoder with the modules that it was made from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...types.ids import BlockId
+from ...types.plan import SlotStart, StepPlan, StepRow
+from ...types.sampling import SamplingParams
+from ..attention.layout import StepInputs, lay_out
+from ..slots import SlotTables
+
+# Few, because a server waits for them when it starts.
+_NUM_TOKENS = 12
+_BLOCK_SIZE = 8
+
+# Flat tokens whose logits are compared.
+COMPARED_TOKENS = range(_NUM_TOKENS - 4, _NUM_TOKENS)
+
+# Relative distance of logits. Rounding gives 1e-6 in float32, and 0.005 to 0.02 in
+# bfloat16, where the modules round after every operator. A wrong formula gives 0.1 or more.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
+
+
+def make_check(vocab_size: int) -> tuple[SlotTables, StepInputs]:
+    """Make a step of one prompt of random tokens."""
+    chance = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(vocab_size, (_NUM_TOKENS,), generator=chance).tolist()
+    tables = SlotTables(
+        max_num_seqs=1,
+        max_model_len=_NUM_TOKENS,
+        block_size=_BLOCK_SIZE,
+        device=torch.device("cpu"),
+    )
+    tables.start(
+        SlotStart(
+            slot=0,
+            prompt_token_ids=tuple(token_ids),
+            output_token_ids=(),
+            sampling=SamplingParams(),
+            seed=0,
+        )
+    )
+    row = StepRow(
+        slot=0,
+        start=0,
+        num_tokens=_NUM_TOKENS,
+        new_block_ids=(BlockId(0), BlockId(1)),
+        sample=True,
+    )
+    tables.append_blocks([row])
+    plan = StepPlan(step_id=0, starts=(), rows=(row,))
+    return tables, lay_out(plan, tables, lambda rows: [0], torch.device("cpu"))
+
+
+def measure_distance(expected: Tensor, actual: Tensor) -> float:
+    """Return the distance of logits, relative to the size of those expected."""
+    expected = expected.float()
+    expected = expected - expected.mean(dim=-1, keepdim=True)
+    actual = actual - actual.mean(dim=-1, keepdim=True)
+    return float((actual - expected).norm() / expected.norm())

@@ -1,0 +1,227 @@
+"""The layers of a decoder on the native kernels, with their packed weights and KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import ctypes
+from itertools import accumulate
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.library import Library
+from ...kernels.structs import DecoderSpec, LayerSpec, StepSpec
+from ..attention.kv_cache import make_zeros
+from ..attention.layout import StepInputs
+from ..slots import SlotTables
+from .parts import DecoderParts, LayerParts
+
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class NativeDecoder:
+    """A decoder's layers, with packed weights.
+
+    Args:
+      parts: of a model on the CPU; their products are copied.
+      num_threads: threads that compute a step.
+    """
+
+    def __init__(self, parts: DecoderParts, library: Library, num_threads: int) -> None:
+        self.name = f"native {library.name}"
+        self.num_threads = num_threads
+        self._library = library
+        self._pool = library.open_pool(num_threads)
+        weakref.finalize(self, library.close_pool, self._pool)
+        self._dtype = parts.head.weight.dtype
+        self._format = _FORMATS[self._dtype]
+        # The kernels have only pointers. This keeps what they point to.
+        self._held: list[object] = []
+        self._embedding_scale = parts.embedding_scale
+        self._layers = (LayerSpec * len(parts.layers))(
+            *(self._make_layer(layer) for layer in parts.layers)
+        )
+        self._spec = self._make_spec(parts)
+
+    def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
+        """Allocate a KV cache, and return the layers with it.
+
+        Args:
+          tables: the blocks of each slot.
+        """
+        spec = DecoderSpec.from_buffer_copy(self._spec)
+        spec.block_size = tables.block_size
+        layers = type(self._layers).from_buffer_copy(self._layers)
+        spec.layers = ctypes.addressof(layers)
+        shape = num_blocks, self._library.count_cache(ctypes.byref(spec))
+        caches = [make_zeros(shape, self._dtype, torch.device("cpu")) for _ in layers]
+        for layer, cache in zip(layers, caches):
+            layer.cache = cache.data_ptr()
+        handle = self._library.open_decoder(self._format, ctypes.byref(spec))
+        return NativeLayers(
+            self._library,
+            self._pool,
+            handle,
+            spec,
+            tables,
+            self._embedding_scale,
+            held=(self, layers, caches),
+        )
+
+    # ---- the structures --------------------------------------------------------------
+
+    def _make_layer(self, layer: LayerParts) -> LayerSpec:
+        attention = layer.attention
+        gate, up = _split(layer.gate_up, 2)
+        return LayerSpec(
+            input_norm=self._point(layer.input_norm),
+            qkv=self._pack([product.weight for product in layer.qkv]),
+            qkv_bias=self._point(_join_biases(layer.qkv)),
+            query_norm=self._point(layer.query_norm),
+            key_norm=self._point(layer.key_norm),
+            cos=self._point(layer.cos),
+            sin=self._point(layer.sin),
+            sinks=self._point(attention.sinks),
+            output=self._pack([layer.output.weight]),
+            output_bias=self._point(layer.output.bias),
+            attention_post_norm=self._point(layer.post_attention_norm),
+            mlp_norm=self._point(layer.mlp_norm),
+            gate=self._pack([gate]),
+            up=self._pack([up]),
+            down=self._pack([layer.down.weight]),
+            mlp_post_norm=self._point(layer.post_mlp_norm),
+            scaling=attention.scaling,
+            softcap=attention.softcap or 0.0,
+            window=attention.window or 0,
+        )
+
+    def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
+        first = parts.layers[0]
+        return DecoderSpec(
+            layers=ctypes.addressof(self._layers),
+            final_norm=self._point(parts.final_norm),
+            head=self._pack([parts.head.weight]),
+            num_layers=len(parts.layers),
+            hidden_size=len(parts.final_norm),
+            intermediate_size=first.down.in_features,
+            vocab_size=parts.head.out_features,
+            num_heads=first.attention.num_heads,
+            num_kv_heads=first.attention.num_kv_heads,
+            key_dim=first.attention.key_dim,
+            value_dim=first.attention.value_dim,
+            rotary_dim=first.cos.shape[1],
+            activation=_ACTIVATIONS[parts.activation],
+            epsilon=parts.epsilon,
+            logit_softcap=parts.logit_softcap or 0.0,
+        )
+
+    def _point(self, tensor: Tensor | None) -> int | None:
+        """Return a pointer to the numbers of a tensor, as float32."""
+        if tensor is None:
+            return None
+        numbers = tensor.detach().to(torch.float32).contiguous()
+        self._held.append(numbers)
+        return numbers.data_ptr()
+
+    def _pack(self, weights: Sequence[Tensor]) -> int:
+        """Pack matrices whose outputs follow each other; return a pointer."""
+        weight = torch.cat(list(weights)).detach() if len(weights) > 1 else weights[0]
+        weight = weight.contiguous()
+        shape = weight.shape
+        packed = torch.empty(
+            self._library.count_packed(self._format, *shape), dtype=self._dtype
+        )
+        self._library.pack(
+            *(self._pool, self._format, weight.data_ptr(), weight.stride(0), *shape),
+            packed.data_ptr(),
+        )
+        self._held.append(packed)
+        return packed.data_ptr()
+
+
+class NativeLayers:
+    """The layers of a NativeDecoder, with a KV cache of their own.
+
+    Args:
+      pool, handle: of the library.
+      held: the objects that the handle points to.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        pool: int,
+        handle: int,
+        spec: DecoderSpec,
+        tables: SlotTables,
+        embedding_scale: float,
+        *,
+        held: object,
+    ) -> None:
+        self._library = library
+        self._pool = pool
+        self._handle = handle
+        self._vocab_size = spec.vocab_size
+        self._tables = tables
+        self._embedding_scale = embedding_scale
+        self._held = held
+        weakref.finalize(self, library.close_decoder, handle)
+
+    def run(self, vectors: Tensor, inputs: StepInputs, tokens: Sequence[int]) -> Tensor:
+        """Run one step.
+
+        Args:
+          vectors: (num_tokens, hidden_size), of the step's tokens
+          tokens: the flat tokens whose logits are wanted.
+
+        Returns:
+          (len(tokens), vocab_size) float32 logits
+        """
+        hidden = vectors.to(torch.float32) * self._embedding_scale
+        ends = accumulate(row.num_tokens for row in inputs.rows)
+        rows = torch.tensor(
+            [
+                (end - row.num_tokens, row.num_tokens, row.start, row.slot)
+                for row, end in zip(inputs.rows, ends)
+            ],
+            dtype=torch.int32,
+        )
+        wanted = torch.tensor(tokens, dtype=torch.int32)
+        logits = torch.empty(len(tokens), self._vocab_size)
+        step = StepSpec(
+            hidden=hidden.data_ptr(),
+            blocks=self._tables.block_ids.data_ptr(),
+            rows=rows.data_ptr(),
+            wanted=wanted.data_ptr(),
+            logits=logits.data_ptr(),
+            num_tokens=len(hidden),
+            num_rows=len(rows),
+            num_wanted=len(tokens),
+            max_blocks=self._tables.block_ids.shape[1],
+        )
+        self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
+        return logits
+
+
+def _split(products: Sequence[nn.Linear], count: int) -> Sequence[Tensor]:
+    """Return the weights of `count` products, which may be one module's."""
+    if len(products) == count:
+        return [product.weight for product in products]
+    return products[0].weight.chunk(count)
+
+
+def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:
+    if all(product.bias is None for product in products):
+        return None
+    return torch.cat(
+        [
+            (
+                torch.zeros(product.out_features)
+                if product.bias is None
+                else product.bias.detach().float()
+            )
+            for product in products
+        ]
+    )
