@@ -6,14 +6,16 @@ import ctypes
 from ctypes import Structure, c_float, c_int32, c_void_p
 import math
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# The fixture is the same for all examples.
+# The examples are the same in every run, so that a failure is not one by chance. The
+# fixture is the same for all of them.
 by_chance = settings(
+    derandomize=True,
     max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -173,6 +175,21 @@ def attend(
     window=st.sampled_from([0, 1, 7, 40, 200]),
     has_sinks=st.booleans(),
     seed=st.integers(0, 99),
+)
+# The keys of 42 blocks of three end within a vector, and more keys follow.
+@example(
+    dtype=torch.float32,
+    num_queries=1,
+    num_earlier=130,
+    num_kv_heads=1,
+    group_size=1,
+    key_dim=2,
+    value_dim=1,
+    block_size=3,
+    softcap=0.0,
+    window=0,
+    has_sinks=False,
+    seed=0,
 )
 def test_attention_is_the_formula(
     kernels: ctypes.CDLL,

@@ -140,8 +140,7 @@ class QueryTile {
          block += blocks_) {
       int last = std::min(block + blocks_, (end - 1) / shape_.block_size + 1);
       score(cache, row, kv_head, block, last);
-      weigh(block * shape_.block_size,
-            round_up((last - block) * shape_.block_size, Vec::kLanes));
+      weigh(block * shape_.block_size, (last - block) * shape_.block_size);
       add_values(cache, row, kv_head, block, last);
     }
     for (int r = 0; r < num_rows_; ++r) {
@@ -198,20 +197,22 @@ class QueryTile {
 
   // Turns scores into weights, and corrects the sums for a larger maximum.
   void weigh(int first_key, int num_keys) {
+    const int width = round_up(num_keys, Vec::kLanes);
     for (int r = 0; r < num_rows_; ++r) {
       float* scores = &scores_[r * keys_];
       Operand* weights = &weights_[r * keys_];
-      scale(scores, num_keys);
+      scale(scores, width);
       mask(scores, first_key, num_keys, positions_[r]);
+      std::fill(scores + num_keys, scores + width, kNone);
       Vec most = Vec::all(largest_[r]);
-      for (int i = 0; i < num_keys; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
+      for (int i = 0; i < width; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
       float largest = most.largest();
       if (largest == kNone) {
-        std::fill_n(weights, num_keys, Operand{0});
+        std::fill_n(weights, width, Operand{0});
         continue;
       }
       Vec total = Vec::zero(), shift = Vec::all(largest);
-      for (int i = 0; i < num_keys; i += Vec::kLanes) {
+      for (int i = 0; i < width; i += Vec::kLanes) {
         Vec weight = exp(Vec::load(scores + i) - shift);
         weight.store(weights + i);
         total = total + weight;
@@ -235,8 +236,7 @@ class QueryTile {
     }
   }
 
-  // A query sees keys up to its own, and those within the window. Padding is masked too:
-  // its keys lie behind the last query's own.
+  // A query sees keys up to its own, and those within the window.
   void mask(float* scores, int first_key, int num_keys, int position) {
     int end = std::clamp(position + 1 - first_key, 0, num_keys);
     std::fill(scores + end, scores + num_keys, kNone);
