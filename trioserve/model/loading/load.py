@@ -24,7 +24,7 @@ from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .generation_config import find_eos
 from .loaded import LoadedModel
-from .native import load_decoder
+from .native import LogitsDiffer, load_decoder
 from .packing import pack_products
 from .rotary import freeze_rotary
 from .weights import read_weights
@@ -44,6 +44,21 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       InvalidConfig: an option does not fit the model or the machine.
     """
     facts = read_facts(folder, config)
+    loaded = _load_modules(folder, config, facts, name)
+    try:
+        native = load_decoder(loaded, config)
+    except LogitsDiffer:
+        loaded, native = _load_modules(folder, config, facts, name), None
+    if native is None:
+        pack_products(loaded.model)
+        return loaded
+    info = replace(loaded.info, kernels=native.name)
+    return replace(loaded, native=native, info=info)
+
+
+def _load_modules(
+    folder: Path, config: ModelConfig, facts: ModelFacts, name: str
+) -> LoadedModel:
     model = read_weights(
         AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
         folder,
@@ -58,7 +73,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
         check_windows(facts.config, layers)
     except UnfitLayer as error:
         raise UnsupportedModel(facts.architecture, str(error)) from None
-    loaded = LoadedModel(
+    return LoadedModel(
         model=model,
         info=describe_model(model, facts, name=name, layers=layers),
         attention=context,
@@ -66,12 +81,6 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
     )
-    native = load_decoder(loaded, config)
-    if native is None:
-        pack_products(model)
-        return loaded
-    info = replace(loaded.info, kernels=native.name)
-    return replace(loaded, native=native, info=info)
 
 
 def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:

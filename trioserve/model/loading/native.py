@@ -5,57 +5,63 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...config import ModelConfig
 from ...errors import InvalidConfig, shorten_message
 from ...kernels.library import NoKernels, open_library
 from ..attention.backend import PagedModel
 from ..attention.choose import choose_paged_backend
+from ..attention.layout import StepInputs
 from ..native.check import COMPARED_TOKENS, TOLERANCES, make_check, measure_distance
 from ..native.decoder import NativeDecoder
-from ..native.parts import DecoderParts, NotRecognised, find_parts
+from ..native.parts import NotRecognised, find_parts
+from ..slots import SlotTables
 from .loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
+
+
+class LogitsDiffer(Exception):
+    """Raised when the kernels compute something else than the modules; those are gone."""
 
 
 def load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | None:
     """Pack the weights of a model for the native kernels.
 
     Args:
-      model: its weights are not packed yet. If this returns a decoder, its products have
-        none any more.
+      model: its weights are not packed yet. Its products have none any more if this
+        returns a decoder, or raises LogitsDiffer.
 
     Returns:
       None if the model runs by its modules
 
     Raises:
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
+      LogitsDiffer: the model must be loaded again to run by its modules.
     """
     if config.kernels == "torch":
         logger.info("kernels: torch, as --kernels says")
         return None
     try:
-        parts, decoder = _make_decoder(model, config)
-    except (NoKernels, NotRecognised) as error:
+        decoder = _make_decoder(model)
+    except (NoKernels, NotRecognised, LogitsDiffer) as error:
         if config.kernels == "native":
             raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
         logger.info("kernels: torch, because %s", error)
+        if isinstance(error, LogitsDiffer):
+            raise
         return None
-    _drop_weights(parts)
     logger.info("kernels: %s, %d threads", decoder.name, decoder.num_threads)
     return decoder
 
 
 @torch.inference_mode()
-def _make_decoder(
-    model: LoadedModel, config: ModelConfig
-) -> tuple[DecoderParts, NativeDecoder]:
+def _make_decoder(model: LoadedModel) -> NativeDecoder:
     """Make a decoder that computes what a model's modules compute.
 
     Raises:
-      NoKernels, NotRecognised
+      NoKernels, NotRecognised, LogitsDiffer
     """
     if model.device.type != "cpu":
         raise NotRecognised(f"they run on CPUs, not on {model.device.type}")
@@ -71,44 +77,28 @@ def _make_decoder(
     except Exception as error:
         # Models differ in more ways than anybody can list, and their modules still run.
         raise NotRecognised(shorten_message(error)) from error
-    decoder = NativeDecoder(parts, library, torch.get_num_threads())
-    _compare(model, decoder)
-    return parts, decoder
-
-
-def _compare(model: LoadedModel, decoder: NativeDecoder) -> None:
     tables, inputs = make_check(model.info.vocab_size)
-    num_blocks = tables.block_ids.shape[1]
+    vectors: Tensor = model.model.get_input_embeddings()(inputs.input_ids)[0]
+    expected = _run_modules(model, tables, inputs)
+    decoder = NativeDecoder(parts, library, torch.get_num_threads())
+    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    distance = measure_distance(expected, layers.run(vectors, inputs, COMPARED_TOKENS))
+    # Not a number is no small distance.
+    if not distance <= TOLERANCES[model.dtype]:
+        raise LogitsDiffer(f"its logits would differ by {distance:.2g} of their size")
+    return decoder
+
+
+def _run_modules(model: LoadedModel, tables: SlotTables, inputs: StepInputs) -> Tensor:
+    """Return the logits of COMPARED_TOKENS."""
     paged = PagedModel(
         layers=model.layers,
-        num_blocks=num_blocks,
+        num_blocks=tables.block_ids.shape[1],
         block_size=tables.block_size,
         dtype=model.dtype,
         device=model.device,
     )
     attention = choose_paged_backend(paged, tables)
+    arguments = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids}
     with model.attention.use(attention.begin(inputs)):
-        expected = model.compute(
-            {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids},
-            COMPARED_TOKENS,
-        )
-    vectors: Tensor = model.model.get_input_embeddings()(inputs.input_ids)[0]
-    actual = decoder.open(tables, num_blocks=num_blocks).run(
-        vectors, inputs, COMPARED_TOKENS
-    )
-    distance = measure_distance(expected, actual)
-    # Not a number is no small distance.
-    if not distance <= TOLERANCES[model.dtype]:
-        raise NotRecognised(f"its logits would differ by {distance:.2g} of their size")
-
-
-def _drop_weights(parts: DecoderParts) -> None:
-    """Free the weights of a model's products, which are packed."""
-    products = [parts.head]
-    for layer in parts.layers:
-        products += [*layer.qkv, layer.output, *layer.gate_up, layer.down]
-    for product in products:
-        weight = product.weight
-        # Some models read the type or the shape of a weight.
-        empty = weight.new_empty(()).expand(weight.shape)
-        product.weight = nn.Parameter(empty, requires_grad=False)
+        return model.compute(arguments, COMPARED_TOKENS)

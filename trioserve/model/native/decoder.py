@@ -25,7 +25,8 @@ class NativeDecoder:
     """A decoder's layers, with packed weights.
 
     Args:
-      parts: of a model on the CPU; their products are copied.
+      parts: of a model on the CPU. Each product loses its weight when that is packed, so
+        that a large model is never held twice.
       num_threads: threads that compute a step.
     """
 
@@ -40,10 +41,12 @@ class NativeDecoder:
         # The kernels have only pointers. This keeps what they point to.
         self._held: list[object] = []
         self._embedding_scale = parts.embedding_scale
-        self._layers = (LayerSpec * len(parts.layers))(
-            *(self._make_layer(layer) for layer in parts.layers)
-        )
+        self._layers = (LayerSpec * len(parts.layers))()
+        for i, layer in enumerate(parts.layers):
+            self._layers[i] = self._make_layer(layer)
+            _release([*layer.qkv, layer.output, *layer.gate_up, layer.down])
         self._spec = self._make_spec(parts)
+        _release([parts.head])
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it.
@@ -203,6 +206,14 @@ class NativeLayers:
         )
         self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
         return logits
+
+
+def _release(products: Sequence[nn.Linear]) -> None:
+    for product in products:
+        weight = product.weight
+        # Some models read the type or the shape of a weight.
+        empty = weight.new_empty(()).expand(weight.shape)
+        product.weight = nn.Parameter(empty, requires_grad=False)
 
 
 def _split(products: Sequence[nn.Linear], count: int) -> Sequence[Tensor]:

@@ -1,0 +1,94 @@
+"""A model runs on the native kernels if they compute what its modules compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig
+from trioserve.kernels.library import NoKernels, open_library
+from trioserve.model import load_model
+from trioserve.model.loading import native
+from trioserve.model.stages.loading import load_stage
+from trioserve.testing.models import save_tiny_model
+
+
+@pytest.fixture(autouse=True)
+def needs_kernels() -> None:
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return load_model(folder, ModelConfig(device="cpu", **options), name="tiny")
+
+
+def test_auto_takes_native_kernels_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(save_tiny_model("llama", tmp_path / "model"), num_threads=1)
+    assert loaded.info.kernels == f"native {open_library().name}"
+    assert f"kernels: {loaded.info.kernels}, 1 threads" in caplog.messages
+
+
+def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
+    loaded = load(save_tiny_model("llama", tmp_path / "model"))
+    product = loaded.model.model.layers[0].self_attn.q_proj
+    assert product.weight.shape == (32, 32)
+    assert product.weight.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_model_whose_logits_differ_runs_by_its_modules(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    make_planner: Any,
+    make_prompt: Any,
+    tiny: Callable[..., Any],
+    tolerance: float,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setitem(native.TOLERANCES, torch.float32, tolerance)
+    model = tiny("llama")
+    loaded = load(model.folder)
+    assert loaded.info.kernels == "torch"
+    assert "kernels: torch, because its logits would differ by" in caplog.text
+    planner = make_planner(loaded)
+    sequence = planner.begin(make_prompt(9))
+    planner.run(sequence, num_tokens=8)
+    assert sequence.outputs == model.generate(sequence.prompt, 8)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("gpt2", {}, "GPT2Model has no layers"),
+        ("mixtral", {}, "MixtralSparseMoeBlock has none of"),
+        ("llama", {"dtype": "float16"}, "they have no float16"),
+    ],
+)
+def test_native_is_refused_where_it_cannot_run(
+    tmp_path: Path, model_type: str, options: dict[str, Any], reason: str
+) -> None:
+    folder = save_tiny_model(model_type, tmp_path / "model")
+    with pytest.raises(InvalidConfig, match="native cannot be used") as caught:
+        load(folder, kernels="native", **options)
+    assert caught.value.field == "kernels"
+    assert reason in str(caught.value)
+    assert load(folder, **options).info.kernels == "torch"
+
+
+def test_stages_of_a_pipeline_refuse_native_kernels(tmp_path: Path) -> None:
+    config = ModelConfig(device="cpu", kernels="native")
+    with pytest.raises(InvalidConfig, match="run no stages of pipelines"):
+        load_stage(tmp_path, config, name="tiny", stage=0, num_stages=2)
