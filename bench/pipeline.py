@@ -132,6 +132,8 @@ def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
             "dtype": dtype,
             "device": "cpu",
             "num_threads": 1,
+            # Stages have no others.
+            "kernels": "torch",
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": CHUNK_TOKENS,
             "prefix_caching": False,
