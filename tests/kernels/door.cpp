@@ -28,8 +28,6 @@ std::vector<Operand> to_operands(const float* from, int rows, int size, int stri
 
 extern "C" {
 
-int test_lanes() { return Vec::kLanes; }
-
 void test_exp(const float* x, int size, float* out) {
   for (int i = 0; i < size; ++i) {
     float lanes[Vec::kLanes];

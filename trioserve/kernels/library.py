@@ -57,8 +57,6 @@ class Library:
         self.run_decoder = declare(
             "run_decoder", None, c_void_p, c_void_p, POINTER(StepSpec)
         )
-        # Numbers of float32 in one register.
-        self.lanes: int = declare("lanes", c_int32)()
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         function: Any = getattr(self._library, f"trioserve_{name}")

@@ -34,8 +34,6 @@ struct DecoderOf : AnyDecoder {
 
 extern "C" {
 
-std::int32_t trioserve_lanes() { return Vec::kLanes; }
-
 Pool* trioserve_open_pool(std::int32_t num_threads) { return new Pool(num_threads); }
 void trioserve_close_pool(Pool* pool) { delete pool; }
 

@@ -79,7 +79,7 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
            },
            matrix(layer.qkv, size, spec_.hidden_size));
   place_tokens(pool, layer, step);
-  attend(pool, layer, step);
+  attend(pool, layer);
   add_product(pool, step, attended_.data(),
               matrix(layer.output, spec_.hidden_size, attended_size()), layer.output_bias,
               layer.attention_post_norm);
@@ -122,7 +122,7 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepRow& row, in
 }
 
 template <class Format>
-void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer, const StepSpec&) {
+void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer) {
   AttentionShape attention = shape(layer);
   while (static_cast<int>(query_tiles_.size()) < pool.num_threads()) {
     query_tiles_.emplace_back(attention);

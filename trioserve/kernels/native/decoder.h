@@ -74,7 +74,7 @@ class Decoder {
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepRow& row, int token);
-  void attend(Pool& pool, const LayerSpec& layer, const StepSpec& step);
+  void attend(Pool& pool, const LayerSpec& layer);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const Operand* x, const Matrix<Format>& matrix,
                    const float* bias, const float* post_norm);

@@ -56,14 +56,13 @@ class DecoderParts:
     """A whole decoder.
 
     Args:
-      embedding: tokens to vectors; its output is multiplied by embedding_scale.
+      embedding_scale: factor of the vectors of tokens before the first layer.
       activation: silu or gelu_tanh.
       epsilon: what the norms add to the mean square.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
     """
 
     layers: tuple[LayerParts, ...]
-    embedding: nn.Module
     embedding_scale: float
     final_norm: Tensor
     head: nn.Linear
@@ -94,7 +93,6 @@ def find_parts(
             _find_layer(block, spec, given.rotary[i])
             for i, (block, spec) in enumerate(zip(blocks, layers))
         ),
-        embedding=model.get_input_embeddings(),
         embedding_scale=given.embedding_scale,
         final_norm=_find_norm(_get(body, "norm")),
         head=_check_linear(model.get_output_embeddings(), "its output projection"),
