@@ -11,11 +11,11 @@ import platform
 
 from setuptools import Extension, setup
 
-_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
 _FLAGS = {
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": _AVX512,
-    "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+    "avx512_bf16": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
 }
 
 

@@ -19,13 +19,11 @@ from trioserve.kernels.library import find_instruction_sets
 
 NATIVE = Path(trioserve.kernels.__file__).parent / "native"
 
+_AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
 FLAGS = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
-    "avx512_bf16": [
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
-        "-mavx512bf16",
-    ],
+    "avx2": "-mavx2 -mfma -mf16c".split(),
+    "avx512": _AVX512.split(),
+    "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vnni".split(),
 }
 
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "attention.h"
-#include "linear.h"
+#include "matrix.h"
 #include "norm.h"
 #include "pack.h"
 
@@ -10,9 +10,10 @@ using namespace trioserve;
 
 namespace {
 
+// Calls body with the format of numbers that a code stands for.
 template <class Body>
-auto with_format(int code, Body&& body) {
-  return code == 0 ? body(Float32Format()) : body(Bfloat16Format());
+auto with_numbers(int code, Body&& body) {
+  return code == kFloat32 ? body(Float32Format()) : body(Bfloat16Format());
 }
 
 template <class Operand>
@@ -50,26 +51,36 @@ void test_normalize(const float* x, const float* weight, int size, float epsilon
   normalize(x, weight, size, epsilon, out);
 }
 
-// y = x W^T, with rows of W `stride` numbers apart.
-void test_multiply(int format, int num_threads, const float* x, int num_rows, const void* w,
-                   int stride, int num_outputs, int num_inputs, float* y) {
-  with_format(format, [&](auto f) {
-    using Format = decltype(f);
-    using Weight = typename Format::Weight;
-    Matrix<Format> matrix{nullptr, num_outputs, num_inputs};
-    std::vector<Weight> packed(matrix.size());
-    pack(matrix, static_cast<const Weight*>(w), stride, packed.data(), 0, matrix.num_blocks());
-    matrix.weights = packed.data();
-    int width = round_up(num_inputs, Format::kInputs);
-    auto operands = to_operands<typename Format::Operand>(x, num_rows, num_inputs, width);
+// y = x W^T, with rows of W from sources.
+void test_multiply(MatrixSpec* spec, const SourceSpec* sources, int num_sources, int num_threads,
+                   const float* x, int num_rows, float* y) {
+  with_format(spec->format, [&](auto format) {
+    using Format = decltype(format);
+    auto matrix = spec->as<Format>();
+    std::vector<typename Format::Weight> packed(matrix.size());
+    SourceRows rows(sources, num_sources, spec->num_inputs);
+    for (int block = 0; block < matrix.num_blocks(); ++block) {
+      pack_block(matrix, rows, block, packed.data());
+    }
+    spec->weights = packed.data();
+    const int stride = round_up(spec->num_inputs, 2);
+    auto padded = to_operands<float>(x, num_rows, spec->num_inputs, stride);
     Pool pool(num_threads);
     Pool::Step awake(pool);
-    multiply(pool, Operands<Format>{operands.data(), width, num_rows},
+    OperandBuffer buffer;
+    multiply(pool, buffer, {padded.data(), stride, num_rows},
              [&](int row, int first, int count, const float* values) {
-               std::copy_n(values, count, y + static_cast<std::ptrdiff_t>(row) * num_outputs + first);
+               std::copy_n(values, count,
+                           y + static_cast<std::ptrdiff_t>(row) * spec->num_outputs + first);
              },
-             matrix);
+             *spec);
   });
+}
+
+// The numbers of one row of a source.
+void test_read_numbers(const SourceSpec* source, int num_inputs, float* to) {
+  CodedRow scratch;
+  SourceRows(source, 1, num_inputs).read_numbers(0, scratch, to);
 }
 
 // Writes num_keys keys and values into blocks, and attends from the last num_queries.
@@ -79,7 +90,7 @@ void test_multiply(int format, int num_threads, const float* x, int num_rows, co
 void test_attend(int format, const AttentionShape* shape, int num_queries, int num_keys,
                  const float* queries, const float* keys, const float* values,
                  const std::int64_t* blocks, int num_blocks, float dirt, float* out) {
-  with_format(format, [&](auto f) {
+  with_numbers(format, [&](auto f) {
     using Format = decltype(f);
     using Weight = typename Format::Weight;
     using Operand = typename Format::Operand;
@@ -97,19 +108,11 @@ void test_attend(int format, const AttentionShape* shape, int num_queries, int n
     }
     int size = shape->num_heads * shape->key_dim, out_size = shape->num_heads * shape->value_dim;
     auto operands = to_operands<Operand>(queries, num_queries, size, size);
-    std::vector<Operand> result(static_cast<std::size_t>(num_queries) * out_size);
     QueryTile<Format> tiles(*shape);
     StepRow row{0, num_queries, num_keys - num_queries, blocks};
     for (int h = 0; h < shape->num_kv_heads; ++h) {
       for (int i = 0; i < QueryTile<Format>::count(*shape, num_queries); ++i) {
-        tiles.attend(cache.data(), row, h, i, operands.data(), size, result.data(), out_size);
-      }
-    }
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      if constexpr (sizeof(Operand) == sizeof(float)) {
-        out[i] = result[i];
-      } else {
-        out[i] = widen(result[i]);
+        tiles.attend(cache.data(), row, h, i, operands.data(), size, out, out_size);
       }
     }
   });

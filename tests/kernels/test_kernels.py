@@ -6,11 +6,14 @@ import ctypes
 from ctypes import Structure, c_float, c_int32, c_void_p
 import math
 
+import gguf
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from trioserve.kernels.structs import MatrixSpec, SourceSpec
 
 # The examples are the same in every run, so that a failure is not one by chance. The
 # fixture is the same for all of them.
@@ -21,7 +24,19 @@ by_chance = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
+# FormatCode of native/matrix.h, and SourceKind of native/gguf.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
+SOURCE_KINDS = {
+    name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
+} | {"torch.bfloat16": 2}
+
+# The upper bytes of a block's float16 numbers.
+SCALE_BYTES = {
+    **{kind: [1] for kind in ("F16", "BF16", "Q4_0", "Q5_0", "Q8_0")},
+    **{kind: [1, 3] for kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
+    "Q6_K": [209],
+}
 
 
 def make_numbers(seed: int, *shape: int) -> Tensor:
@@ -111,15 +126,167 @@ def test_a_product_is_that_of_pytorch(
     # Numbers that bfloat16 holds exactly, so that both round the same operands.
     x = make_numbers(seed, num_rows, num_inputs).bfloat16().float()
     stored = make_numbers(seed + 1, num_outputs, num_inputs + padding).to(dtype)
-    stored = misalign(stored, offset)
-    out = torch.full((num_rows, num_outputs), math.nan)
-    kernels.test_multiply(
-        *(FORMATS[dtype], num_threads, c_void_p(x.data_ptr()), num_rows),
-        *(c_void_p(stored.data_ptr()), num_inputs + padding, num_outputs, num_inputs),
-        c_void_p(out.data_ptr()),
+    stored = misalign(stored, offset)[:, :num_inputs]
+    # The outputs come from two sources.
+    cut = num_outputs // 3
+    sources = [describe(part) for part in (stored[:cut], stored[cut:])]
+    spec = MatrixSpec(
+        format=FORMATS[dtype], num_outputs=num_outputs, num_inputs=num_inputs
     )
-    expected = x.double() @ stored[:, :num_inputs].double().T
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+    actual = multiply(kernels, spec, sources, x, num_threads)
+    expected = x.double() @ stored.double().T
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def describe(weights: Tensor) -> SourceSpec:
+    return SourceSpec(
+        rows=weights.data_ptr(),
+        row_bytes=weights.stride(0) * weights.element_size(),
+        kind=SOURCE_KINDS[str(weights.dtype)],
+        num_outputs=len(weights),
+    )
+
+
+def multiply(
+    kernels: ctypes.CDLL,
+    spec: MatrixSpec,
+    sources: list[SourceSpec],
+    x: Tensor,
+    num_threads: int = 1,
+) -> Tensor:
+    out = torch.full((len(x), spec.num_outputs), math.nan)
+    kernels.test_multiply(
+        *(ctypes.byref(spec), (SourceSpec * len(sources))(*sources), len(sources)),
+        *(num_threads, c_void_p(x.data_ptr()), len(x), c_void_p(out.data_ptr())),
+    )
+    return out.double()
+
+
+def quantise_inputs(x: Tensor, group_size: int) -> Tensor:
+    """Round inputs as the kernels do: a group's largest magnitude becomes 127."""
+    padded = functional.pad(x.double(), (0, -x.shape[1] % group_size))
+    groups = padded.unflatten(1, (-1, group_size))
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    rounded = (groups / scales.clamp_min(1e-30)).round() * scales
+    return rounded.flatten(1)[:, : x.shape[1]]
+
+
+@by_chance
+@given(
+    num_rows=st.integers(1, 40),
+    num_outputs=st.integers(1, 80),
+    num_inputs=st.integers(1, 150),
+    seed=st.integers(0, 99),
+)
+def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
+    kernels: ctypes.CDLL,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    seed: int,
+) -> None:
+    x = make_numbers(seed, num_rows, num_inputs)
+    # Outputs of very different sizes, and one of zeros.
+    sizes = 10.0 ** torch.arange(num_outputs).remainder(9).sub(4)
+    sizes[num_outputs // 2] = 0
+    weights = make_numbers(seed + 1, num_outputs, num_inputs) * sizes[:, None]
+    group_size = -(-num_inputs // 4) * 4
+    spec = MatrixSpec(
+        format=2, num_outputs=num_outputs, num_inputs=num_inputs, group_size=group_size
+    )
+    actual = multiply(kernels, spec, [describe(weights)], x) / sizes.clamp_min(1e-9)
+    weights = quantise_inputs(weights, group_size)
+    expected = quantise_inputs(x, group_size) @ weights.T / sizes.clamp_min(1e-9)
+    # A number that lies between two codes may be rounded to either.
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0.1)
+    assert (actual - expected).abs().mean() < 3e-3
+
+
+@by_chance
+@given(
+    kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
+    wide=st.booleans(),
+    num_rows=st.integers(1, 40),
+    num_outputs=st.integers(1, 80),
+    num_groups=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
+    kernels: ctypes.CDLL,
+    kind: str,
+    wide: bool,
+    num_rows: int,
+    num_outputs: int,
+    num_groups: int,
+    seed: int,
+) -> None:
+    num_inputs = 32 * num_groups
+    x = make_numbers(seed, num_rows, num_inputs)
+    numbers = make_numbers(seed + 1, num_outputs, num_inputs).numpy() + 0.3
+    blocks = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind])
+    order = torch.randperm(
+        num_outputs, generator=torch.Generator().manual_seed(seed + 2)
+    )
+    source = SourceSpec(
+        rows=blocks.ctypes.data,
+        order=order.data_ptr(),
+        row_bytes=blocks.shape[1],
+        kind=SOURCE_KINDS[kind],
+        num_outputs=num_outputs,
+    )
+    # Codes of four bits fit into eight, too, and large groups into small ones.
+    format = 3 if kind in ("Q4_0", "Q4_1") and not wide else 2
+    group_size = 16 if wide else 32
+    spec = MatrixSpec(
+        format=format,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        group_size=group_size,
+    )
+    actual = multiply(kernels, spec, [source], x)
+    numbers = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[order.numpy()]
+    expected = quantise_inputs(x, group_size) @ torch.from_numpy(numbers).double().T
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0.03)
+    assert (actual - expected).abs().mean() < 3e-3
+
+
+@by_chance
+@given(kind=st.sampled_from(GGUF_KINDS), seed=st.integers(0, 99))
+def test_gguf_blocks_hold_the_numbers_that_ggml_reads(
+    kernels: ctypes.CDLL, kind: str, seed: int
+) -> None:
+    type_ = gguf.GGMLQuantizationType[kind]
+    block_size, num_bytes = gguf.GGML_QUANT_SIZES[type_]
+    num_inputs = 3 * max(block_size, 256)
+    chance = np.random.default_rng(seed)
+    row = chance.integers(
+        0, 256, (1, num_inputs // block_size, num_bytes), dtype=np.uint8
+    )
+    # Scales are float16; these bytes of them leave out infinity and NaN.
+    for place in SCALE_BYTES[kind]:
+        row[..., place] &= 0x3F
+    row = row.reshape(1, -1)
+    out = torch.full((num_inputs,), math.nan)
+    source = SourceSpec(
+        rows=row.ctypes.data,
+        row_bytes=row.shape[1],
+        kind=SOURCE_KINDS[kind],
+        num_outputs=1,
+    )
+    kernels.test_read_numbers(
+        ctypes.byref(source), num_inputs, c_void_p(out.data_ptr())
+    )
+    expected = torch.from_numpy(gguf.dequantize(row, type_)[0])
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_with_infinity_or_nan_spoils_no_other(kernels: ctypes.CDLL) -> None:
+    x = make_numbers(0, 3, 40)
+    x[0, 3], x[2, 39] = math.inf, math.nan
+    weights = make_numbers(1, 20, 40)
+    spec = MatrixSpec(format=2, num_outputs=20, num_inputs=40, group_size=40)
+    actual = multiply(kernels, spec, [describe(weights)], x)
+    assert actual.isnan().any(dim=1).tolist() == [True, False, True]
 
 
 class Shape(Structure):

@@ -10,6 +10,9 @@ import pytest
 from trioserve.kernels import library
 from trioserve.kernels.library import NoKernels, find_instruction_sets, open_library
 
+_AVX2 = "avx2 fma f16c"
+_AVX512 = f"{_AVX2} avx512f avx512bw avx512vl avx512dq"
+
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
@@ -25,14 +28,12 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     ("flags", "expected"),
     [
         ("sse2 avx", []),
-        ("avx2", []),
-        ("avx2 fma", ["avx2"]),
-        ("avx2 fma avx512f", ["avx2"]),
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq", ["avx512", "avx2"]),
-        (
-            "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16",
-            ["avx512_bf16", "avx512", "avx2"],
-        ),
+        ("avx2 fma", []),
+        (_AVX2, ["avx2"]),
+        (f"{_AVX2} avx512f", ["avx2"]),
+        (_AVX512, ["avx512", "avx2"]),
+        (f"{_AVX512} avx512_bf16", ["avx512", "avx2"]),
+        (f"{_AVX512} avx512_bf16 avx512_vnni", ["avx512_bf16", "avx512", "avx2"]),
     ],
 )
 def test_instruction_sets_come_from_the_processor(
@@ -51,7 +52,7 @@ def test_a_processor_without_vectors_has_no_kernels(processor: Path) -> None:
 def test_an_installation_without_a_compiler_has_no_kernels(
     processor: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor.write_text("flags : avx2 fma\n")
+    processor.write_text(f"flags : {_AVX2}\n")
     monkeypatch.setattr(library, "_find", lambda name: None)
     with pytest.raises(NoKernels, match="without a C\\+\\+ compiler"):
         open_library()
@@ -62,7 +63,7 @@ def test_the_next_library_is_loaded_if_the_best_was_not_built(
 ) -> None:
     if library._find("avx2") is None:
         pytest.skip("needs the library for AVX2")
-    processor.write_text("flags : avx2 fma avx512f avx512bw avx512vl avx512dq\n")
+    processor.write_text(f"flags : {_AVX512}\n")
     find = library._find
     monkeypatch.setattr(
         library, "_find", lambda name: find(name) if name == "avx2" else None

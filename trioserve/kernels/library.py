@@ -14,15 +14,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from .structs import DecoderSpec, StepSpec
+from .structs import DecoderSpec, MatrixSpec, SourceSpec, StepSpec
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"}
+
 # Name of a library -> the flags of /proc/cpuinfo that it needs, best first.
 _INSTRUCTION_SETS = {
-    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx2": {"avx2", "fma"},
+    "avx512_bf16": {*_AVX512, "avx512_bf16", "avx512_vnni"},
+    "avx512": _AVX512,
+    "avx2": {"avx2", "fma", "f16c"},
 }
 
 
@@ -43,11 +45,10 @@ class Library:
         declare = self._declare
         self.open_pool = declare("open_pool", c_void_p, c_int32)
         self.close_pool = declare("close_pool", None, c_void_p)
-        self.count_packed = declare("count_packed", c_int64, *[c_int32] * 3)
+        matrix = POINTER(MatrixSpec)
+        self.count_packed = declare("count_packed", c_int64, matrix)
         self.pack = declare(
-            "pack",
-            None,
-            *(c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p),
+            "pack", None, c_void_p, matrix, POINTER(SourceSpec), c_int32, c_void_p
         )
         self.count_cache = declare("count_cache", c_int64, POINTER(DecoderSpec))
         self.open_decoder = declare(
@@ -74,7 +75,7 @@ def open_library() -> Library:
     """
     usable = find_instruction_sets()
     if not usable:
-        raise NoKernels("the processor has no AVX2 with FMA")
+        raise NoKernels("the processor has no AVX2 with FMA and F16C")
     for name in usable:
         path = _find(name)
         if path is not None:

@@ -1,20 +1,42 @@
-"""The structures that the kernels read: those of native/decoder.h, field by field."""
+"""The structures that the kernels read, field by field.
+
+Those of native/matrix.h, native/pack.h and native/decoder.h.
+"""
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class MatrixSpec(Structure):
+    """A packed matrix."""
+
+    _fields_ = [
+        ("weights", c_void_p),
+        *((name, c_int32) for name in ("format", "num_outputs", "num_inputs")),
+        ("group_size", c_int32),
+    ]
+
+
+class SourceSpec(Structure):
+    """Rows of weights that are packed."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("rows", "order")),
+        ("row_bytes", c_int64),
+        *((name, c_int32) for name in ("kind", "num_outputs")),
+    ]
 
 
 class LayerSpec(Structure):
     """One layer; a null pointer is a part that the model does not have."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("input_norm", "qkv", "qkv_bias")),
-        *((name, c_void_p) for name in ("query_norm", "key_norm", "cos", "sin")),
-        *((name, c_void_p) for name in ("sinks", "output", "output_bias")),
-        *((name, c_void_p) for name in ("attention_post_norm", "mlp_norm")),
-        *((name, c_void_p) for name in ("gate", "up", "down", "mlp_post_norm")),
-        ("cache", c_void_p),
+        *((name, MatrixSpec) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "qkv_bias", "query_norm")),
+        *((name, c_void_p) for name in ("key_norm", "cos", "sin", "sinks")),
+        *((name, c_void_p) for name in ("output_bias", "attention_post_norm")),
+        *((name, c_void_p) for name in ("mlp_norm", "mlp_post_norm", "cache")),
         ("scaling", c_float),
         ("softcap", c_float),
         ("window", c_int32),
@@ -26,7 +48,9 @@ class DecoderSpec(Structure):
     """A model."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("layers", "final_norm", "head")),
+        ("layers", c_void_p),
+        ("head", MatrixSpec),
+        ("final_norm", c_void_p),
         *((name, c_int32) for name in ("num_layers", "hidden_size")),
         *((name, c_int32) for name in ("intermediate_size", "vocab_size")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "key_dim")),

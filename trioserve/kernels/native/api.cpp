@@ -10,14 +10,6 @@ using namespace trioserve;
 
 namespace {
 
-enum FormatCode : std::int32_t { kFloat32 = 0, kBfloat16 = 1 };
-
-// Calls body with the format that a code stands for.
-template <class Body>
-auto with_format(std::int32_t code, Body&& body) {
-  return code == kFloat32 ? body(Float32Format()) : body(Bfloat16Format());
-}
-
 struct AnyDecoder {
   virtual ~AnyDecoder() = default;
   virtual void run(Pool& pool, const StepSpec& step) = 0;
@@ -37,23 +29,25 @@ extern "C" {
 Pool* trioserve_open_pool(std::int32_t num_threads) { return new Pool(num_threads); }
 void trioserve_close_pool(Pool* pool) { delete pool; }
 
-std::int64_t trioserve_count_packed(std::int32_t format, std::int32_t num_outputs,
-                                    std::int32_t num_inputs) {
-  return with_format(format, [&](auto f) -> std::int64_t {
-    return Matrix<decltype(f)>{nullptr, num_outputs, num_inputs}.size();
+// Bytes of a packed matrix.
+std::int64_t trioserve_count_packed(const MatrixSpec* spec) {
+  return with_format(spec->format, [&](auto format) -> std::int64_t {
+    using Format = decltype(format);
+    return spec->as<Format>().size() * static_cast<std::int64_t>(sizeof(typename Format::Weight));
   });
 }
 
-void trioserve_pack(Pool* pool, std::int32_t format, const void* from, std::int64_t stride,
-                    std::int32_t num_outputs, std::int32_t num_inputs, void* to) {
-  with_format(format, [&](auto f) {
-    using Format = decltype(f);
-    using Weight = typename Format::Weight;
-    Matrix<Format> matrix{nullptr, num_outputs, num_inputs};
+// Packs the rows of sources, one after the other. Quantised formats take those of the same
+// or a larger group, and int8 numbers, too.
+void trioserve_pack(Pool* pool, const MatrixSpec* spec, const SourceSpec* sources,
+                    std::int32_t num_sources, void* to) {
+  SourceRows rows(sources, num_sources, spec->num_inputs);
+  with_format(spec->format, [&](auto format) {
+    using Format = decltype(format);
+    auto matrix = spec->as<Format>();
     Pool::Step awake(*pool);
     pool->run(matrix.num_blocks(), [&](int block, int) {
-      pack(matrix, static_cast<const Weight*>(from), stride, static_cast<Weight*>(to), block,
-           block + 1);
+      pack_block(matrix, rows, block, static_cast<typename Format::Weight*>(to));
     });
   });
 }
@@ -68,10 +62,10 @@ std::int64_t trioserve_count_cache(const DecoderSpec* spec) {
   return shape.block_numbers();
 }
 
+// format: of the cache, kFloat32 or kBfloat16
 AnyDecoder* trioserve_open_decoder(std::int32_t format, const DecoderSpec* spec) {
-  return with_format(format, [&](auto f) -> AnyDecoder* {
-    return new DecoderOf<decltype(f)>(*spec);
-  });
+  if (format == kFloat32) return new DecoderOf<Float32Format>(*spec);
+  return new DecoderOf<Bfloat16Format>(*spec);
 }
 void trioserve_close_decoder(AnyDecoder* decoder) { delete decoder; }
 

@@ -121,7 +121,7 @@ class QueryTile {
   //   queries: (tokens, num_heads, key_dim) of the whole step, tokens `stride` apart
   //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
   void attend(const Weight* cache, const StepRow& row, int kv_head, int tile,
-              const Operand* queries, std::ptrdiff_t stride, Operand* out,
+              const Operand* queries, std::ptrdiff_t stride, float* out,
               std::ptrdiff_t out_stride) {
     const int group = shape_.group_size();
     const int first = tile * kRows;
@@ -145,10 +145,10 @@ class QueryTile {
     }
     for (int r = 0; r < num_rows_; ++r) {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
-      Operand* to = out + (row.first_token + token) * out_stride + head * shape_.value_dim;
+      float* to = out + (row.first_token + token) * out_stride + head * shape_.value_dim;
       float* sums = &sums_[r * shape_.value_width()];
       multiply_all(sums, shape_.value_width(), 1.0f / total_[r]);
-      convert(sums, shape_.value_dim, to);
+      std::copy_n(sums, shape_.value_dim, to);
     }
   }
 

@@ -52,15 +52,15 @@ void Decoder<Format>::prepare(const StepSpec& step) {
     // The last tile of a row reads the most keys, so it comes first.
     for (int tile = QueryTile<Format>::count(any, row[1]); tile--;) tiles_.emplace_back(i, tile);
   }
-  auto fit = [](auto& buffer, std::ptrdiff_t tokens, int size) {
+  auto fit = [](auto& buffer, std::ptrdiff_t tokens, std::ptrdiff_t size) {
     if (static_cast<std::ptrdiff_t>(buffer.size()) < tokens * size) buffer.resize(tokens * size);
   };
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
-  fit(normed_, tokens, round_up(spec_.hidden_size, Format::kInputs));
+  fit(normed_, tokens, stride(spec_.hidden_size));
   fit(qkv_, tokens, qkv_size());
   fit(queries_, tokens, spec_.num_heads * spec_.key_dim);
-  fit(attended_, tokens, round_up(attended_size(), Format::kInputs));
-  fit(activated_, tokens, round_up(spec_.intermediate_size, Format::kInputs));
+  fit(attended_, tokens, stride(attended_size()));
+  fit(activated_, tokens, stride(spec_.intermediate_size));
   fit(added_, tokens, spec_.hidden_size);
 }
 
@@ -68,21 +68,17 @@ template <class Format>
 void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.input_norm);
   const int size = qkv_size();
-  Operands<Format> normed{normed_.data(), round_up(spec_.hidden_size, Format::kInputs),
-                          step.num_tokens};
-  multiply(pool, normed,
+  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = &qkv_[static_cast<std::ptrdiff_t>(row) * size + first];
              for (int i = 0; i < count; ++i) {
                to[i] = values[i] + (layer.qkv_bias ? layer.qkv_bias[first + i] : 0.0f);
              }
            },
-           matrix(layer.qkv, size, spec_.hidden_size));
+           layer.qkv);
   place_tokens(pool, layer, step);
   attend(pool, layer);
-  add_product(pool, step, attended_.data(),
-              matrix(layer.output, spec_.hidden_size, attended_size()), layer.output_bias,
-              layer.attention_post_norm);
+  add_product(pool, step, attended_, layer.output, layer.output_bias, layer.attention_post_norm);
   feed_forward(pool, layer, step);
 }
 
@@ -107,7 +103,7 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepRow& row, in
     rotate(head, layer.cos + position * spec_.rotary_dim,
            layer.sin + position * spec_.rotary_dim, spec_.rotary_dim);
   };
-  Operand* query = &queries_[flat * spec_.num_heads * key_dim];
+  auto* query = &queries_[flat * spec_.num_heads * key_dim];
   for (int h = 0; h < spec_.num_heads; ++h, head += key_dim, query += key_dim) {
     place(layer.query_norm);
     convert(head, key_dim, query);
@@ -135,7 +131,7 @@ void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer) {
     query_tile.attend(static_cast<const typename Format::Weight*>(layer.cache), rows_[row],
                       piece % spec_.num_kv_heads, tile, queries_.data(),
                       spec_.num_heads * spec_.key_dim, attended_.data(),
-                      round_up(attended_size(), Format::kInputs));
+                      stride(attended_size()));
   });
 }
 
@@ -143,33 +139,25 @@ template <class Format>
 void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.mlp_norm);
   const auto activation = static_cast<Activation>(spec_.activation);
-  const int stride = round_up(spec_.intermediate_size, Format::kInputs);
-  Operands<Format> normed{normed_.data(), round_up(spec_.hidden_size, Format::kInputs),
-                          step.num_tokens};
-  multiply(pool, normed,
+  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_tokens},
            [&](int row, int first, int count, const float* gate, const float* up) {
              float product[kBlock];
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
                (activate(activation, Vec::load(gate + i)) * Vec::load(up + i)).store(product + i);
              }
-             convert(product, count,
-                     &activated_[static_cast<std::ptrdiff_t>(row) * stride + first]);
+             std::copy_n(product, count, &activated_[row * stride(spec_.intermediate_size) + first]);
            },
-           matrix(layer.gate, spec_.intermediate_size, spec_.hidden_size),
-           matrix(layer.up, spec_.intermediate_size, spec_.hidden_size));
-  add_product(pool, step, activated_.data(),
-              matrix(layer.down, spec_.hidden_size, spec_.intermediate_size), nullptr,
-              layer.mlp_post_norm);
+           layer.gate, layer.up);
+  add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm);
 }
 
 // hidden += norm(x W^T + bias), or without the norm if there is none
 template <class Format>
-void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const Operand* x,
-                                  const Matrix<Format>& matrix, const float* bias,
+void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
+                                  const MatrixSpec& matrix, const float* bias,
                                   const float* post_norm) {
   const int size = spec_.hidden_size;
-  Operands<Format> operands{x, round_up(matrix.num_inputs, Format::kInputs), step.num_tokens};
-  multiply(pool, operands,
+  multiply(pool, operands_, {x.data(), stride(matrix.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = (post_norm ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
@@ -190,10 +178,9 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const Operan
 template <class Format>
 void Decoder<Format>::normalize_rows(Pool& pool, const StepSpec& step, const float* weight) {
   const std::ptrdiff_t size = spec_.hidden_size;
-  const std::ptrdiff_t stride = round_up(spec_.hidden_size, Format::kInputs);
   run_tokens(pool, step.num_tokens, [&](int token) {
     normalize(step.hidden + token * size, weight, spec_.hidden_size, spec_.epsilon,
-              &normed_[token * stride]);
+              &normed_[token * stride(spec_.hidden_size)]);
   });
 }
 
@@ -201,13 +188,11 @@ template <class Format>
 void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
   if (!step.num_wanted) return;
   const std::ptrdiff_t size = spec_.hidden_size;
-  const std::ptrdiff_t stride = round_up(spec_.hidden_size, Format::kInputs);
   run_tokens(pool, step.num_wanted, [&](int i) {
     normalize(step.hidden + step.wanted[i] * size, spec_.final_norm, spec_.hidden_size,
-              spec_.epsilon, &normed_[i * stride]);
+              spec_.epsilon, &normed_[i * stride(spec_.hidden_size)]);
   });
-  Operands<Format> normed{normed_.data(), stride, step.num_wanted};
-  multiply(pool, normed,
+  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_wanted},
            [&](int row, int first, int count, const float* values) {
              float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;
              if (spec_.logit_softcap > 0.0f) {
@@ -218,7 +203,7 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
                std::copy_n(values, count, to);
              }
            },
-           matrix(spec_.head, spec_.vocab_size, spec_.hidden_size));
+           spec_.head);
 }
 
 template class Decoder<Float32Format>;

@@ -9,28 +9,28 @@
 #include <vector>
 
 #include "attention.h"
-#include "linear.h"
+#include "matrix.h"
 
 namespace trioserve {
 
 // One layer, as Python fills it in. Null pointers are parts that the model does not have.
-// Matrices are packed; everything else is float32.
+// Everything but matrices is float32. The gate has the format of `up`.
 struct LayerSpec {
+  MatrixSpec qkv;  // (num_heads + num_kv_heads) * key_dim + num_kv_heads * value_dim outputs
+  MatrixSpec output;
+  MatrixSpec gate;
+  MatrixSpec up;
+  MatrixSpec down;
   const float* input_norm;           // (hidden_size,)
-  const void* qkv;                   // (num_heads + 2 num_kv_heads) * dims outputs
   const float* qkv_bias;
   const float* query_norm;           // (key_dim,)
   const float* key_norm;
   const float* cos;                  // (max positions, rotary_dim)
   const float* sin;
   const float* sinks;                // (num_heads,)
-  const void* output;
   const float* output_bias;
   const float* attention_post_norm;  // before the residual is added
   const float* mlp_norm;
-  const void* gate;
-  const void* up;
-  const void* down;
   const float* mlp_post_norm;
   void* cache;
   float scaling;
@@ -41,8 +41,8 @@ struct LayerSpec {
 
 struct DecoderSpec {
   const LayerSpec* layers;
+  MatrixSpec head;
   const float* final_norm;  // null: the model's last layers are elsewhere
-  const void* head;
   std::int32_t num_layers, hidden_size, intermediate_size, vocab_size;
   std::int32_t num_heads, num_kv_heads, key_dim, value_dim, rotary_dim, block_size;
   std::int32_t activation;
@@ -60,6 +60,7 @@ struct StepSpec {
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks;
 };
 
+// Format is that of the cache and of attention. Each matrix has a format of its own.
 template <class Format>
 class Decoder {
  public:
@@ -68,22 +69,19 @@ class Decoder {
   void run(Pool& pool, const StepSpec& step);
 
  private:
-  using Operand = typename Format::Operand;
-
   void prepare(const StepSpec& step);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepRow& row, int token);
   void attend(Pool& pool, const LayerSpec& layer);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void add_product(Pool& pool, const StepSpec& step, const Operand* x, const Matrix<Format>& matrix,
-                   const float* bias, const float* post_norm);
+  void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
+                   const MatrixSpec& matrix, const float* bias, const float* post_norm);
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);
 
-  Matrix<Format> matrix(const void* weights, int num_outputs, int num_inputs) const {
-    return {static_cast<const typename Format::Weight*>(weights), num_outputs, num_inputs};
-  }
+  // The distance between rows of `size` numbers that products read.
+  static std::ptrdiff_t stride(int size) { return round_up(size, 2); }
   AttentionShape shape(const LayerSpec& layer) const {
     return {spec_.num_heads, spec_.num_kv_heads, spec_.key_dim, spec_.value_dim,
             spec_.block_size, layer.scaling, layer.softcap, layer.window, layer.sinks};
@@ -98,8 +96,9 @@ class Decoder {
   DecoderSpec spec_;
   std::vector<StepRow> rows_;
   std::vector<int> row_of_token_;
-  std::vector<float> qkv_, added_;
-  std::vector<Operand> normed_, queries_, attended_, activated_;
+  std::vector<float> normed_, qkv_, attended_, activated_, added_;
+  std::vector<typename Format::Operand> queries_;
+  OperandBuffer operands_;
   // Pieces of attention: the row and the tile within it.
   std::vector<std::pair<int, int>> tiles_;
   // One for each thread: they hold its scratch memory.

@@ -3,21 +3,29 @@
 
 #include <algorithm>
 
-#include "packed.h"
 #include "pool.h"
+#include "quantised.h"
 
 namespace trioserve {
 
+// A packed matrix; packed.h and quantised.h draw the layouts.
 template <class Format>
 struct Matrix {
   const typename Format::Weight* weights;
   int num_outputs;
   int num_inputs;
+  int group_size = 0;  // of quantised weights
 
   int num_blocks() const { return (num_outputs + kBlock - 1) / kBlock; }
   int num_steps() const { return (num_inputs + Format::kInputs - 1) / Format::kInputs; }
+  int num_groups() const { return (num_inputs + group_size - 1) / group_size; }
+  // In weights, which are bytes if the format is quantised.
   std::ptrdiff_t block_size() const {
-    return static_cast<std::ptrdiff_t>(num_steps()) * Format::kInputs * kBlock;
+    if constexpr (Format::kIsQuantised) {
+      return num_groups() * group_bytes<Format>(group_size);
+    } else {
+      return static_cast<std::ptrdiff_t>(num_steps()) * Format::kInputs * kBlock;
+    }
   }
   std::ptrdiff_t size() const { return block_size() * num_blocks(); }
 };
@@ -29,6 +37,7 @@ struct Operands {
   const typename Format::Operand* first;
   std::ptrdiff_t stride;
   int num_rows;
+  const InputGroup* groups = nullptr;  // (num_rows, num_groups) if they are quantised
 };
 
 // How a product is cut into pieces for the threads: groups of blocks times groups of rows.
@@ -51,16 +60,23 @@ struct Pieces {
   static constexpr std::ptrdiff_t kPieceBytes = 128 * 1024;
 };
 
-// Computes rows [row, row + R) of one block into `out`, kBlock numbers a row.
+// Computes rows [row, row + num_rows) of one block into `out`, kBlock numbers a row.
 template <class Format>
 inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
                           int row, int num_rows, float* out) {
   const auto* weights = matrix.weights + block * matrix.block_size();
-  with_rows(num_rows, [&](auto constant) {
+  with_rows<Format::kRows>(num_rows, [&](auto constant) {
     constexpr int R = decltype(constant)::value;
     Vec sums[R][kVecs] = {};
-    multiply_block<Format, R, kVecs>(x.first + row * x.stride, x.stride, weights, kBlock,
-                                     matrix.num_steps(), sums);
+    const auto* first = x.first + row * x.stride;
+    if constexpr (Format::kIsQuantised) {
+      const int num_groups = matrix.num_groups();
+      multiply_groups<Format, R, kVecs>(first, x.stride, x.groups + row * num_groups, num_groups,
+                                        matrix.group_size, weights, sums);
+    } else {
+      multiply_block<Format, R, kVecs>(first, x.stride, weights, kBlock, matrix.num_steps(),
+                                       sums);
+    }
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < kVecs; ++v) {
         sums[r][v].store(out + r * kBlock + v * Vec::kLanes);
@@ -85,10 +101,10 @@ void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
     int last_block = std::min(first_block + pieces.blocks, matrix.num_blocks());
     int first_row = piece % pieces.row_groups * pieces.rows;
     int last_row = std::min(first_row + pieces.rows, x.num_rows);
-    for (int row = first_row; row < last_row; row += kMaxRows) {
-      int num_rows = std::min(kMaxRows, last_row - row);
+    for (int row = first_row; row < last_row; row += Format::kRows) {
+      int num_rows = std::min(Format::kRows, last_row - row);
       for (int block = first_block; block < last_block; ++block) {
-        alignas(64) float values[1 + sizeof...(others)][kMaxRows][kBlock];
+        alignas(64) float values[1 + sizeof...(others)][Format::kRows][kBlock];
         int place = 0;
         multiply_rows(matrix, x, block, row, num_rows, values[place][0]);
         (multiply_rows(others, x, block, row, num_rows, values[++place][0]), ...);

@@ -9,8 +9,7 @@
 namespace trioserve {
 
 // out = x / sqrt(mean(x^2) + epsilon) * weight
-template <class Out>
-inline void normalize(const float* x, const float* weight, int size, float epsilon, Out* out) {
+inline void normalize(const float* x, const float* weight, int size, float epsilon, float* out) {
   Vec squares = Vec::zero();
   float rest = 0.0f;
   int i = 0;
@@ -26,14 +25,7 @@ inline void normalize(const float* x, const float* weight, int size, float epsil
   for (i = 0; i < end; i += Vec::kLanes) {
     (Vec::load(x + i) * factors * Vec::load(weight + i)).store(out + i);
   }
-  for (; i < size; ++i) {
-    float value = x[i] * factor * weight[i];
-    if constexpr (sizeof(Out) == sizeof(float)) {
-      out[i] = value;
-    } else {
-      out[i] = narrow(value);
-    }
-  }
+  for (; i < size; ++i) out[i] = x[i] * factor * weight[i];
 }
 
 }  // namespace trioserve

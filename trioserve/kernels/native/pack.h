@@ -1,29 +1,143 @@
-// Packs a matrix for products; packed.h draws the layout.
+// Packs a matrix for products; packed.h and quantised.h draw the layouts.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <type_traits>
 
+#include "gguf.h"
 #include "linear.h"
 
 namespace trioserve {
 
-// Packs blocks [begin, end).
-//
-//   from: (num_outputs, num_inputs), rows `stride` numbers apart
-//   to: of the whole matrix, Matrix::size() numbers
+// Rows of weights, as Python describes them.
+struct SourceSpec {
+  const std::uint8_t* rows;
+  const std::int64_t* order;  // row i is the order[i]-th; null: the i-th
+  std::int64_t row_bytes;     // between two rows
+  std::int32_t kind;          // SourceKind
+  std::int32_t num_outputs;
+};
+
+// The rows of one or several sources, one after the other.
+class SourceRows {
+ public:
+  SourceRows(const SourceSpec* sources, int num_sources, int num_inputs)
+      : sources_(sources), num_sources_(num_sources), num_inputs_(num_inputs) {}
+
+  // Reads a row as codes; false if its numbers are not quantised.
+  bool read_codes(int output, CodedRow& row) const {
+    auto [kind, bytes] = find(output);
+    if (kind <= kBF16) return false;
+    trioserve::read_codes(kind, bytes, num_inputs_, row);
+    return true;
+  }
+
+  // Reads a row as numbers, num_inputs of them.
+  void read_numbers(int output, CodedRow& scratch, float* to) const {
+    auto [kind, bytes] = find(output);
+    if (kind == kF32) {
+      std::memcpy(to, bytes, sizeof(float) * static_cast<std::size_t>(num_inputs_));
+    } else if (kind == kF16 || kind == kBF16) {
+      for (int i = 0; i < num_inputs_; ++i) {
+        std::uint16_t half;
+        std::memcpy(&half, bytes + 2 * i, sizeof half);
+        to[i] = kind == kF16 ? widen_half(half) : widen(half);
+      }
+    } else {
+      trioserve::read_codes(kind, bytes, num_inputs_, scratch);
+      for (int i = 0; i < num_inputs_; ++i) to[i] = scratch.number(i);
+    }
+  }
+
+ private:
+  std::pair<SourceKind, const std::uint8_t*> find(int output) const {
+    const SourceSpec* source = sources_;
+    while (source < sources_ + num_sources_ - 1 && output >= source->num_outputs) {
+      output -= source++->num_outputs;
+    }
+    std::int64_t row = source->order ? source->order[output] : output;
+    return {static_cast<SourceKind>(source->kind), source->rows + row * source->row_bytes};
+  }
+
+  const SourceSpec* sources_;
+  int num_sources_, num_inputs_;
+};
+
+// Chooses codes of int8 for numbers: the largest magnitude of a group becomes 127.
+inline void choose_codes(const std::vector<float>& numbers, int group_size, CodedRow& row) {
+  const int size = static_cast<int>(numbers.size());
+  row.resize(round_up(size, group_size), group_size);
+  std::fill(row.codes.begin(), row.codes.end(), std::int8_t{0});
+  std::fill(row.minima.begin(), row.minima.end(), 0.0f);
+  for (int begin = 0; begin < size; begin += group_size) {
+    const int end = std::min(begin + group_size, size);
+    float most = 0.0f;
+    for (int i = begin; i < end; ++i) most = std::max(most, std::fabs(numbers[i]));
+    const float scale = most / 127.0f;
+    row.scales[begin / group_size] = scale;
+    for (int i = begin; i < end && scale > 0.0f; ++i) {
+      float code = std::nearbyint(std::min(127.0f, std::max(-127.0f, numbers[i] / scale)));
+      row.codes[i] = static_cast<std::int8_t>(code);
+    }
+  }
+}
+
+// Writes one output's codes into its block.
 template <class Format>
-void pack(const Matrix<Format>& matrix, const typename Format::Weight* from,
-          std::ptrdiff_t stride, typename Format::Weight* to, int begin, int end) {
-  for (int block = begin; block < end; ++block) {
-    auto* packed = to + block * matrix.block_size();
-    std::fill_n(packed, matrix.block_size(), typename Format::Weight{0});
-    int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
-    for (int output = 0; output < count; ++output) {
-      const auto* row = from + (static_cast<std::ptrdiff_t>(block) * kBlock + output) * stride;
+void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
+                 std::uint8_t* block) {
+  using Scale = typename Format::Scale;
+  const int group_size = matrix.group_size;
+  for (int group = 0; group < matrix.num_groups(); ++group) {
+    auto* scales = reinterpret_cast<Scale*>(block);
+    // A row's own groups may be larger.
+    const int own = group * group_size / row.group_size;
+    scales[output] = Format::narrow_scale(row.scales[own]);
+    scales[kBlock + output] = Format::narrow_scale(row.minima[own]);
+    std::uint8_t* codes = block + 2 * kBlock * sizeof(Scale) + output * 4;
+    const int end = std::min((group + 1) * group_size, static_cast<int>(row.codes.size()));
+    for (int input = group * group_size; input < end; ++input) {
+      int i = input - group * group_size;
+      auto code = static_cast<std::uint8_t>(row.codes[input]);
+      std::uint8_t& to = codes[i / Format::kInputs * kBlock * Format::kStepBytes + i % 4];
+      to = static_cast<std::uint8_t>(i % Format::kInputs < 4 ? code : to | code << 4);
+    }
+    block += group_bytes<Format>(group_size);
+  }
+}
+
+// Packs one block.
+//
+//   to: of the whole matrix, Matrix::size() weights
+template <class Format>
+void pack_block(const Matrix<Format>& matrix, const SourceRows& rows, int block,
+                typename Format::Weight* to) {
+  using Weight = typename Format::Weight;
+  to += block * matrix.block_size();
+  std::fill_n(to, matrix.block_size(), Weight{0});
+  std::vector<float> numbers(matrix.num_inputs);
+  CodedRow coded;
+  const int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
+  for (int output = 0; output < count; ++output) {
+    const int row = block * kBlock + output;
+    if constexpr (Format::kIsQuantised) {
+      if (!rows.read_codes(row, coded)) {
+        rows.read_numbers(row, coded, numbers.data());
+        choose_codes(numbers, matrix.group_size, coded);
+      }
+      write_codes(matrix, coded, output, to);
+    } else {
+      rows.read_numbers(row, coded, numbers.data());
       for (int input = 0; input < matrix.num_inputs; ++input) {
         int step = input / Format::kInputs, place = input % Format::kInputs;
-        packed[(static_cast<std::ptrdiff_t>(step) * kBlock + output) * Format::kInputs + place] =
-            row[input];
+        Weight& weight =
+            to[(static_cast<std::ptrdiff_t>(step) * kBlock + output) * Format::kInputs + place];
+        if constexpr (sizeof(Weight) == sizeof(float)) {
+          weight = numbers[input];
+        } else {
+          weight = narrow(numbers[input]);
+        }
       }
     }
   }

@@ -31,6 +31,8 @@ constexpr int kMaxRows = 6;
 struct Float32Format {
   using Weight = float;
   using Operand = float;
+  static constexpr bool kIsQuantised = false;
+  static constexpr int kRows = kMaxRows;
   // Inputs that one step of the product takes.
   static constexpr int kInputs = 1;
 
@@ -54,6 +56,8 @@ struct Float32Format {
 struct Bfloat16Format {
   using Weight = Bfloat16;
   using Operand = Bfloat16;
+  static constexpr bool kIsQuantised = false;
+  static constexpr int kRows = kMaxRows;
   static constexpr int kInputs = 2;
 
   template <int R, int V>
@@ -83,6 +87,8 @@ struct Bfloat16Format {
 struct Bfloat16Format {
   using Weight = Bfloat16;
   using Operand = float;
+  static constexpr bool kIsQuantised = false;
+  static constexpr int kRows = kMaxRows;
   static constexpr int kInputs = 2;
 
   template <int R, int V>

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import ctypes
 from itertools import accumulate
 import weakref
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.library import Library
-from ...kernels.structs import DecoderSpec, LayerSpec, StepSpec
+from ...kernels.structs import DecoderSpec, LayerSpec, MatrixSpec, StepSpec
 from ..attention.kv_cache import make_zeros
 from ..attention.layout import StepInputs
 from ..slots import SlotTables
+from .gguf_matrix import GgufMatrix
+from .packer import NUMBERS, Packer, Weights, split
 from .parts import DecoderParts, LayerParts
 
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -28,16 +29,27 @@ class NativeDecoder:
       parts: of a model on the CPU. Each product loses its weight when that is packed, so
         that a large model is never held twice.
       num_threads: threads that compute a step.
+      int8: quantise the weights that are numbers.
+      sources: the weights of products that have none themselves.
     """
 
-    def __init__(self, parts: DecoderParts, library: Library, num_threads: int) -> None:
+    def __init__(
+        self,
+        parts: DecoderParts,
+        library: Library,
+        num_threads: int,
+        *,
+        int8: bool = False,
+        sources: Mapping[nn.Linear, GgufMatrix] | None = None,
+    ) -> None:
         self.name = f"native {library.name}"
         self.num_threads = num_threads
         self._library = library
         self._pool = library.open_pool(num_threads)
         weakref.finalize(self, library.close_pool, self._pool)
         self._dtype = parts.head.weight.dtype
-        self._format = _FORMATS[self._dtype]
+        self._sources = sources or {}
+        self._packer = Packer(library, self._pool, self._dtype, int8=int8)
         # The kernels have only pointers. This keeps what they point to.
         self._held: list[object] = []
         self._embedding_scale = parts.embedding_scale
@@ -62,7 +74,7 @@ class NativeDecoder:
         caches = [make_zeros(shape, self._dtype, torch.device("cpu")) for _ in layers]
         for layer, cache in zip(layers, caches):
             layer.cache = cache.data_ptr()
-        handle = self._library.open_decoder(self._format, ctypes.byref(spec))
+        handle = self._library.open_decoder(NUMBERS[self._dtype], ctypes.byref(spec))
         return NativeLayers(
             self._library,
             self._pool,
@@ -77,23 +89,24 @@ class NativeDecoder:
 
     def _make_layer(self, layer: LayerParts) -> LayerSpec:
         attention = layer.attention
-        gate, up = _split(layer.gate_up, 2)
+        gate_up = [self._find_weights(product) for product in layer.gate_up]
+        gate, up = gate_up if len(gate_up) == 2 else split(gate_up[0], 2)
         return LayerSpec(
             input_norm=self._point(layer.input_norm),
-            qkv=self._pack([product.weight for product in layer.qkv]),
+            qkv=self._pack(layer.qkv),
             qkv_bias=self._point(_join_biases(layer.qkv)),
             query_norm=self._point(layer.query_norm),
             key_norm=self._point(layer.key_norm),
             cos=self._point(layer.cos),
             sin=self._point(layer.sin),
             sinks=self._point(attention.sinks),
-            output=self._pack([layer.output.weight]),
+            output=self._pack([layer.output]),
             output_bias=self._point(layer.output.bias),
             attention_post_norm=self._point(layer.post_attention_norm),
             mlp_norm=self._point(layer.mlp_norm),
-            gate=self._pack([gate]),
-            up=self._pack([up]),
-            down=self._pack([layer.down.weight]),
+            gate=self._packer.pack([gate], alike=[up]),
+            up=self._packer.pack([up], alike=[gate]),
+            down=self._pack([layer.down]),
             mlp_post_norm=self._point(layer.post_mlp_norm),
             scaling=attention.scaling,
             softcap=attention.softcap or 0.0,
@@ -105,7 +118,7 @@ class NativeDecoder:
         return DecoderSpec(
             layers=ctypes.addressof(self._layers),
             final_norm=self._point(parts.final_norm),
-            head=self._pack([parts.head.weight]),
+            head=self._pack([parts.head]),
             num_layers=len(parts.layers),
             hidden_size=len(parts.final_norm),
             intermediate_size=first.down.in_features,
@@ -128,20 +141,12 @@ class NativeDecoder:
         self._held.append(numbers)
         return numbers.data_ptr()
 
-    def _pack(self, weights: Sequence[Tensor]) -> int:
-        """Pack matrices whose outputs follow each other; return a pointer."""
-        weight = torch.cat(list(weights)).detach() if len(weights) > 1 else weights[0]
-        weight = weight.contiguous()
-        shape = weight.shape
-        packed = torch.empty(
-            self._library.count_packed(self._format, *shape), dtype=self._dtype
-        )
-        self._library.pack(
-            *(self._pool, self._format, weight.data_ptr(), weight.stride(0), *shape),
-            packed.data_ptr(),
-        )
-        self._held.append(packed)
-        return packed.data_ptr()
+    def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
+        """Pack products whose outputs follow each other."""
+        return self._packer.pack([self._find_weights(each) for each in products])
+
+    def _find_weights(self, product: nn.Linear) -> Weights:
+        return self._sources.get(product, product.weight.detach().contiguous())
 
 
 class NativeLayers:
@@ -214,13 +219,6 @@ def _release(products: Sequence[nn.Linear]) -> None:
         # Some models read the type or the shape of a weight.
         empty = weight.new_empty(()).expand(weight.shape)
         product.weight = nn.Parameter(empty, requires_grad=False)
-
-
-def _split(products: Sequence[nn.Linear], count: int) -> Sequence[Tensor]:
-    """Return the weights of `count` products, which may be one module's."""
-    if len(products) == count:
-        return [product.weight for product in products]
-    return products[0].weight.chunk(count)
 
 
 def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:

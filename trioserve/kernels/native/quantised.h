@@ -1,0 +1,207 @@
+// Matrices of quantised weights, and their products with quantised inputs.
+//
+// The inputs of an output are cut into groups, and a weight is scale * code + minimum, with
+// one scale and one minimum for each group. A block of kBlock outputs lies in memory as the
+// product reads it, one group after the other:
+//
+//     group 0                                              group 1 ...
+//     | scales | minima | codes of step 0 | step 1 | ... |
+//
+//     scales and minima    kBlock numbers each
+//     int8, one step       | o0: i0 i1 i2 i3 | o1: i0 i1 i2 i3 | ...      a byte each
+//     int4, one step       | o0: i0 i1 i2 i3 | o1: i0 i1 i2 i3 | ...      the lower 4 bits
+//                          |     i4 i5 i6 i7 |     i4 i5 i6 i7 | ...      the upper 4 bits
+//
+// Inputs are quantised when a product begins, with one scale for each row and group. So the
+// products of a group are whole numbers. Outputs and inputs beyond the matrix are 0.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "bytes.h"
+#include "packed.h"
+
+namespace trioserve {
+
+// What the inputs of a row and group share: a number is scale * code.
+struct InputGroup {
+  float scale;
+  std::int32_t sum;  // of the codes
+};
+
+using Float16 = std::uint16_t;
+
+inline float widen_half(Float16 half) { return _cvtsh_ss(half); }
+inline Float16 narrow_half(float value) {
+  return static_cast<Float16>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec load_halves(const Float16* from) {
+#if defined(__AVX512F__)
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+#else
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+#endif
+}
+
+// Codes from -128 to 127; any number of inputs that is a multiple of 4 shares a scale.
+struct Int8Format {
+  using Weight = std::uint8_t;
+  using Operand = std::int8_t;
+  using Scale = float;
+  static constexpr bool kIsQuantised = true;
+  static constexpr int kInputs = 4;
+  static constexpr int kStepBytes = 4;  // of one output
+#if defined(__AVX512F__)
+  static constexpr int kRows = kMaxRows;
+#else
+  // Sums, weights, their magnitudes and an input fill the registers.
+  static constexpr int kRows = 4;
+#endif
+  using Sums = Ints;
+
+  static Sums begin(std::int32_t sum) { return Ints::all(-SignedWeights::kOffset * sum); }
+  static Ints total(Sums sums) { return sums; }
+
+  template <int R, int V>
+  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
+                              Sums (&sums)[R][V]) {
+    SignedWeights weights[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      weights[v] = SignedWeights::load(w + v * kStepBytes * Vec::kLanes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      int inputs;
+      std::memcpy(&inputs, x + r * stride, sizeof inputs);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[r][v] = weights[v].add_to(sums[r][v], inputs);
+    }
+  }
+  static Vec load_scales(const Scale* from) { return Vec::load(from); }
+  static Scale narrow_scale(float value) { return value; }
+};
+
+// Codes from 0 to 15; 32 inputs share a scale.
+struct Int4Format {
+  using Weight = std::uint8_t;
+  using Operand = std::int8_t;
+  using Scale = Float16;
+  static constexpr bool kIsQuantised = true;
+  static constexpr int kInputs = 8;
+  static constexpr int kStepBytes = 4;
+  static constexpr int kGroup = 32;
+#if defined(__AVX512F__)
+  static constexpr int kRows = kMaxRows;
+#else
+  static constexpr int kRows = 4;
+#endif
+  using Sums = Nibbles::Sums;
+
+  static Sums begin(std::int32_t) { return Sums::all(0); }
+  static Ints total(Sums sums) { return Nibbles::total(sums); }
+
+  template <int R, int V>
+  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
+                              Sums (&sums)[R][V]) {
+    Nibbles weights[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) weights[v] = Nibbles::load(w + v * kStepBytes * Vec::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      int inputs[2];
+      std::memcpy(inputs, x + r * stride, sizeof inputs);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        sums[r][v] = weights[v].add_to(sums[r][v], inputs[0], inputs[1]);
+      }
+    }
+  }
+  static Vec load_scales(const Scale* from) { return load_halves(from); }
+  static Scale narrow_scale(float value) { return narrow_half(value); }
+};
+
+// Bytes of one group of a block.
+template <class Format>
+constexpr std::ptrdiff_t group_bytes(int group_size) {
+  return static_cast<std::ptrdiff_t>(kBlock) *
+         (2 * sizeof(typename Format::Scale) + group_size / Format::kInputs * Format::kStepBytes);
+}
+
+// sums = x times a block, for R rows.
+//
+//   x: R rows of codes, `stride` bytes apart; groups: of each row, `num_groups` apart
+template <class Format, int R, int V>
+inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
+                            const InputGroup* groups, int num_groups, int group_size,
+                            const std::uint8_t* w, Vec (&sums)[R][V]) {
+  using Scale = typename Format::Scale;
+  for (int group = 0; group < num_groups; ++group) {
+    const auto* scales = reinterpret_cast<const Scale*>(w);
+    const auto* minima = scales + kBlock;
+    const std::uint8_t* codes = w + 2 * kBlock * sizeof(Scale);
+    typename Format::Sums ints[R][V];
+    for (int r = 0; r < R; ++r) {
+      auto begin = Format::begin(groups[r * num_groups + group].sum);
+      for (int v = 0; v < V; ++v) ints[r][v] = begin;
+    }
+    for (int i = 0; i < group_size; i += Format::kInputs) {
+      Format::template multiply<R, V>(x + i, stride, codes, ints);
+      codes += kBlock * Format::kStepBytes;
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      Vec scale = Format::load_scales(scales + v * Vec::kLanes);
+      Vec minimum = Format::load_scales(minima + v * Vec::kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const InputGroup& input = groups[r * num_groups + group];
+        Vec weighted = scale * Format::total(ints[r][v]).to_float();
+        weighted = Vec::fma(minimum, Vec::all(static_cast<float>(input.sum)), weighted);
+        sums[r][v] = Vec::fma(weighted, Vec::all(input.scale), sums[r][v]);
+      }
+    }
+    x += group_size;
+    w += group_bytes<Format>(group_size);
+  }
+}
+
+// Quantises one row: a group's largest magnitude becomes 127.
+//
+//   padded_size: a multiple of group_size
+inline void quantise_row(const float* x, int size, int group_size, int padded_size,
+                         std::int8_t* codes, InputGroup* groups) {
+  for (int begin = 0; begin < padded_size; begin += group_size) {
+    const int end = std::min(begin + group_size, size);
+    Vec largest = Vec::zero();
+    int i = begin;
+    for (; i + Vec::kLanes <= end; i += Vec::kLanes) {
+      Vec part = Vec::load(x + i);
+      largest = Vec::max(largest, Vec::max(part, Vec::zero() - part));
+    }
+    float most = largest.largest();
+    for (; i < end; ++i) most = std::max(most, std::fabs(x[i]));
+    const float scale = most / 127.0f, factor = most > 0.0f ? 127.0f / most : 0.0f;
+    Vec total = Vec::zero();
+    for (i = begin; i + Vec::kLanes <= end; i += Vec::kLanes) {
+      Vec rounded = (Vec::load(x + i) * Vec::all(factor)).round();
+      store_rounded(rounded, codes + i);
+      total = total + rounded;
+    }
+    float sum = total.sum();
+    for (; i < end; ++i) {
+      float rounded = std::nearbyint(x[i] * factor);
+      // Not a number becomes 127.
+      codes[i] = static_cast<std::int8_t>(std::min(127.0f, rounded));
+      sum += rounded;
+    }
+    for (; i < begin + group_size; ++i) codes[i] = 0;
+    // Infinity and NaN spoil the outputs of their row, as they do in float32.
+    *groups++ = std::isfinite(sum) ? InputGroup{scale, static_cast<std::int32_t>(sum)}
+                                   : InputGroup{std::numeric_limits<float>::quiet_NaN(), 0};
+  }
+}
+
+}  // namespace trioserve
