@@ -256,23 +256,40 @@ class Tiny:
 # The models whose layers run on the native kernels.
 NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"),
+    *("idefics3", "llava", "smolvlm"),
 }
 
 
 @pytest.fixture(params=["torch", "native"])
-def tiny_by_kernels(
-    request: pytest.FixtureRequest, tiny: Callable[..., Tiny]
-) -> Callable[..., Tiny]:
-    """Build a tiny model on each kind of kernels that can run it."""
+def choose_kernels(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return each kind of kernels that can run a type of model."""
     if request.param == "native":
         skip_without_kernels()
 
-    def build(model_type: str) -> Tiny:
+    def choose(model_type: str) -> str:
         if request.param == "native" and model_type not in NATIVE_MODELS:
             pytest.skip(f"{model_type} has no native kernels")
-        return tiny(model_type, kernels=request.param)
+        return str(request.param)
 
-    return build
+    return choose
+
+
+@pytest.fixture
+def tiny_by_kernels(
+    choose_kernels: Callable[[str], str], tiny: Callable[..., Tiny]
+) -> Callable[[str], Tiny]:
+    """Build a tiny model on each kind of kernels that can run it."""
+    return lambda model_type: tiny(model_type, kernels=choose_kernels(model_type))
+
+
+@pytest.fixture
+def tiny_vision_by_kernels(
+    choose_kernels: Callable[[str], str], tiny_vision: Callable[..., TinyVision]
+) -> Callable[[str], TinyVision]:
+    """Build a tiny model that takes images, in the same way."""
+    return lambda model_type: tiny_vision(
+        model_type, kernels=choose_kernels(model_type)
+    )
 
 
 def skip_without_kernels() -> None:
@@ -432,7 +449,9 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
     """Build a tiny model that takes images, once for all tests."""
 
     @functools.cache
-    def build(model_type: str, device: str = "cpu") -> TinyVision:
+    def build(
+        model_type: str, device: str = "cpu", kernels: str = "torch"
+    ) -> TinyVision:
         folder = save_tiny_processor(
             "smolvlm" if model_type == "idefics3" else model_type,  # type: ignore
             tmp_path_factory.mktemp(model_type),
@@ -441,9 +460,10 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
         reference = AutoModelForImageTextToText.from_pretrained(
             folder, attn_implementation="eager"
         )
+        config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
         return TinyVision(
             folder=folder,
-            loaded=load_model(folder, ModelConfig(device=device), name=model_type),
+            loaded=load_model(folder, config, name=model_type),
             reference=reference.eval().to(device),
             processor=AutoImageProcessor.from_pretrained(folder),
         )

@@ -43,7 +43,7 @@ def count_encoded(model: Any) -> Iterator[list[None]]:
 @every_model
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_alone(
-    tiny_vision: Callable[..., Any],
+    tiny_vision_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
@@ -51,7 +51,7 @@ def test_alone(
     chunk: int,
 ) -> None:
     """Chunks end in the middle of the image, and its encoder runs once."""
-    model = tiny_vision(model_type)
+    model = tiny_vision_by_kernels(model_type)
     planner = make_planner(model.loaded)
     mixed = model.join(make_prompt(6), make_image(), make_prompt(5, 1))
     sequence = begin(planner, mixed)
@@ -99,14 +99,14 @@ def test_text_alone(
 
 @every_model
 def test_beside_others(
-    tiny_vision: Callable[..., Any],
+    tiny_vision_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
     model_type: str,
 ) -> None:
     """Two images of two shapes in one prompt, one in another, and text in between."""
-    model = tiny_vision(model_type)
+    model = tiny_vision_by_kernels(model_type)
     planner = make_planner(model.loaded, num_blocks=128)
     small, wide = make_image(3, (30, 30)), make_image(4, (150, 60))
     mixed_prompts = [
@@ -149,7 +149,7 @@ def test_after_preemption(
 @every_model
 @pytest.mark.parametrize("num_shared, num_encoded", [(2, 1), (-2, 0)])
 def test_prefix_hit(
-    tiny_vision: Callable[..., Any],
+    tiny_vision_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
@@ -158,7 +158,7 @@ def test_prefix_hit(
     num_encoded: int,
 ) -> None:
     """Blocks hold half of the image, or all of it; then nothing is encoded."""
-    model = tiny_vision(model_type)
+    model = tiny_vision_by_kernels(model_type)
     planner = make_planner(model.loaded)
     pieces = (make_prompt(3), make_image())
     first = begin(planner, model.join(*pieces, make_prompt(9, 1)), slot=0)
@@ -174,7 +174,7 @@ def test_prefix_hit(
 
 @every_model
 def test_images_and_vectors(
-    tiny_vision: Callable[..., Any],
+    tiny_vision_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
@@ -182,7 +182,7 @@ def test_images_and_vectors(
     model_type: str,
 ) -> None:
     """Vectors of a text before and after an image count as that text."""
-    model = tiny_vision(model_type)
+    model = tiny_vision_by_kernels(model_type)
     planner = make_planner(model.loaded)
     mixed = model.join(make_prompt(7), make_image(), make_prompt(8, 1))
     length = len(mixed.prompt)

@@ -15,6 +15,7 @@ from trioserve.errors import InvalidConfig
 from trioserve.kernels.library import NoKernels, open_library
 from trioserve.model import load_model
 from trioserve.model.loading import native
+from trioserve.model.native import parts
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 
@@ -48,7 +49,7 @@ def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
-def test_a_model_whose_logits_differ_runs_by_its_modules(
+def test_a_model_whose_output_differs_runs_by_its_modules(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +63,7 @@ def test_a_model_whose_logits_differ_runs_by_its_modules(
     model = tiny("llama")
     loaded = load(model.folder)
     assert loaded.info.kernels == "torch"
-    assert "kernels: torch, because its logits would differ by" in caplog.text
+    assert "kernels: torch, because its output would differ by" in caplog.text
     planner = make_planner(loaded)
     sequence = planner.begin(make_prompt(9))
     planner.run(sequence, num_tokens=8)
@@ -88,7 +89,32 @@ def test_native_is_refused_where_it_cannot_run(
     assert load(folder, **options).info.kernels == "torch"
 
 
-def test_stages_of_a_pipeline_refuse_native_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_whose_output_differs_runs_by_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """Its weights are read again."""
+    folder = save_tiny_model("llama", tmp_path)
+    config = ModelConfig(device="cpu")
+
+    def load_one() -> Any:
+        return load_stage(folder, config, name="tiny", stage=stage, num_stages=2)
+
+    assert load_one().info.kernels == f"native {open_library().name}"
+    monkeypatch.setitem(native.TOLERANCES, torch.float32, -1.0)
+    loaded = load_one()
+    assert loaded.native is None
+    product = loaded.model.model.layers[stage].self_attn.o_proj
+    assert product.weight.abs().sum() > 0
+
+
+def test_mistakes_of_a_later_stage_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, num_hidden_layers=3)
+    find_norm = parts.find_norm
+    monkeypatch.setattr(parts, "find_norm", lambda *args: 1.1 * find_norm(*args))
     config = ModelConfig(device="cpu", kernels="native")
-    with pytest.raises(InvalidConfig, match="run no stages of pipelines"):
-        load_stage(tmp_path, config, name="tiny", stage=0, num_stages=2)
+    for stage in range(3):
+        with pytest.raises(InvalidConfig, match="its output would differ by 0"):
+            load_stage(folder, config, name="tiny", stage=stage, num_stages=3)

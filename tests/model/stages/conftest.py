@@ -52,10 +52,13 @@ class Cut:
     loaded: LoadedModel
 
     @functools.cache
-    def stages(self, num_stages: int) -> tuple[LoadedStage, ...]:
+    def stages(
+        self, num_stages: int, kernels: str = "torch"
+    ) -> tuple[LoadedStage, ...]:
+        config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
         return tuple(
             load_stage(
-                self.folder, CPU, name="tiny", stage=stage, num_stages=num_stages
+                self.folder, config, name="tiny", stage=stage, num_stages=num_stages
             )
             for stage in range(num_stages)
         )

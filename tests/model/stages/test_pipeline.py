@@ -132,13 +132,19 @@ def assert_exchanged(pipeline: Any, num_stages: int) -> None:
     [*((name, 3) for name in sorted(TINY_MODELS)), ("gemma3_text", 2), ("gpt2", 2)],
 )
 def test_every_architecture(
-    cut: Callable[..., Any], make_pipeline: Any, model_type: str, num_stages: int
+    cut: Callable[..., Any],
+    make_pipeline: Any,
+    choose_kernels: Callable[[str], str],
+    model_type: str,
+    num_stages: int,
 ) -> None:
+    kernels = choose_kernels(model_type)
     model = cut(model_type)
     expected = write_all(
         make_runner(model.loaded).launch, make_sequences(make_prompts()), depth=1
     )
-    pipeline = make_pipeline(model.stages(num_stages), **SIZES, max_model_len=64)
+    stages = model.stages(num_stages, kernels)
+    pipeline = make_pipeline(stages, **SIZES, max_model_len=64)
     written = write_all(
         pipeline.launch, make_sequences(make_prompts()), depth=num_stages + 1
     )
@@ -229,9 +235,11 @@ def test_images(
     make_pipeline: Any,
     make_image: Any,
     make_prompt: Any,
+    choose_kernels: Callable[[str], str],
     model_type: str,
 ) -> None:
     """The first stage encodes them; all stages know their positions."""
+    kernels: Any = choose_kernels(model_type)
     model = tiny_vision(model_type)
     mixed_prompts = [
         model.join(make_prompt(3 + seed), make_image(seed), make_prompt(4, seed))
@@ -250,7 +258,7 @@ def test_images(
     stages = tuple(
         load_stage(
             model.folder,
-            ModelConfig(device="cpu"),
+            ModelConfig(device="cpu", kernels=kernels),
             name="tiny",
             stage=stage,
             num_stages=2,

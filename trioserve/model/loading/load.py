@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 import inspect
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .generation_config import find_eos
 from .loaded import LoadedModel
-from .native import LogitsDiffer, load_decoder
-from .packing import pack_products
+from .native import load_on_kernels
 from .rotary import freeze_rotary
 from .weights import read_weights
 
@@ -44,16 +42,7 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       InvalidConfig: an option does not fit the model or the machine.
     """
     facts = read_facts(folder, config)
-    loaded = _load_modules(folder, config, facts, name)
-    try:
-        native = load_decoder(loaded, config)
-    except LogitsDiffer:
-        loaded, native = _load_modules(folder, config, facts, name), None
-    if native is None:
-        pack_products(loaded.model)
-        return loaded
-    info = replace(loaded.info, kernels=native.name)
-    return replace(loaded, native=native, info=info)
+    return load_on_kernels(lambda: _load_modules(folder, config, facts, name), config)
 
 
 def _load_modules(

@@ -21,6 +21,8 @@ from .vision import VisionKind
 class LoadedModel:
     """A model on its device, ready for a ModelRunner.
 
+    It has all its layers; LoadedStage (stages/stage.py) has some of them.
+
     Only one runner at a time may step it, because its attention uses one cache.
 
     Args:
@@ -50,6 +52,24 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def begin(self) -> int:
+        """The place of its first layer among the whole model's."""
+        return 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it computes logits."""
+        return True
+
+    def enter(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Return the arguments, besides positions, with which its layers read vectors.
+
+        Args:
+          vectors: (num_tokens, width)
+        """
+        return {"inputs_embeds": vectors[None]}
 
     def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
         """Run the model over one step; its attention is in use.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 import logging
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,43 +16,79 @@ from ...kernels.library import NoKernels, open_library
 from ..attention.backend import PagedModel
 from ..attention.choose import choose_paged_backend
 from ..attention.layout import StepInputs
-from ..native.check import COMPARED_TOKENS, TOLERANCES, make_check, measure_distance
+from ..native.check import (
+    COMPARED_TOKENS,
+    TOLERANCES,
+    draw_hidden,
+    make_check,
+    measure_distance,
+)
 from ..native.decoder import NativeDecoder
-from ..native.parts import NotRecognised, find_parts
+from ..native.parts import DecoderParts, find_parts
+from ..native.products import NotRecognised
 from ..slots import SlotTables
 from .loaded import LoadedModel
+from .packing import pack_products
 
 logger = logging.getLogger(__name__)
 
+Loaded = TypeVar("Loaded", bound=LoadedModel)
 
-class LogitsDiffer(Exception):
+
+class _OutputDiffers(Exception):
     """Raised when the kernels compute something else than the modules; those are gone."""
 
 
-def load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | None:
+def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
+    """Load a model, and put its layers on the native kernels if they can run there.
+
+    Args:
+      load: loads the modules of a model, or of one stage of it. It is called again if the
+        kernels do not compute what the modules compute.
+
+    Returns:
+      the model, whose other products are packed for PyTorch
+
+    Raises:
+      InvalidConfig: the configuration wants native kernels, and they cannot run it.
+      Any error of load.
+    """
+    loaded = load()
+    try:
+        native = _load_decoder(loaded, config)
+    except _OutputDiffers:
+        loaded, native = load(), None
+    pack_products(loaded.model)
+    if native is None:
+        return loaded
+    info = replace(loaded.info, kernels=native.name)
+    return replace(loaded, native=native, info=info)
+
+
+def _load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | None:
     """Pack the weights of a model for the native kernels.
 
     Args:
       model: its weights are not packed yet. Its products have none any more if this
-        returns a decoder, or raises LogitsDiffer.
+        returns a decoder, or raises _OutputDiffers.
 
     Returns:
       None if the model runs by its modules
 
     Raises:
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
-      LogitsDiffer: the model must be loaded again to run by its modules.
+      _OutputDiffers: the model must be loaded again to run by its modules.
     """
     if config.kernels == "torch":
         logger.info("kernels: torch, as --kernels says")
         return None
     try:
         decoder = _make_decoder(model)
-    except (NoKernels, NotRecognised, LogitsDiffer) as error:
+    except (NoKernels, NotRecognised, _OutputDiffers) as error:
         if config.kernels == "native":
             raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
         logger.info("kernels: torch, because %s", error)
-        if isinstance(error, LogitsDiffer):
+        if isinstance(error, _OutputDiffers):
             raise
         return None
     logger.info("kernels: %s, %d threads", decoder.name, decoder.num_threads)
@@ -61,36 +100,57 @@ def _make_decoder(model: LoadedModel) -> NativeDecoder:
     """Make a decoder that computes what a model's modules compute.
 
     Raises:
-      NoKernels, NotRecognised, LogitsDiffer
+      NoKernels, NotRecognised, _OutputDiffers
     """
     if model.device.type != "cpu":
         raise NotRecognised(f"they run on CPUs, not on {model.device.type}")
     if model.dtype not in TOLERANCES:
         raise NotRecognised(f"they have no {model.info.dtype}")
-    if model.vision is not None:
-        raise NotRecognised("they run models of text alone")
+    if model.vision is not None and model.vision.has_grid_positions:
+        raise NotRecognised("they place images in no plane")
     library = open_library()
+    parts = _find_parts(model)
+    tables, inputs = make_check(model.info.vocab_size)
+    if model.begin:
+        vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
+    else:
+        vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
+    expected = _run_modules(model, tables, inputs, vectors)
+    decoder = NativeDecoder(parts, library, torch.get_num_threads())
+    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    actual = layers.run(vectors, inputs, COMPARED_TOKENS)
+    if not model.has_head:
+        # Beside the vectors that came in, a mistake in what the layers add could be small.
+        given = vectors[COMPARED_TOKENS].float() * parts.embedding_scale
+        expected = expected[COMPARED_TOKENS] - given
+        actual = actual[COMPARED_TOKENS] - given
+    distance = measure_distance(expected, actual)
+    # Not a number is no small distance.
+    if not distance <= TOLERANCES[model.dtype]:
+        raise _OutputDiffers(f"its output would differ by {distance:.2g} of its size")
+    return decoder
+
+
+def _find_parts(model: LoadedModel) -> DecoderParts:
     try:
-        parts = find_parts(model.model, model.layers, model.info.max_model_len)
+        return find_parts(
+            model.model,
+            model.layers,
+            model.info.max_model_len,
+            begin=model.begin,
+            is_last=model.has_head,
+        )
     except NotRecognised:
         raise
     except Exception as error:
         # Models differ in more ways than anybody can list, and their modules still run.
         raise NotRecognised(shorten_message(error)) from error
-    tables, inputs = make_check(model.info.vocab_size)
-    vectors: Tensor = model.model.get_input_embeddings()(inputs.input_ids)[0]
-    expected = _run_modules(model, tables, inputs)
-    decoder = NativeDecoder(parts, library, torch.get_num_threads())
-    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
-    distance = measure_distance(expected, layers.run(vectors, inputs, COMPARED_TOKENS))
-    # Not a number is no small distance.
-    if not distance <= TOLERANCES[model.dtype]:
-        raise LogitsDiffer(f"its logits would differ by {distance:.2g} of their size")
-    return decoder
 
 
-def _run_modules(model: LoadedModel, tables: SlotTables, inputs: StepInputs) -> Tensor:
-    """Return the logits of COMPARED_TOKENS."""
+def _run_modules(
+    model: LoadedModel, tables: SlotTables, inputs: StepInputs, vectors: Tensor
+) -> Tensor:
+    """Return the logits of COMPARED_TOKENS, or the hidden states of all tokens."""
     paged = PagedModel(
         layers=model.layers,
         num_blocks=tables.block_ids.shape[1],
@@ -99,6 +159,6 @@ def _run_modules(model: LoadedModel, tables: SlotTables, inputs: StepInputs) -> 
         device=model.device,
     )
     attention = choose_paged_backend(paged, tables)
-    arguments = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids}
+    arguments = {**model.enter(vectors), "position_ids": inputs.position_ids}
     with model.attention.use(attention.begin(inputs)):
         return model.compute(arguments, COMPARED_TOKENS)

@@ -47,6 +47,8 @@ def _can_be_packed(linear: nn.Linear) -> bool:
         type(linear) is nn.Linear
         and torch.backends.mkldnn.is_available()
         and weight.device.type == "cpu"
+        # The native kernels leave nothing but the shape of a weight that they have packed.
+        and weight.untyped_storage().nbytes() >= weight.nbytes
         and weight.numel() >= _MIN_WEIGHTS
         and _has_instructions(weight.dtype)
     )

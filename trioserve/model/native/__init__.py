@@ -1,6 +1,9 @@
 """The layers of a decoder, run by native kernels in place of transformers' modules.
 
     parts       the weights of a decoder, found among the modules of its model
+    products    its products, and what is not recognised
+    formulas    what its norms and activations compute
+    given       what it gives its layers, such as rotary angles
     decoder     the layers, ready to run a step
     check       does it compute what the modules compute?
 

@@ -18,6 +18,10 @@ _BLOCK_SIZE = 8
 # Flat tokens whose logits are compared.
 COMPARED_TOKENS = range(_NUM_TOKENS - 4, _NUM_TOKENS)
 
+# Standard deviation of the hidden states that a later stage of a pipeline reads in place
+# of tokens: small beside what its layers add, and large beside the epsilon of a norm.
+_DEVIATION = 0.1
+
 # Relative distance of logits. Rounding gives 1e-6 in float32, and 0.005 to 0.02 in
 # bfloat16, where the modules round after every operator. A wrong formula gives 0.1 or more.
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
@@ -54,8 +58,15 @@ def make_check(vocab_size: int) -> tuple[SlotTables, StepInputs]:
     return tables, lay_out(plan, tables, lambda rows: [0], torch.device("cpu"))
 
 
+def draw_hidden(inputs: StepInputs, width: int) -> Tensor:
+    """Return noise in place of a step's hidden states, (num_tokens, width) float32."""
+    chance = torch.Generator().manual_seed(1)
+    num_tokens = inputs.input_ids.shape[1]
+    return _DEVIATION * torch.randn((num_tokens, width), generator=chance)
+
+
 def measure_distance(expected: Tensor, actual: Tensor) -> float:
-    """Return the distance of logits, relative to the size of those expected."""
+    """Return the distance of outputs, relative to the size of those expected."""
     expected = expected.float()
     expected = expected - expected.mean(dim=-1, keepdim=True)
     actual = actual - actual.mean(dim=-1, keepdim=True)

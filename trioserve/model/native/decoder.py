@@ -1,4 +1,7 @@
-"""The layers of a decoder on the native kernels, with their packed weights and KV cache."""
+"""The layers of a decoder on the native kernels, with their packed weights and KV cache.
+
+They may be some of a model's layers: those of one stage of a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class NativeDecoder:
         self._library = library
         self._pool = library.open_pool(num_threads)
         weakref.finalize(self, library.close_pool, self._pool)
-        self._dtype = parts.head.weight.dtype
+        self._dtype = parts.dtype
         self._sources = sources or {}
         self._packer = Packer(library, self._pool, self._dtype, int8=int8)
         # The kernels have only pointers. This keeps what they point to.
@@ -58,7 +61,8 @@ class NativeDecoder:
             self._layers[i] = self._make_layer(layer)
             _release([*layer.qkv, layer.output, *layer.gate_up, layer.down])
         self._spec = self._make_spec(parts)
-        _release([parts.head])
+        if parts.head is not None:
+            _release([parts.head])
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it.
@@ -82,6 +86,7 @@ class NativeDecoder:
             spec,
             tables,
             self._embedding_scale,
+            dtype=self._dtype,
             held=(self, layers, caches),
         )
 
@@ -114,15 +119,15 @@ class NativeDecoder:
         )
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
-        first = parts.layers[0]
+        first, head = parts.layers[0], parts.head
         return DecoderSpec(
             layers=ctypes.addressof(self._layers),
             final_norm=self._point(parts.final_norm),
-            head=self._pack([parts.head]),
+            head=MatrixSpec() if head is None else self._pack([head]),
             num_layers=len(parts.layers),
-            hidden_size=len(parts.final_norm),
+            hidden_size=parts.hidden_size,
             intermediate_size=first.down.in_features,
-            vocab_size=parts.head.out_features,
+            vocab_size=0 if head is None else head.out_features,
             num_heads=first.attention.num_heads,
             num_kv_heads=first.attention.num_kv_heads,
             key_dim=first.attention.key_dim,
@@ -154,6 +159,7 @@ class NativeLayers:
 
     Args:
       pool, handle: of the library.
+      dtype: of the hidden states that the next stage of a pipeline reads.
       held: the objects that the handle points to.
     """
 
@@ -166,12 +172,15 @@ class NativeLayers:
         tables: SlotTables,
         embedding_scale: float,
         *,
+        dtype: torch.dtype,
         held: object,
     ) -> None:
         self._library = library
         self._pool = pool
         self._handle = handle
         self._vocab_size = spec.vocab_size
+        self._has_head = spec.final_norm is not None
+        self._dtype = dtype
         self._tables = tables
         self._embedding_scale = embedding_scale
         self._held = held
@@ -181,11 +190,13 @@ class NativeLayers:
         """Run one step.
 
         Args:
-          vectors: (num_tokens, hidden_size), of the step's tokens
+          vectors: (num_tokens, hidden_size), of the step's tokens, or from the stage
+            before
           tokens: the flat tokens whose logits are wanted.
 
         Returns:
-          (len(tokens), vocab_size) float32 logits
+          (len(tokens), vocab_size) float32 logits; (num_tokens, hidden_size) hidden
+          states if the model's last layer is elsewhere
         """
         hidden = vectors.to(torch.float32) * self._embedding_scale
         ends = accumulate(row.num_tokens for row in inputs.rows)
@@ -210,7 +221,7 @@ class NativeLayers:
             max_blocks=self._tables.block_ids.shape[1],
         )
         self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
-        return logits
+        return logits if self._has_head else hidden.to(self._dtype)
 
 
 def _release(products: Sequence[nn.Linear]) -> None:

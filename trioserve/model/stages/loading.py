@@ -8,14 +8,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import InvalidConfig, UnsupportedModel, shorten_message
+from ...errors import UnsupportedModel, shorten_message
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
 from ..loading.architecture import check_causality, check_windows
 from ..loading.facts import ModelFacts, read_facts
 from ..loading.load import describe_model, make_ready, takes_logits_to_keep
+from ..loading.native import load_on_kernels
 from ..loading.outline import Outline, build_on_meta, describe_outline, outline_layers
-from ..loading.packing import pack_products
 from ..loading.weights import read_weights
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers
@@ -38,11 +38,11 @@ def load_stage(
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option does not fit the model or the machine.
     """
-    if config.kernels == "native":
-        raise InvalidConfig("kernels", "native kernels run no stages of pipelines")
     facts = read_facts(folder, config)
     try:
-        return _load(folder, config, facts, name, stage, num_stages)
+        return load_on_kernels(
+            lambda: _load(folder, config, facts, name, stage, num_stages), config
+        )
     except UnfitLayer as error:
         raise _refuse(facts, error) from None
 
@@ -82,7 +82,6 @@ def _load(
     model = read_weights(model_class, folder, config, attention=facts.attention)
     drop_unused(model, skeleton, partition)
     make_ready(model, facts)
-    pack_products(model)
     loaded = LoadedStage(
         model=model,
         info=describe_model(model, facts, name=name, layers=(), whole=whole),

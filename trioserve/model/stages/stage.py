@@ -32,23 +32,30 @@ class LoadedStage(LoadedModel):
     hidden_width: int
     embedding_width: int
 
-    def enter(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Prepare a forward pass of a later stage.
+    @property
+    def begin(self) -> int:
+        return self.partition.begin
+
+    @property
+    def has_head(self) -> bool:
+        return self.partition.is_last
+
+    def enter(self, vectors: Tensor) -> dict[str, Tensor]:
+        """Return the arguments, besides positions, with which its layers read vectors.
 
         Args:
-          hidden: (num_tokens, hidden_width), from the stage before
-
-        Returns:
-          arguments in place of tokens, because a model needs some input
+          vectors: (num_tokens, hidden_width), at a later stage those that the stage
+            before has sent
         """
-        assert self.entrance is not None, "the first stage reads tokens"
-        self.entrance.put(hidden[None])  # (1, num_tokens, hidden_width)
+        if self.entrance is None or self.native is not None:
+            return LoadedModel.enter(self, vectors)
+        self.entrance.put(vectors[None])  # (1, num_tokens, hidden_width)
         # Only the shape matters: the hidden states replace these zeros at the entrance.
         return {
             "inputs_embeds": torch.zeros(
-                (1, len(hidden), self.embedding_width),
-                dtype=hidden.dtype,
-                device=hidden.device,
+                (1, len(vectors), self.embedding_width),
+                dtype=vectors.dtype,
+                device=vectors.device,
             )
         }
 

@@ -1,0 +1,97 @@
+"""What the small modules of a decoder compute, found by running them.
+
+A norm's weight is found by normalizing ones, an activation by comparing it. So a variant
+such as Gemma's norm, which adds one to its weight, needs no case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .products import NotRecognised, get_part
+
+
+def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
+    """Return the weight of a root mean square norm, (size,) float32.
+
+    The mean square of ones is one, so a norm of ones returns its weight.
+
+    Args:
+      size: the weight's expected size; None is any.
+
+    Raises:
+      NotRecognised
+    """
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        raise NotRecognised(f"{type(norm).__name__} has no weight of one dimension")
+    if size is not None and len(weight) != size:
+        raise NotRecognised(f"{type(norm).__name__} normalizes {len(weight)} numbers")
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if not isinstance(epsilon, float):
+        raise NotRecognised(f"{type(norm).__name__} has no epsilon")
+    ones = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
+    found: Tensor = norm(ones).float() * (1 + epsilon) ** 0.5
+    return found.contiguous()
+
+
+def find_optional_norm(module: Any, name: str, size: int) -> Tensor | None:
+    """Return the weight of a norm that a module may have; None if it has none."""
+    norm = getattr(module, name, None)
+    return None if norm is None else find_norm(norm, size)
+
+
+def find_epsilon(model: nn.Module) -> float:
+    """Return the epsilon that all norms of a model share.
+
+    Raises:
+      NotRecognised
+    """
+    found = {
+        getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+    }
+    if len(found) != 1:
+        raise NotRecognised("its norms have different epsilons")
+    epsilon = found.pop()
+    assert epsilon is not None, "a norm without an epsilon is not recognised"
+    return float(epsilon)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def find_activation(blocks: list[nn.Module]) -> str:
+    """Return the name of the activation that all layers share.
+
+    Returns:
+      silu or gelu_tanh
+
+    Raises:
+      NotRecognised
+    """
+    points = torch.linspace(-8, 8, 257)
+    names = set()
+    for block in blocks:
+        mlp: Any = get_part(block, "mlp")
+        function = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+        if function is None:
+            raise NotRecognised(f"{type(mlp).__name__} has no activation")
+        values = function(points)
+        names |= {
+            name
+            for name, known in _ACTIVATIONS.items()
+            if torch.allclose(values, known(points), atol=1e-5)
+        }
+    if len(names) != 1:
+        raise NotRecognised("its activation is neither SiLU nor GELU's tanh form")
+    return names.pop()
