@@ -27,7 +27,7 @@ How to read it
   with the least and the largest. idle: the share of a core that stages take outside
   their turns; it should be 0.
 
-    python bench/pipeline.py [--dtype float32] [--rounds 5] [--quick]
+    python bench/pipeline.py [--dtype float32] [--kernels native] [--rounds 5] [--quick]
         [--plot pipeline.png] [--json pipeline.json]
 """
 
@@ -124,7 +124,7 @@ class Opened:
 # ---- measurement ---------------------------------------------------------------------
 
 
-def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
+def make_config(model: str, dtype: str, kernels: str, num_stages: int) -> EngineConfig:
     return build_config(
         EngineConfig,
         {
@@ -132,8 +132,7 @@ def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
             "dtype": dtype,
             "device": "cpu",
             "num_threads": 1,
-            # Stages have no others.
-            "kernels": "torch",
+            "kernels": kernels,
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": CHUNK_TOKENS,
             "prefix_caching": False,
@@ -148,9 +147,9 @@ def make_config(model: str, dtype: str, num_stages: int) -> EngineConfig:
 
 @asynccontextmanager
 async def open_configuration(
-    name: str, model: str, dtype: str
+    name: str, model: str, dtype: str, kernels: str
 ) -> AsyncIterator[Opened]:
-    config = make_config(model, dtype, 1 if name == "one" else 2)
+    config = make_config(model, dtype, kernels, 1 if name == "one" else 2)
     before = psutil.Process().children()
     async with AsyncExitStack() as stack:
         if name == "one":
@@ -266,7 +265,7 @@ async def take_turn(
 
 
 async def measure(
-    model: str, dtype: str, load: Load, num_rounds: int
+    model: str, dtype: str, kernels: str, load: Load, num_rounds: int
 ) -> tuple[Rounds, float]:
     """Return the rounds, and the share of a core that idle stages take."""
     found: Rounds = {name: [] for name in CONFIGURATIONS}
@@ -274,7 +273,7 @@ async def measure(
     async with AsyncExitStack() as stack:
         opened = {
             name: await stack.enter_async_context(
-                open_configuration(name, model, dtype)
+                open_configuration(name, model, dtype, kernels)
             )
             for name in CONFIGURATIONS
         }
@@ -361,11 +360,11 @@ def draw_figure(axes: Axes, rounds: Rounds, key: str) -> None:
     axes.set_xticks(range(len(names)), [LABELS[name] for name in names])
 
 
-def describe_load(load: Load, dtype: str) -> str:
+def describe_load(load: Load, dtype: str, kernels: str) -> str:
     return (
         f"{load.num_prompts} prompts of {load.prompt_tokens} tokens in chunks of "
         f"{CHUNK_TOKENS}; {load.num_streams} streams of {load.stream_tokens} tokens; "
-        f"{dtype}, one thread a stage"
+        f"{dtype}, {kernels} kernels, one thread a stage"
     )
 
 
@@ -373,6 +372,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="float32", help="auto is the model's own")
+    parser.add_argument("--kernels", choices=("native", "torch"), default="native")
     parser.add_argument("--rounds", type=read_positive, default=5)
     parser.add_argument("--quick", action="store_true", help="only check that it runs")
     add_outputs(parser)
@@ -380,8 +380,9 @@ def main() -> None:
     prepare_interpreter()
     load = QUICK if options.quick else Load()
     num_rounds = 1 if options.quick else options.rounds
-    rounds, idle = trio.run(measure, options.model, options.dtype, load, num_rounds)
-    title = describe_load(load, options.dtype)
+    chosen = options.dtype, options.kernels
+    rounds, idle = trio.run(measure, options.model, *chosen, load, num_rounds)
+    title = describe_load(load, *chosen)
     print(title, *write_table(rounds), *write_ratios(rounds), sep="\n")
     print(f"idle: {100 * idle:.1f} % of a core")
     save(options.json, {"load": load, "rounds": rounds})
