@@ -16,6 +16,7 @@ from trioserve.kernels.library import NoKernels, open_library
 from trioserve.model import load_model
 from trioserve.model.loading import native
 from trioserve.model.native import parts
+from trioserve.model.native.check import measure_distance
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 
@@ -118,3 +119,29 @@ def test_mistakes_of_a_later_stage_are_noticed(
     for stage in range(3):
         with pytest.raises(InvalidConfig, match="its output would differ by 0"):
             load_stage(folder, config, name="tiny", stage=stage, num_stages=3)
+
+
+def test_int8_stays_near_the_weights_that_it_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distances = []
+
+    def measure(expected: torch.Tensor, actual: torch.Tensor) -> float:
+        distances.append(measure_distance(expected, actual))
+        return distances[-1]
+
+    monkeypatch.setattr(native, "measure_distance", measure)
+    folder = save_tiny_model("llama", tmp_path / "model")
+    loaded = load(folder, quantization="int8")
+    assert loaded.info.kernels == f"native {open_library().name} int8"
+    # 0.0 would be no quantisation.
+    assert 1e-3 < distances[0] < 0.1
+
+
+def test_int8_needs_a_model_that_the_kernels_run(tmp_path: Path) -> None:
+    folder = save_tiny_model("gpt2", tmp_path / "model")
+    with pytest.raises(InvalidConfig, match="int8 needs native kernels: ") as caught:
+        load(folder, quantization="int8")
+    assert caught.value.field == "quantization"
+    with pytest.raises(InvalidConfig, match="not --kernels torch"):
+        ModelConfig(quantization="int8", kernels="torch")

@@ -21,6 +21,7 @@ GENERATION: dict[str, Any] = {
     "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
     "kernels": "native",
+    "quantization": "int8",
 }
 POOLING: dict[str, Any] = {
     "pooling": "cls",

@@ -23,6 +23,7 @@ _RENAMED = {
     "runner": "--task",
     "convert": "--task",
     "pp": "--pipeline-parallel-size",
+    "q": "--quantization",
     # SGLang
     "model-path": "--model",
     "mem-fraction-static": "--kv-cache-fraction",
@@ -44,6 +45,7 @@ _RENAMED = {
     "max-batch-size": "--max-num-seqs",
     "cuda-memory-fraction": "--kv-cache-fraction",
     "validation-workers": "--renderer-num-workers",
+    "quantize": "--quantization",
     "payload-limit": "--max-body-size",
     # llama-server
     "m": "--model",
@@ -66,9 +68,6 @@ _NO_TENSOR_PARALLELISM = (
     "some of the layers"
 )
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
-_NO_QUANTISATION = (
-    "weights are run in the type of --dtype, and no option quantises them"
-)
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
 _NO_TOOL_PARSER = (
     "tool calls are not parsed, and come back as the text that the model writes"
@@ -111,8 +110,6 @@ _EXPLAINED = {
     "distributed-executor-backend": (
         "--pipeline-parallel-size starts its own processes, or finds those of torchrun"
     ),
-    "quantization": _NO_QUANTISATION,
-    "q": _NO_QUANTISATION,
     "kv-cache-dtype": _ONE_KV_TYPE,
     "swap-space": _NO_OFFLOAD,
     "cpu-offload-gb": "all weights stay on the device",
@@ -187,7 +184,6 @@ _EXPLAINED = {
     # TGI
     "num-shard": _NO_TENSOR_PARALLELISM,
     "sharded": _NO_TENSOR_PARALLELISM,
-    "quantize": _NO_QUANTISATION,
     "max-input-length": "--max-model-len bounds prompt and output together",
     "max-input-tokens": "--max-model-len bounds prompt and output together",
     "max-batch-total-tokens": (

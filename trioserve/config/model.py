@@ -40,6 +40,9 @@ class ModelConfig:
         takes OpenAI's defaults.
       kernels: Kernels of a model on a CPU. native are this project's own, torch are
         PyTorch's, and auto takes native ones for the models that they can run.
+      quantization: Quantisation of weights when the model is loaded. int8 keeps eight
+        bits of each weight, with a scale for each 64 of them, and rounds the inputs of
+        products in the same way. It needs native kernels.
       num_threads: Threads of one step on a CPU; by default one for each core that
         the process and its container may use. The stages of a pipeline share the cores
         equally.
@@ -55,12 +58,17 @@ class ModelConfig:
     chat_template: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
     num_threads: int | None = None
     logits_processor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.model.strip():
             raise InvalidConfig("model", "must not be empty")
+        if self.quantization != "none" and self.kernels == "torch":
+            raise InvalidConfig(
+                "quantization", "needs native kernels, not --kernels torch"
+            )
         check_at_least("max_model_len", self.max_model_len, 1)
         check_at_least("num_threads", self.num_threads, 1)
 

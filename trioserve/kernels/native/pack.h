@@ -74,7 +74,8 @@ inline void choose_codes(const std::vector<float>& numbers, int group_size, Code
     const int end = std::min(begin + group_size, size);
     float most = 0.0f;
     for (int i = begin; i < end; ++i) most = std::max(most, std::fabs(numbers[i]));
-    const float scale = most / 127.0f;
+    // As it will be stored.
+    const float scale = widen_half(narrow_half(most / 127.0f));
     row.scales[begin / group_size] = scale;
     for (int i = begin; i < end && scale > 0.0f; ++i) {
       float code = std::nearbyint(std::min(127.0f, std::max(-127.0f, numbers[i] / scale)));
@@ -87,15 +88,14 @@ inline void choose_codes(const std::vector<float>& numbers, int group_size, Code
 template <class Format>
 void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
                  std::uint8_t* block) {
-  using Scale = typename Format::Scale;
   const int group_size = matrix.group_size;
   for (int group = 0; group < matrix.num_groups(); ++group) {
-    auto* scales = reinterpret_cast<Scale*>(block);
+    auto* scales = reinterpret_cast<Float16*>(block);
     // A row's own groups may be larger.
     const int own = group * group_size / row.group_size;
-    scales[output] = Format::narrow_scale(row.scales[own]);
-    scales[kBlock + output] = Format::narrow_scale(row.minima[own]);
-    std::uint8_t* codes = block + 2 * kBlock * sizeof(Scale) + output * 4;
+    scales[output] = narrow_half(row.scales[own]);
+    scales[kBlock + output] = narrow_half(row.minima[own]);
+    std::uint8_t* codes = block + 2 * kBlock * sizeof(Float16) + output * 4;
     const int end = std::min((group + 1) * group_size, static_cast<int>(row.codes.size()));
     for (int input = group * group_size; input < end; ++input) {
       int i = input - group * group_size;

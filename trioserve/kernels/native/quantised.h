@@ -7,7 +7,7 @@
 //     group 0                                              group 1 ...
 //     | scales | minima | codes of step 0 | step 1 | ... |
 //
-//     scales and minima    kBlock numbers each
+//     scales and minima    kBlock float16 numbers each
 //     int8, one step       | o0: i0 i1 i2 i3 | o1: i0 i1 i2 i3 | ...      a byte each
 //     int4, one step       | o0: i0 i1 i2 i3 | o1: i0 i1 i2 i3 | ...      the lower 4 bits
 //                          |     i4 i5 i6 i7 |     i4 i5 i6 i7 | ...      the upper 4 bits
@@ -49,7 +49,6 @@ inline Vec load_halves(const Float16* from) {
 struct Int8Format {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
-  using Scale = float;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 4;
   static constexpr int kStepBytes = 4;  // of one output
@@ -80,15 +79,12 @@ struct Int8Format {
       for (int v = 0; v < V; ++v) sums[r][v] = weights[v].add_to(sums[r][v], inputs);
     }
   }
-  static Vec load_scales(const Scale* from) { return Vec::load(from); }
-  static Scale narrow_scale(float value) { return value; }
 };
 
 // Codes from 0 to 15; 32 inputs share a scale.
 struct Int4Format {
   using Weight = std::uint8_t;
   using Operand = std::int8_t;
-  using Scale = Float16;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 8;
   static constexpr int kStepBytes = 4;
@@ -119,15 +115,13 @@ struct Int4Format {
       }
     }
   }
-  static Vec load_scales(const Scale* from) { return load_halves(from); }
-  static Scale narrow_scale(float value) { return narrow_half(value); }
 };
 
 // Bytes of one group of a block.
 template <class Format>
 constexpr std::ptrdiff_t group_bytes(int group_size) {
   return static_cast<std::ptrdiff_t>(kBlock) *
-         (2 * sizeof(typename Format::Scale) + group_size / Format::kInputs * Format::kStepBytes);
+         (2 * sizeof(Float16) + group_size / Format::kInputs * Format::kStepBytes);
 }
 
 // sums = x times a block, for R rows.
@@ -137,11 +131,10 @@ template <class Format, int R, int V>
 inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
                             const InputGroup* groups, int num_groups, int group_size,
                             const std::uint8_t* w, Vec (&sums)[R][V]) {
-  using Scale = typename Format::Scale;
   for (int group = 0; group < num_groups; ++group) {
-    const auto* scales = reinterpret_cast<const Scale*>(w);
+    const auto* scales = reinterpret_cast<const Float16*>(w);
     const auto* minima = scales + kBlock;
-    const std::uint8_t* codes = w + 2 * kBlock * sizeof(Scale);
+    const std::uint8_t* codes = w + 2 * kBlock * sizeof(Float16);
     typename Format::Sums ints[R][V];
     for (int r = 0; r < R; ++r) {
       auto begin = Format::begin(groups[r * num_groups + group].sum);
@@ -153,8 +146,8 @@ inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
     }
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      Vec scale = Format::load_scales(scales + v * Vec::kLanes);
-      Vec minimum = Format::load_scales(minima + v * Vec::kLanes);
+      Vec scale = load_halves(scales + v * Vec::kLanes);
+      Vec minimum = load_halves(minima + v * Vec::kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const InputGroup& input = groups[r * num_groups + group];

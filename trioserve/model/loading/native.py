@@ -18,6 +18,7 @@ from ..attention.choose import choose_paged_backend
 from ..attention.layout import StepInputs
 from ..native.check import (
     COMPARED_TOKENS,
+    INT8_TOLERANCE,
     TOLERANCES,
     draw_hidden,
     make_check,
@@ -83,8 +84,11 @@ def _load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | No
         logger.info("kernels: torch, as --kernels says")
         return None
     try:
-        decoder = _make_decoder(model)
+        decoder = _make_decoder(model, int8=config.quantization == "int8")
     except (NoKernels, NotRecognised, _OutputDiffers) as error:
+        if config.quantization != "none":
+            reason = f"{config.quantization} needs native kernels: {error}"
+            raise InvalidConfig("quantization", reason) from None
         if config.kernels == "native":
             raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
         logger.info("kernels: torch, because %s", error)
@@ -96,7 +100,7 @@ def _load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | No
 
 
 @torch.inference_mode()
-def _make_decoder(model: LoadedModel) -> NativeDecoder:
+def _make_decoder(model: LoadedModel, *, int8: bool) -> NativeDecoder:
     """Make a decoder that computes what a model's modules compute.
 
     Raises:
@@ -116,7 +120,7 @@ def _make_decoder(model: LoadedModel) -> NativeDecoder:
     else:
         vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
     expected = _run_modules(model, tables, inputs, vectors)
-    decoder = NativeDecoder(parts, library, torch.get_num_threads())
+    decoder = NativeDecoder(parts, library, torch.get_num_threads(), int8=int8)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     actual = layers.run(vectors, inputs, COMPARED_TOKENS)
     if not model.has_head:
@@ -126,7 +130,7 @@ def _make_decoder(model: LoadedModel) -> NativeDecoder:
         actual = actual[COMPARED_TOKENS] - given
     distance = measure_distance(expected, actual)
     # Not a number is no small distance.
-    if not distance <= TOLERANCES[model.dtype]:
+    if not distance <= (INT8_TOLERANCE if int8 else TOLERANCES[model.dtype]):
         raise _OutputDiffers(f"its output would differ by {distance:.2g} of its size")
     return decoder
 

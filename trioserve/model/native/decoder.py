@@ -45,7 +45,7 @@ class NativeDecoder:
         int8: bool = False,
         sources: Mapping[nn.Linear, GgufMatrix] | None = None,
     ) -> None:
-        self.name = f"native {library.name}"
+        self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
         self._library = library
         self._pool = library.open_pool(num_threads)

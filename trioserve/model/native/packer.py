@@ -32,6 +32,11 @@ _TENSOR_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF
 _FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 _SMALL_GROUPS = {"Q6_K"}
 
+# Weights that share a scale if numbers are quantised. Perplexity of SmolLM2-135M above
+# that of float32: 4.0 % with one scale for all inputs of an output, 0.9 % with groups of
+# 128, 0.45 % with 64 and 0.55 % with 32. A few inputs are much larger than all others.
+_INT8_GROUP = 64
+
 # What the kernels can pack.
 PACKABLE_KINDS = frozenset(_KINDS)
 
@@ -42,7 +47,7 @@ class Packer:
     Args:
       pool: of the library; its threads pack.
       dtype: float32 or bfloat16, of weights that stay numbers.
-      int8: quantise numbers to int8, with one scale for each output.
+      int8: quantise numbers to int8.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Packer:
             num_inputs=num_inputs,
         )
         kinds = {_name_kind(each) for each in [*weights, *alike]}
-        spec.format, spec.group_size = self._choose_format(kinds, num_inputs)
+        spec.format, spec.group_size = self._choose_format(kinds)
         packed = torch.empty(
             self._library.count_packed(ctypes.byref(spec)), dtype=torch.uint8
         )
@@ -82,7 +87,7 @@ class Packer:
         spec.weights = packed.data_ptr()
         return spec
 
-    def _choose_format(self, kinds: set[str], num_inputs: int) -> tuple[int, int]:
+    def _choose_format(self, kinds: set[str]) -> tuple[int, int]:
         """Return the format that holds some kinds, and the size of its groups.
 
         The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger.
@@ -90,7 +95,7 @@ class Packer:
         if kinds & set(_TENSOR_KINDS.values()):
             # One scale for all inputs, of which the kernels take four at a time.
             if self._int8:
-                return _INT8, -(-num_inputs // 4) * 4
+                return _INT8, _INT8_GROUP
             return NUMBERS[self._dtype], 0
         if kinds <= _FOUR_BITS:
             return _INT4, 32
