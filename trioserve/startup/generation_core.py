@@ -82,7 +82,7 @@ def _complete_info(
     return replace(
         limit_length(info, config, num_blocks),
         default_sampling=_resolve_sampling(info, config.model),
-        fingerprint=fingerprint_model(source.weights.folder, info.dtype),
+        fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
         logits_processors=tuple(processor.name for processor in processors),
     )
 

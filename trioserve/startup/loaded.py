@@ -25,16 +25,18 @@ class LoadedCore:
     pooling: PoolingInfo | None = None
 
 
-def fingerprint_model(folder: Path, dtype: str) -> str:
+def fingerprint_model(folder: Path, *numbers: str) -> str:
     """Return a name that changes if the same request may get another answer.
 
-    It depends on the version of the code, the model's files and the type of its
-    numbers.
+    It depends on the version of the code and the model's files.
+
+    Args:
+      numbers: what else it depends on: the type of numbers, and the kernels.
     """
     parts = blake2b(digest_size=6)
     for path in sorted(folder.iterdir()):
         # The size stands for the content: weights are gigabytes.
         if path.is_file():
             parts.update(f"{path.name}:{path.stat().st_size};".encode())
-    parts.update(f"{__version__};{dtype}".encode())
+    parts.update(";".join([__version__, *numbers]).encode())
     return f"fp_{parts.hexdigest()}"
