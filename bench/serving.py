@@ -53,10 +53,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 
-from kit.clients import Round, run_clients
-from kit.generation.answers import Answer, stream_answer
-from kit.generation.figures import Report, ServerReport, merge_reports, report_level
+from kit.generation.figures import Report, merge_reports
 from kit.generation.load import Dialect, Load, issue_bodies, learn_dialect
+from kit.generation.measure import Rounds, report_server, run_round, warm_up
 from kit.generation.plot import save_plot
 from kit.generation.table import render_report
 from kit.measured_servers import Server, ServerUnusable, read_servers
@@ -68,7 +67,6 @@ from kit.options import (
     read_positive,
     read_seconds,
 )
-from kit.probe import HealthProbe
 from kit.report import (
     check_same,
     describe_machine,
@@ -80,11 +78,6 @@ from kit.report import (
 )
 from kit.rounds import alternate
 import trio
-
-HEALTH_INTERVAL_SECONDS = 0.05
-
-# (label of a server, level) -> the measurements of each round.
-Rounds = dict[tuple[str, int], list[Round[Answer]]]
 
 
 async def measure(load: Load, servers: Sequence[Server]) -> Report:
@@ -129,43 +122,6 @@ def take_turns(
                 yield turn, server, level
 
 
-async def warm_up(server: Server, dialect: Dialect, load: Load) -> None:
-    """Send requests that are not measured, at most as many at once as the load does."""
-    bodies = [
-        dialect.encode(load, "warmup", server.turn, index)
-        for index in range(load.warmup)
-    ]
-    clients = min(len(bodies), max(load.concurrency))
-    await run_clients(
-        server.url, clients, bodies, partial(stream_answer, load.endpoint)
-    )
-
-
-async def run_round(
-    server: Server, dialect: Dialect, load: Load, bodies: Iterator[bytes], clients: int
-) -> Round[Answer]:
-    """Let `clients` send the bodies while /health is probed."""
-    has_health = dialect.has_health
-    probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
-    send = partial(stream_answer, load.endpoint)
-    return await run_clients(server.url, clients, bodies, send, probe)
-
-
-def report_server(server: Server, dialect: Dialect, rounds: Rounds) -> ServerReport:
-    """Summarise one server's part of a run."""
-    return ServerReport(
-        label=server.label,
-        url=server.url,
-        model=dialect.model,
-        has_ignore_eos=dialect.has_ignore_eos,
-        levels=tuple(
-            report_level(level, seen)
-            for (label, level), seen in rounds.items()
-            if label == server.label
-        ),
-    )
-
-
 # ---- the command line ----------------------------------------------------------------
 
 
@@ -190,7 +146,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rounds", type=read_positive, default=load.rounds, help="for each level")
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument(
-        "--requests", type=read_positive, help="of a round; default max(8, 4 * clients)"
+        "--requests", type=read_positive, help="of a round, whatever the clients"
+    )
+    ends.add_argument(
+        "--requests-per-client",
+        type=read_positive,
+        default=load.requests_per_client,
+        help="of a round; at least 8 in all",
     )
     ends.add_argument(
         "--duration", type=read_seconds, help="seconds in which requests are sent"

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: colour-blind readers can tell its colours apart.
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
-COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
-
 INK = "#333333"
+COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
+
 GREY = "#777777"
 
 STYLE: Any = {
@@ -59,7 +59,7 @@ def add_legend(figure: Figure) -> None:
             list(by_label.values()),
             list(by_label),
             loc="outside lower center",
-            ncols=6,
+            ncols=7,
             frameon=False,
         )
 

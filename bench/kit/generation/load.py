@@ -18,11 +18,16 @@ import trio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of every server; one field is one option."""
+    """The load of every server; one field is one option.
+
+    Attributes:
+      requests: of a round; None is `requests_per_client` times the clients.
+    """
 
     endpoint: Literal["chat", "completions"] = "chat"
     concurrency: tuple[int, ...] = (1, 16, 64)
     requests: int | None = None
+    requests_per_client: int = 4
     duration: float | None = None
     rounds: int = 1
     warmup: int = 2
@@ -37,7 +42,7 @@ class Load:
         """Return the requests of a round at this level; None if --duration ends it."""
         if self.duration is not None:
             return None
-        return self.requests or max(8, 4 * concurrency)
+        return self.requests or max(8, self.requests_per_client * concurrency)
 
     def describe(self) -> str:
         """Describe one request; the number of requests may differ between runs."""
