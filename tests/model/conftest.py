@@ -256,7 +256,7 @@ class Tiny:
 # The models whose layers run on the native kernels.
 NATIVE_MODELS = {
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"),
-    *("idefics3", "llava", "smolvlm"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "idefics3", "llava", "smolvlm"),
 }
 
 

@@ -221,11 +221,12 @@ def test_up_to_the_last_position(
     assert sequence.outputs == model.generate(sequence.prompt, 9)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
 def test_broken_numbers_stay_with_their_sequence(
-    tmp_path: Path, make_planner: Any, make_prompt: Any
+    tmp_path: Path, make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
     """A sequence of NaN affects no neighbour and no later owner of its blocks."""
-    folder = save_tiny_model("llama", tmp_path, tie_word_embeddings=False)
+    folder = save_tiny_model(model_type, tmp_path, tie_word_embeddings=False)
     model = load_model(folder, ModelConfig(device="cpu"), name="tiny")
     whole = make_planner(model)
     prompts = [make_prompt(9, seed) for seed in (1, 2)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
@@ -49,6 +50,37 @@ def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
     assert product.weight.untyped_storage().nbytes() == 4
 
 
+def test_the_weights_of_experts_are_not_held_twice(tmp_path: Path) -> None:
+    loaded = load(save_tiny_model("mixtral", tmp_path / "model"), kernels="native")
+    experts = loaded.model.model.layers[0].mlp.experts
+    for weights in (experts.gate_up_proj, experts.down_proj):
+        assert len(weights) == 4
+        assert weights.untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_in_bfloat16(tmp_path: Path, model_type: str) -> None:
+    """A load compares them with the modules."""
+    folder = save_tiny_model(model_type, tmp_path / "model")
+    loaded = load(folder, kernels="native", dtype="bfloat16")
+    assert loaded.info.kernels == f"native {open_library().name}"
+
+
+def test_a_router_with_another_rule_is_not_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model("mixtral", tmp_path / "model")
+    route = MixtralTopKRouter.forward
+
+    def weigh(self: Any, states: torch.Tensor) -> Any:
+        scores, weights, chosen = route(self, states)
+        return scores, 2 * weights, chosen
+
+    monkeypatch.setattr(MixtralTopKRouter, "forward", weigh)
+    with pytest.raises(InvalidConfig, match="chooses experts by another rule"):
+        load(folder, kernels="native")
+
+
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
 def test_a_model_whose_output_differs_runs_by_its_modules(
     tmp_path: Path,
@@ -75,7 +107,7 @@ def test_a_model_whose_output_differs_runs_by_its_modules(
     ("model_type", "options", "reason"),
     [
         ("gpt2", {}, "GPT2Model has no layers"),
-        ("mixtral", {}, "MixtralSparseMoeBlock has none of"),
+        ("gpt_oss", {}, "GptOssMLP has router"),
         ("llama", {"dtype": "float16"}, "they have no float16"),
     ],
 )

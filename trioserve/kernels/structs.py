@@ -1,6 +1,6 @@
 """The structures that the kernels read, field by field.
 
-Those of native/matrix.h, native/pack.h and native/decoder.h.
+Those of native/matrix.h, native/pack.h, native/experts.h and native/decoder.h.
 """
 
 from __future__ import annotations
@@ -28,11 +28,29 @@ class SourceSpec(Structure):
     ]
 
 
+class ExpertSpec(Structure):
+    """One expert of a mixture."""
+
+    _fields_ = [(name, MatrixSpec) for name in ("gate", "up", "down")]
+
+
+class MixtureSpec(Structure):
+    """The mixture of experts of one layer."""
+
+    _fields_ = [
+        *((name, MatrixSpec) for name in ("router", "shared_gate")),
+        ("experts", c_void_p),
+        *((name, c_int32) for name in ("num_experts", "num_chosen")),
+        *((name, c_int32) for name in ("has_shared", "renormalizes")),
+    ]
+
+
 class LayerSpec(Structure):
     """One layer; a null pointer is a part that the model does not have."""
 
     _fields_ = [
         *((name, MatrixSpec) for name in ("qkv", "output", "gate", "up", "down")),
+        ("mixture", c_void_p),
         *((name, c_void_p) for name in ("input_norm", "qkv_bias", "query_norm")),
         *((name, c_void_p) for name in ("key_norm", "cos", "sin", "sinks")),
         *((name, c_void_p) for name in ("output_bias", "attention_post_norm")),

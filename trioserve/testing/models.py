@@ -83,6 +83,15 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
     },
+    # Its first layer has one network, its second has experts and a shared one.
+    "qwen2_moe": {
+        **_COMMON,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 39,
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "mlp_only_layers": [0],
+    },
     "gpt_oss": {
         **_COMMON,
         "head_dim": 16,

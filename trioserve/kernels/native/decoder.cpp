@@ -1,20 +1,10 @@
 #include "decoder.h"
 
 #include "norm.h"
+#include "tokens.h"
 
 namespace trioserve {
 namespace {
-
-// Tokens of one piece of work that is cheap for each token.
-constexpr int kTokens = 8;
-
-template <class Piece>
-void run_tokens(Pool& pool, int num_tokens, Piece&& piece) {
-  pool.run((num_tokens + kTokens - 1) / kTokens, [&](int i, int) {
-    int end = std::min((i + 1) * kTokens, num_tokens);
-    for (int token = i * kTokens; token < end; ++token) piece(token);
-  });
-}
 
 // Turns the first `size` dimensions of a head by the angles of its position.
 // Source: Su et al. 2021 (RoFormer), in the order of dimensions that Llama has: the two
@@ -56,11 +46,11 @@ void Decoder<Format>::prepare(const StepSpec& step) {
     if (static_cast<std::ptrdiff_t>(buffer.size()) < tokens * size) buffer.resize(tokens * size);
   };
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
-  fit(normed_, tokens, stride(spec_.hidden_size));
+  fit(normed_, tokens, row_stride(spec_.hidden_size));
   fit(qkv_, tokens, qkv_size());
   fit(queries_, tokens, spec_.num_heads * spec_.key_dim);
-  fit(attended_, tokens, stride(attended_size()));
-  fit(activated_, tokens, stride(spec_.intermediate_size));
+  fit(attended_, tokens, row_stride(attended_size()));
+  fit(activated_, tokens, row_stride(spec_.intermediate_size));
   fit(added_, tokens, spec_.hidden_size);
 }
 
@@ -68,7 +58,7 @@ template <class Format>
 void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.input_norm);
   const int size = qkv_size();
-  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_tokens},
+  multiply(pool, operands_, {normed_.data(), row_stride(spec_.hidden_size), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = &qkv_[static_cast<std::ptrdiff_t>(row) * size + first];
              for (int i = 0; i < count; ++i) {
@@ -131,7 +121,7 @@ void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer) {
     query_tile.attend(static_cast<const typename Format::Weight*>(layer.cache), rows_[row],
                       piece % spec_.num_kv_heads, tile, queries_.data(),
                       spec_.num_heads * spec_.key_dim, attended_.data(),
-                      stride(attended_size()));
+                      row_stride(attended_size()));
   });
 }
 
@@ -139,15 +129,13 @@ template <class Format>
 void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   normalize_rows(pool, step, layer.mlp_norm);
   const auto activation = static_cast<Activation>(spec_.activation);
-  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_tokens},
-           [&](int row, int first, int count, const float* gate, const float* up) {
-             float product[kBlock];
-             for (int i = 0; i < kBlock; i += Vec::kLanes) {
-               (activate(activation, Vec::load(gate + i)) * Vec::load(up + i)).store(product + i);
-             }
-             std::copy_n(product, count, &activated_[row * stride(spec_.intermediate_size) + first]);
-           },
-           layer.gate, layer.up);
+  const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
+  if (layer.mixture) {
+    mixture_.run(pool, operands_, *layer.mixture, activation, normed, added_.data());
+    add_normalized(pool, step, layer.mlp_post_norm);
+    return;
+  }
+  multiply_gated(pool, operands_, normed, activation, layer.gate, layer.up, activated_.data());
   add_product(pool, step, activated_, layer.down, nullptr, layer.mlp_post_norm);
 }
 
@@ -157,7 +145,7 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::v
                                   const MatrixSpec& matrix, const float* bias,
                                   const float* post_norm) {
   const int size = spec_.hidden_size;
-  multiply(pool, operands_, {x.data(), stride(matrix.num_inputs), step.num_tokens},
+  multiply(pool, operands_, {x.data(), row_stride(matrix.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = (post_norm ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
@@ -166,11 +154,17 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::v
              }
            },
            matrix);
-  if (!post_norm) return;
+  if (post_norm) add_normalized(pool, step, post_norm);
+}
+
+// hidden += norm(added_), or without the norm if there is none
+template <class Format>
+void Decoder<Format>::add_normalized(Pool& pool, const StepSpec& step, const float* post_norm) {
+  const int size = spec_.hidden_size;
   run_tokens(pool, step.num_tokens, [&](int token) {
     float* added = &added_[static_cast<std::ptrdiff_t>(token) * size];
     float* hidden = step.hidden + static_cast<std::ptrdiff_t>(token) * size;
-    normalize(added, post_norm, size, spec_.epsilon, added);
+    if (post_norm) normalize(added, post_norm, size, spec_.epsilon, added);
     for (int i = 0; i < size; ++i) hidden[i] += added[i];
   });
 }
@@ -180,7 +174,7 @@ void Decoder<Format>::normalize_rows(Pool& pool, const StepSpec& step, const flo
   const std::ptrdiff_t size = spec_.hidden_size;
   run_tokens(pool, step.num_tokens, [&](int token) {
     normalize(step.hidden + token * size, weight, spec_.hidden_size, spec_.epsilon,
-              &normed_[token * stride(spec_.hidden_size)]);
+              &normed_[token * row_stride(spec_.hidden_size)]);
   });
 }
 
@@ -190,9 +184,9 @@ void Decoder<Format>::write_logits(Pool& pool, const StepSpec& step) {
   const std::ptrdiff_t size = spec_.hidden_size;
   run_tokens(pool, step.num_wanted, [&](int i) {
     normalize(step.hidden + step.wanted[i] * size, spec_.final_norm, spec_.hidden_size,
-              spec_.epsilon, &normed_[i * stride(spec_.hidden_size)]);
+              spec_.epsilon, &normed_[i * row_stride(spec_.hidden_size)]);
   });
-  multiply(pool, operands_, {normed_.data(), stride(spec_.hidden_size), step.num_wanted},
+  multiply(pool, operands_, {normed_.data(), row_stride(spec_.hidden_size), step.num_wanted},
            [&](int row, int first, int count, const float* values) {
              float* to = step.logits + static_cast<std::ptrdiff_t>(row) * spec_.vocab_size + first;
              if (spec_.logit_softcap > 0.0f) {

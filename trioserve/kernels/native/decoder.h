@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "matrix.h"
+#include "experts.h"
 
 namespace trioserve {
 
@@ -21,6 +21,7 @@ struct LayerSpec {
   MatrixSpec gate;
   MatrixSpec up;
   MatrixSpec down;
+  const MixtureSpec* mixture;        // in place of gate, up and down
   const float* input_norm;           // (hidden_size,)
   const float* qkv_bias;
   const float* query_norm;           // (key_dim,)
@@ -77,11 +78,10 @@ class Decoder {
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                    const MatrixSpec& matrix, const float* bias, const float* post_norm);
+  void add_normalized(Pool& pool, const StepSpec& step, const float* post_norm);
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);
 
-  // The distance between rows of `size` numbers that products read.
-  static std::ptrdiff_t stride(int size) { return round_up(size, 2); }
   AttentionShape shape(const LayerSpec& layer) const {
     return {spec_.num_heads, spec_.num_kv_heads, spec_.key_dim, spec_.value_dim,
             spec_.block_size, layer.scaling, layer.softcap, layer.window, layer.sinks};
@@ -99,6 +99,7 @@ class Decoder {
   std::vector<float> normed_, qkv_, attended_, activated_, added_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
+  Mixture mixture_;
   // Pieces of attention: the row and the tile within it.
   std::vector<std::pair<int, int>> tiles_;
   // One for each thread: they hold its scratch memory.

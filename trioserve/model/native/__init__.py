@@ -2,6 +2,7 @@
 
     parts       the weights of a decoder, found among the modules of its model
     products    its products, and what is not recognised
+    experts     its mixtures of experts
     formulas    what its norms and activations compute
     given       what it gives its layers, such as rotary angles
     decoder     the layers, ready to run a step

@@ -8,16 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import ctypes
 from itertools import accumulate
+from typing import Any
 import weakref
 
 import torch
 from torch import Tensor, nn
 
 from ...kernels.library import Library
-from ...kernels.structs import DecoderSpec, LayerSpec, MatrixSpec, StepSpec
+from ...kernels.structs import (
+    DecoderSpec,
+    ExpertSpec,
+    LayerSpec,
+    MatrixSpec,
+    MixtureSpec,
+    StepSpec,
+)
 from ..attention.kv_cache import make_zeros
 from ..attention.layout import StepInputs
 from ..slots import SlotTables
+from .experts import MixtureParts, MlpParts
 from .gguf_matrix import GgufMatrix
 from .packer import NUMBERS, Packer, Weights, split
 from .parts import DecoderParts, LayerParts
@@ -59,7 +68,7 @@ class NativeDecoder:
         self._layers = (LayerSpec * len(parts.layers))()
         for i, layer in enumerate(parts.layers):
             self._layers[i] = self._make_layer(layer)
-            _release([*layer.qkv, layer.output, *layer.gate_up, layer.down])
+            _release_layer(layer)
         self._spec = self._make_spec(parts)
         if parts.head is not None:
             _release([parts.head])
@@ -94,9 +103,8 @@ class NativeDecoder:
 
     def _make_layer(self, layer: LayerParts) -> LayerSpec:
         attention = layer.attention
-        gate_up = [self._find_weights(product) for product in layer.gate_up]
-        gate, up = gate_up if len(gate_up) == 2 else split(gate_up[0], 2)
         return LayerSpec(
+            **self._make_mlp(layer.mlp),
             input_norm=self._point(layer.input_norm),
             qkv=self._pack(layer.qkv),
             qkv_bias=self._point(_join_biases(layer.qkv)),
@@ -109,14 +117,42 @@ class NativeDecoder:
             output_bias=self._point(layer.output.bias),
             attention_post_norm=self._point(layer.post_attention_norm),
             mlp_norm=self._point(layer.mlp_norm),
-            gate=self._packer.pack([gate], alike=[up]),
-            up=self._packer.pack([up], alike=[gate]),
-            down=self._pack([layer.down]),
             mlp_post_norm=self._point(layer.post_mlp_norm),
             scaling=attention.scaling,
             softcap=attention.softcap or 0.0,
             window=attention.window or 0,
         )
+
+    def _make_mlp(self, mlp: MlpParts | MixtureParts) -> dict[str, Any]:
+        """Return the fields of a layer for its feed-forward network."""
+        if isinstance(mlp, MlpParts):
+            gate_up = [self._find_weights(product) for product in mlp.gate_up]
+            return self._pack_mlp(gate_up, self._find_weights(mlp.down))
+        weights = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
+        experts = [self._pack_mlp([gate_up], down) for gate_up, down in zip(*weights)]
+        if mlp.shared is not None:
+            experts.append(self._make_mlp(mlp.shared))
+        array = (ExpertSpec * len(experts))(*(ExpertSpec(**each) for each in experts))
+        gate = mlp.shared_gate
+        mixture = MixtureSpec(
+            router=self._packer.pack([mlp.router.detach()], is_exact=True),
+            shared_gate=MatrixSpec() if gate is None else self._pack([gate]),
+            experts=ctypes.addressof(array),
+            num_experts=len(mlp.router),
+            num_chosen=mlp.num_chosen,
+            has_shared=mlp.shared is not None,
+            renormalizes=mlp.renormalizes,
+        )
+        self._held += [array, mixture]
+        return {"mixture": ctypes.addressof(mixture)}
+
+    def _pack_mlp(self, gate_up: Sequence[Weights], down: Weights) -> dict[str, Any]:
+        gate, up = gate_up if len(gate_up) == 2 else split(gate_up[0], 2)
+        return {
+            "gate": self._packer.pack([gate], alike=[up]),
+            "up": self._packer.pack([up], alike=[gate]),
+            "down": self._packer.pack([down]),
+        }
 
     def _make_spec(self, parts: DecoderParts) -> DecoderSpec:
         first, head = parts.layers[0], parts.head
@@ -126,7 +162,10 @@ class NativeDecoder:
             head=MatrixSpec() if head is None else self._pack([head]),
             num_layers=len(parts.layers),
             hidden_size=parts.hidden_size,
-            intermediate_size=first.down.in_features,
+            intermediate_size=max(
+                layer.mlp.down.in_features if isinstance(layer.mlp, MlpParts) else 0
+                for layer in parts.layers
+            ),
             vocab_size=0 if head is None else head.out_features,
             num_heads=first.attention.num_heads,
             num_kv_heads=first.attention.num_kv_heads,
@@ -224,12 +263,23 @@ class NativeLayers:
         return logits if self._has_head else hidden.to(self._dtype)
 
 
-def _release(products: Sequence[nn.Linear]) -> None:
-    for product in products:
-        weight = product.weight
+def _release_layer(layer: LayerParts) -> None:
+    mlp: MlpParts | MixtureParts | None = layer.mlp
+    if isinstance(mlp, MixtureParts):
+        _release([mlp.experts], "gate_up_proj")
+        _release([mlp.experts], "down_proj")
+        mlp = mlp.shared
+    if mlp is not None:
+        _release([*mlp.gate_up, mlp.down])
+    _release([*layer.qkv, layer.output])
+
+
+def _release(modules: Sequence[nn.Module], name: str = "weight") -> None:
+    for module in modules:
+        weight: Tensor = getattr(module, name)
         # Some models read the type or the shape of a weight.
         empty = weight.new_empty(()).expand(weight.shape)
-        product.weight = nn.Parameter(empty, requires_grad=False)
+        setattr(module, name, nn.Parameter(empty, requires_grad=False))
 
 
 def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:

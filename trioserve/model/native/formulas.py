@@ -6,14 +6,14 @@ such as Gemma's norm, which adds one to its weight, needs no case of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .products import NotRecognised, get_part
+from .products import NotRecognised
 
 
 def find_norm(norm: nn.Module, size: int | None = None) -> Tensor:
@@ -70,8 +70,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def find_activation(blocks: list[nn.Module]) -> str:
-    """Return the name of the activation that all layers share.
+def find_activation(modules: Iterable[Any]) -> str:
+    """Return the name of the activation that feed-forward networks share.
 
     Returns:
       silu or gelu_tanh
@@ -81,11 +81,10 @@ def find_activation(blocks: list[nn.Module]) -> str:
     """
     points = torch.linspace(-8, 8, 257)
     names = set()
-    for block in blocks:
-        mlp: Any = get_part(block, "mlp")
-        function = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    for module in modules:
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
         if function is None:
-            raise NotRecognised(f"{type(mlp).__name__} has no activation")
+            raise NotRecognised(f"{type(module).__name__} has no activation")
         values = function(points)
         names |= {
             name

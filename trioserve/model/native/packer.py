@@ -61,12 +61,17 @@ class Packer:
         self._packed: list[Tensor] = []
 
     def pack(
-        self, weights: Sequence[Weights], *, alike: Sequence[Weights] = ()
+        self,
+        weights: Sequence[Weights],
+        *,
+        alike: Sequence[Weights] = (),
+        is_exact: bool = False,
     ) -> MatrixSpec:
         """Pack matrices whose outputs follow each other, as one matrix.
 
         Args:
           alike: the matrix gets a format that fits these, too.
+          is_exact: it gets float32 numbers.
         """
         num_inputs = _count_inputs(weights[0])
         spec = MatrixSpec(
@@ -74,7 +79,9 @@ class Packer:
             num_inputs=num_inputs,
         )
         kinds = {_name_kind(each) for each in [*weights, *alike]}
-        spec.format, spec.group_size = self._choose_format(kinds)
+        spec.format, spec.group_size = (
+            (_FLOAT32, 0) if is_exact else self._choose_format(kinds)
+        )
         packed = torch.empty(
             self._library.count_packed(ctypes.byref(spec)), dtype=torch.uint8
         )

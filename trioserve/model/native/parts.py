@@ -15,6 +15,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.probe import LayerSpec
+from .experts import (
+    MixtureParts,
+    MlpParts,
+    find_mixture,
+    find_mlp,
+    list_activated,
+)
 from .formulas import find_activation, find_epsilon, find_norm, find_optional_norm
 from .given import watch_layers
 from .products import (
@@ -33,6 +40,7 @@ class LayerParts:
     Args:
       attention: its call of attention.
       qkv: the products of queries, keys and values, whose outputs follow each other.
+      mlp: its feed-forward network, or its experts.
       cos, sin: (max_model_len, rotary_dim), of each position
       post_attention_norm, post_mlp_norm: weights of norms before the residual is added.
     """
@@ -47,8 +55,7 @@ class LayerParts:
     output: nn.Linear
     post_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: tuple[nn.Linear, ...]
-    down: nn.Linear
+    mlp: MlpParts | MixtureParts
     post_mlp_norm: Tensor | None
 
 
@@ -119,7 +126,11 @@ def find_parts(
         embedding_scale=1.0 if begin else given.embedding_scale,
         final_norm=find_norm(get_part(body, "norm"), size) if is_last else None,
         head=check_linear(head, "its output projection") if is_last else None,
-        activation=find_activation(layers),
+        activation=find_activation(
+            module
+            for layer in layers
+            for module in list_activated(get_part(layer, "mlp"))
+        ),
         epsilon=find_epsilon(body),
         logit_softcap=_find_softcap(model),
     )
@@ -158,8 +169,7 @@ def _find_layer(
             if has_four
             else after_attention
         ),
-        gate_up=find_products(mlp, ("gate_up_proj",), ("gate_proj", "up_proj")),
-        down=check_linear(get_part(mlp, "down_proj"), "down_proj"),
+        mlp=find_mixture(mlp, len(after_attention)) or find_mlp(mlp),
         post_mlp_norm=(
             find_norm(get_part(layer, "post_feedforward_layernorm"))
             if has_four
@@ -172,7 +182,6 @@ def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
     """Refuse products of unexpected shapes, because the kernels trust their pointers."""
     size = parts.hidden_size
     attention, rotary_dim = parts.layers[0].attention, parts.layers[0].cos.shape[1]
-    intermediate_size = parts.layers[0].down.in_features
     attended = attention.num_heads * attention.value_dim
     qkv = (attention.num_heads + attention.num_kv_heads) * attention.key_dim
     qkv += attention.num_kv_heads * attention.value_dim
@@ -190,8 +199,22 @@ def _check_products(parts: DecoderParts, dtype: torch.dtype) -> None:
             raise NotRecognised("its layers differ")
         check_shape(layer.qkv, size, qkv, dtype)
         check_shape([layer.output], attended, size, dtype)
-        check_shape(layer.gate_up, size, 2 * intermediate_size, dtype, has_bias=False)
-        check_shape([layer.down], intermediate_size, size, dtype, has_bias=False)
+        _check_mlp(layer.mlp, size, dtype)
+
+
+def _check_mlp(
+    mlp: MlpParts | MixtureParts | None, size: int, dtype: torch.dtype
+) -> None:
+    if isinstance(mlp, MixtureParts):
+        _check_mlp(mlp.shared, size, dtype)
+        if mlp.shared_gate is not None:
+            check_shape([mlp.shared_gate], size, 1, dtype, has_bias=False)
+        if mlp.experts.down_proj.dtype != dtype:
+            raise NotRecognised("its experts have another type than its other weights")
+    elif mlp is not None:
+        inner = mlp.down.in_features
+        check_shape(mlp.gate_up, size, 2 * inner, dtype, has_bias=False)
+        check_shape([mlp.down], inner, size, dtype, has_bias=False)
 
 
 def _list_sizes(spec: LayerSpec) -> tuple[int, ...]:

@@ -1,0 +1,177 @@
+// A mixture of experts in place of a feed-forward network.
+//
+//     x -> router -> softmax -> the k largest, with their weights
+//     x -> expert's gate, up -> activation -> down     for each chosen expert
+//     y = sum of weight * output, in the order of experts
+//
+// The tokens of an expert are computed together, so each expert is read once a step. An
+// expert that all tokens share comes after the others.
+//
+// Source: Shazeer et al. 2017, section 2; Dai et al. 2024 (DeepSeekMoE) for shared experts.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "gated.h"
+#include "tokens.h"
+
+namespace trioserve {
+
+struct ExpertSpec {
+  MatrixSpec gate;
+  MatrixSpec up;
+  MatrixSpec down;
+};
+
+// The experts of one layer, as Python fills it in.
+struct MixtureSpec {
+  MatrixSpec router;          // num_experts outputs
+  MatrixSpec shared_gate;     // 1 output, whose sigmoid weighs the shared expert; or null
+  const ExpertSpec* experts;  // num_experts, and the shared one behind them
+  std::int32_t num_experts;
+  std::int32_t num_chosen;    // for each token
+  std::int32_t has_shared;
+  std::int32_t renormalizes;  // the weights of a token's chosen experts add up to 1
+};
+
+// Computes mixtures, one after the other.
+class Mixture {
+ public:
+  // x: num_inputs numbers a row; to: (x.num_rows, size of the experts' outputs)
+  void run(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, Activation activation,
+           const Rows& x, float* to) {
+    const int size = spec.experts->down.num_outputs;
+    choose(pool, buffer, spec, x);
+    group(spec, x.num_rows);
+    gather(pool, x);
+    fit(outputs_, static_cast<std::ptrdiff_t>(choices_.size()) * size);
+    for (int expert = 0; expert < count_experts(spec); ++expert) {
+      const int begin = begins_[expert], num_rows = begins_[expert + 1] - begin;
+      if (num_rows) run_expert(pool, buffer, spec.experts[expert], activation, x, begin, num_rows);
+    }
+    run_tokens(pool, x.num_rows, [&](int token) {
+      float* sum = to + static_cast<std::ptrdiff_t>(token) * size;
+      std::fill_n(sum, size, 0.0f);
+      for (int i = 0; i < num_choices_; ++i) {
+        const Choice& choice = choices_[token * num_choices_ + i];
+        const float* output = &outputs_[static_cast<std::ptrdiff_t>(choice.place) * size];
+        for (int j = 0; j < size; ++j) sum[j] += choice.weight * output[j];
+      }
+    });
+  }
+
+ private:
+  struct Choice {
+    int expert;
+    float weight;
+    int place;  // among the rows that are grouped by expert
+  };
+
+  template <class Buffer>
+  static void fit(Buffer& buffer, std::ptrdiff_t size) {
+    if (static_cast<std::ptrdiff_t>(buffer.size()) < size) buffer.resize(size);
+  }
+  static int count_experts(const MixtureSpec& spec) { return spec.num_experts + spec.has_shared; }
+
+  // Fills in the experts of each token, in their order, and their weights.
+  void choose(Pool& pool, OperandBuffer& buffer, const MixtureSpec& spec, const Rows& x) {
+    const int size = spec.num_experts;
+    num_choices_ = spec.num_chosen + spec.has_shared;
+    choices_.resize(static_cast<std::size_t>(x.num_rows) * num_choices_);
+    fit(scores_, static_cast<std::ptrdiff_t>(x.num_rows) * size);
+    multiply_into(pool, buffer, x, spec.router, scores_.data());
+    if (spec.shared_gate.weights) {
+      fit(shared_, x.num_rows);
+      multiply_into(pool, buffer, x, spec.shared_gate, shared_.data());
+    }
+    run_tokens(pool, x.num_rows, [&](int token) {
+      Choice* choices = &choices_[static_cast<std::ptrdiff_t>(token) * num_choices_];
+      choose_largest(spec, &scores_[static_cast<std::ptrdiff_t>(token) * size], choices);
+      if (spec.has_shared) {
+        float weight = 1.0f;
+        if (spec.shared_gate.weights) weight /= 1.0f + std::exp(-shared_[token]);
+        choices[spec.num_chosen] = {size, weight, 0};
+      }
+    });
+  }
+
+  static void choose_largest(const MixtureSpec& spec, const float* scores, Choice* choices) {
+    float largest = scores[0], total = 0.0f, chosen = 0.0f;
+    for (int i = 1; i < spec.num_experts; ++i) largest = std::max(largest, scores[i]);
+    for (int i = 0; i < spec.num_experts; ++i) total += std::exp(scores[i] - largest);
+    for (int k = 0; k < spec.num_chosen; ++k) {
+      // Scores that are no numbers compare as false, so there is always a best one.
+      int best = -1;
+      for (int i = 0; i < spec.num_experts; ++i) {
+        if ((best < 0 || scores[i] > scores[best]) && !has(choices, k, i)) best = i;
+      }
+      float weight = std::exp(scores[best] - largest) / total;
+      chosen += weight;
+      choices[k] = {best, weight, 0};
+    }
+    for (int k = 0; spec.renormalizes && k < spec.num_chosen; ++k) choices[k].weight /= chosen;
+    std::sort(choices, choices + spec.num_chosen,
+              [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
+  }
+
+  static bool has(const Choice* choices, int count, int expert) {
+    for (int i = 0; i < count; ++i) {
+      if (choices[i].expert == expert) return true;
+    }
+    return false;
+  }
+
+  // Gives each choice a place. Those of an expert are begins_[expert] to begins_[expert + 1].
+  void group(const MixtureSpec& spec, int num_tokens) {
+    begins_.assign(count_experts(spec) + 1, 0);
+    for (const Choice& choice : choices_) ++begins_[choice.expert + 1];
+    for (std::size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
+    next_ = begins_;
+    token_of_place_.resize(choices_.size());
+    for (int token = 0; token < num_tokens; ++token) {
+      for (int i = 0; i < num_choices_; ++i) {
+        Choice& choice = choices_[token * num_choices_ + i];
+        choice.place = next_[choice.expert]++;
+        token_of_place_[choice.place] = token;
+      }
+    }
+  }
+
+  void gather(Pool& pool, const Rows& x) {
+    fit(inputs_, static_cast<std::ptrdiff_t>(choices_.size()) * x.stride);
+    run_tokens(pool, static_cast<int>(choices_.size()), [&](int place) {
+      std::copy_n(x.first + token_of_place_[place] * x.stride, x.stride,
+                  &inputs_[place * x.stride]);
+    });
+  }
+
+  // Computes the outputs of places [begin, begin + num_rows), which are one expert's.
+  void run_expert(Pool& pool, OperandBuffer& buffer, const ExpertSpec& expert,
+                  Activation activation, const Rows& x, int begin, int num_rows) {
+    const std::ptrdiff_t stride = row_stride(expert.up.num_outputs);
+    fit(activated_, num_rows * stride);
+    multiply_gated(pool, buffer, {&inputs_[begin * x.stride], x.stride, num_rows}, activation,
+                   expert.gate, expert.up, activated_.data());
+    const std::ptrdiff_t size = expert.down.num_outputs;
+    multiply_into(pool, buffer, {activated_.data(), stride, num_rows}, expert.down,
+                  &outputs_[begin * size]);
+  }
+
+  static void multiply_into(Pool& pool, OperandBuffer& buffer, const Rows& x,
+                            const MatrixSpec& matrix, float* to) {
+    const std::ptrdiff_t size = matrix.num_outputs;
+    multiply(pool, buffer, x,
+             [&](int row, int first, int count, const float* values) {
+               std::copy_n(values, count, to + row * size + first);
+             },
+             matrix);
+  }
+
+  int num_choices_ = 0;  // of each token
+  std::vector<Choice> choices_;
+  std::vector<int> begins_, next_, token_of_place_;
+  std::vector<float> scores_, shared_, inputs_, activated_, outputs_;
+};
+
+}  // namespace trioserve

@@ -1,0 +1,34 @@
+// The first half of a gated feed-forward network: activation(x G^T) * (x U^T).
+#pragma once
+
+#include "activation.h"
+#include "matrix.h"
+
+namespace trioserve {
+
+// Distance between rows of `size` numbers that products read.
+inline std::ptrdiff_t row_stride(int size) { return round_up(size, 2); }
+
+//   gate, up: of the same format and shape
+//   to: (x.num_rows, row_stride(up.num_outputs))
+inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,
+                           Activation activation, const MatrixSpec& gate, const MatrixSpec& up,
+                           float* to) {
+  const int size = up.num_outputs;
+  const std::ptrdiff_t stride = row_stride(size);
+  multiply(pool, buffer, x,
+           [&](int row, int first, int count, const float* gates, const float* ups) {
+             float product[kBlock];
+             for (int i = 0; i < kBlock; i += Vec::kLanes) {
+               (activate(activation, Vec::load(gates + i)) * Vec::load(ups + i))
+                   .store(product + i);
+             }
+             float* place = to + row * stride + first;
+             std::copy_n(product, count, place);
+             // The number between the last output and the next row.
+             if (first + count == size && stride > size) place[count] = 0.0f;
+           },
+           gate, up);
+}
+
+}  // namespace trioserve
