@@ -21,6 +21,8 @@ How to read the answer
   start, s       from starting the process until it logs that it is ready.
   memory, MB     of all its processes after a first answer. Each page is divided by the
                  number of processes that share it (PSS).
+  server, MB     of the process that answers HTTP alone. Without a model, "start, s" of
+                 `outside` is the time that this process needs itself.
   Medians of the rounds; modes take turns, in reversed order every other round.
 """
 
@@ -42,7 +44,7 @@ from kit.report import describe_machine
 from kit.rounds import alternate
 from kit.server import open_server
 from kit.table import write_markdown, write_number
-from kit.usage import read_memory
+from kit.usage import read_memory, read_own_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
@@ -51,13 +53,13 @@ from trioserve.testing.tokenizer import tiny_tokenizer
 # One sleeping device is enough: the others start in the same way.
 CHOICES = ("model", "2 ms")
 
-# (device, mode) -> (seconds, MB) of each round.
-Costs = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
+# (device, mode) -> (seconds, MB of all processes, MB of the server's) of each round.
+Costs = Mapping[tuple[str, str], Sequence[tuple[float, float, float]]]
 
 
 async def measure(devices: Sequence[str], model: str, num_rounds: int) -> Costs:
     """Start a server of each kind in each round, one at a time."""
-    costs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    costs: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     async with stopping_at_sigterm():
         with TemporaryDirectory() as folder:
             tokenizer = tiny_tokenizer(Path(folder))
@@ -71,18 +73,23 @@ async def measure(devices: Sequence[str], model: str, num_rounds: int) -> Costs:
     return costs
 
 
-async def measure_start(command: Sequence[str]) -> tuple[float, float]:
-    """Start a server; return seconds until it is ready, and MB after an answer."""
+async def measure_start(command: Sequence[str]) -> tuple[float, float, float]:
+    """Start a server; return seconds until it is ready, and MB after an answer.
+
+    Returns:
+      The seconds, the memory of all processes, and that of the server's own.
+    """
     async with open_server(command) as server:
         await ask(
             server.port, write_request("/v1/completions", prompt="One", max_tokens=16)
         )
-        return server.start_seconds, read_memory(server.pid)
+        pid = server.pid
+        return server.start_seconds, read_memory(pid), read_own_memory(pid)
 
 
 def build_table(costs: Costs) -> Iterator[list[str]]:
     """Lay out a row for each device and mode."""
-    yield ["device", "engine", "start, s", "memory, MB"]
+    yield ["device", "engine", "start, s", "memory, MB", "server, MB"]
     for (device, mode), rounds in sorted(costs.items()):
         medians = map(statistics.median, zip(*rounds))
         yield [device, mode, *map(write_number, medians)]

@@ -172,9 +172,10 @@ def test_the_table_has_a_row_for_each_mode_and_a_ratio_for_each_pair() -> None:
 
 
 def test_the_costs_of_a_start_are_medians_of_the_rounds() -> None:
-    costs = {("2 ms", "inside"): [(1.0, 300.0), (9.0, 310.0), (2.5, 320.0)]}
-    _, row = start.build_table(costs)
-    assert row == ["2 ms", "inside", "2.50", "310"]
+    rounds = [(1.0, 300.0, 90.0), (9.0, 310.0, 70.0), (2.5, 320.0, 80.0)]
+    head, row = start.build_table({("2 ms", "inside"): rounds})
+    assert row == ["2 ms", "inside", "2.50", "310", "80.0"]
+    assert len(head) == len(row)
 
 
 @pytest.mark.slow

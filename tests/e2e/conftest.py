@@ -53,6 +53,10 @@ class ServerProcess:
         self.process.send_signal(signum)
         return self.process.wait(seconds)
 
+    def list_libraries(self) -> str:
+        """List the files that the process has mapped, without its children's."""
+        return Path(f"/proc/{self.process.pid}/maps").read_text()
+
     def read_log(self) -> str:
         """Return the whole log of a server that has ended."""
         self.reader.join()

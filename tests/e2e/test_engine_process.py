@@ -74,14 +74,38 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
     assert not engine.is_running()
 
 
-@pytest.mark.usefixtures("no_shared_memory_left")
-def test_a_killed_server_leaves_no_engine(
-    start_server: Start, model_folder: Path, open_stream: Open
+@pytest.fixture(scope="module")
+def plain_server(start_server: Start, model_folder: Path) -> Any:
+    """A server without plug-ins, which may import torch."""
+    return start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+
+
+def test_the_servers_process_imports_neither_torch_nor_transformers(
+    plain_server: Any,
 ) -> None:
-    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
-    engine = find_engine(server.process)
-    with open_stream(server.url):
-        server.process.kill()
+    chat = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4,
+        "logprobs": True,
+        "stop": ["zzz"],
+    }
+    answer = httpx.post(f"{plain_server.url}/v1/chat/completions", json=chat)
+    assert answer.status_code == 200
+    for body in ({"prompt": "Hi"}, {"messages": chat["messages"]}):
+        answer = httpx.post(f"{plain_server.url}/tokenize", json=body)
+        assert answer.status_code == 200
+    # transformers maps no library of its own, and imports torch.
+    assert "libtorch" not in plain_server.list_libraries()
+    engine = find_engine(plain_server.process)
+    assert any("libtorch" in each.path for each in engine.memory_maps())
+
+
+@pytest.mark.usefixtures("no_shared_memory_left")
+def test_a_killed_server_leaves_no_engine(plain_server: Any, open_stream: Open) -> None:
+    """This is the last test that uses the server."""
+    engine = find_engine(plain_server.process)
+    with open_stream(plain_server.url):
+        plain_server.process.kill()
         wait_gone(engine)
     assert not engine.is_running()
 

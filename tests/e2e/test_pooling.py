@@ -238,6 +238,7 @@ def test_an_interrupt_ends_the_idle_server_and_its_engine(server: Any) -> None:
     """This is the last test that uses the server."""
     status, _ = post(server, "/v1/embeddings", {"input": "a"})
     assert status == 200
+    assert "libtorch" not in server.list_libraries()
     [engine] = psutil.Process(server.process.pid).children()
     with socket.create_connection(("127.0.0.1", server.port)):
         # A terminal sends Ctrl-C to both processes.

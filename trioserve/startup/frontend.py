@@ -30,7 +30,7 @@ from .limits import count_sequences
 from .loaded import LoadedCore
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
-from .source import ModelKind, Source, find_source
+from .source import ModelKind, Source, find_source, guess_source
 
 Reopen = Callable[[], Awaitable[Any]]
 
@@ -44,11 +44,19 @@ class LoadedFrontend:
 
 
 class Frontend:
-    """The renderer and the engine for one core, or for several that follow each other."""
+    """The renderer and the engine for one core, or for several that follow each other.
 
-    def __init__(self, config: EngineConfig, model_kind: ModelKind) -> None:
+    Args:
+      is_checked: another process checks whether the model can be served, so that this
+        one need not import torch.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_kind: ModelKind, *, is_checked: bool
+    ) -> None:
         self._config = config
         self._model_kind: ModelKind = model_kind
+        self._find = guess_source if is_checked else find_source
         self._prepared: _Prepared | None = None
 
     @property
@@ -62,7 +70,8 @@ class Frontend:
           StartupError
         """
         if self._prepared is None:
-            work = partial(_prepare, self._config, self._model_kind)
+            find = partial(self._find, self._config, self._model_kind)
+            work = partial(_prepare, self._config, find)
             self._prepared = await run_in_fresh_thread(work)
 
     async def finish(self, core: LoadedCore, reopen: Reopen) -> LoadedFrontend:
@@ -91,11 +100,11 @@ class _Prepared:
 
 
 @telling_shortage()
-def _prepare(config: EngineConfig, model_kind: ModelKind) -> _Prepared:
-    """Load everything that needs no weights; blocks for seconds."""
+def _prepare(config: EngineConfig, find: Callable[[], Source]) -> _Prepared:
+    """Load everything that needs no weights; blocks for seconds if it needs torch."""
     # First, because it needs no imports.
     template = _read_template(config.model.chat_template)
-    source = find_source(config, model_kind)
+    source = find()
     if source.task == "generate":
         return _prepare_text(config, source, template)
     parts = load_pooling_parts(
@@ -110,7 +119,7 @@ def _prepare(config: EngineConfig, model_kind: ModelKind) -> _Prepared:
 def _prepare_text(
     config: EngineConfig, source: Source, template: str | None
 ) -> _Prepared:
-    # First, because a tokenizer takes a second.
+    # First, because some tokenizers take seconds.
     processors = load_logits_processors(config.model.logits_processor)
     parts = load_text_parts(
         source.weights.folder,

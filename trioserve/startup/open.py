@@ -108,7 +108,7 @@ async def _open(
       naming: entered while the model is loaded; spells the options in errors.
     """
     async with AsyncExitStack() as stack:
-        frontend = Frontend(config, model_kind)
+        frontend = Frontend(config, model_kind, is_checked=process)
         cores = _Cores(config, model_kind, process, stack, frontend)
         with naming, telling_shortage():
             loaded = await frontend.finish(await cores.open(), cores.reopen)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+import json
+from pathlib import Path
 from typing import Literal
 
 from ..config import EngineConfig
 from ..errors import InvalidConfig
+from ..types.architecture import guess_task, is_conditional
 from ..types.pooling import Task
 from ..types.sentence import SentenceFolder
 from ..weights import Weights, read_sentence_folder, resolve_description
@@ -39,22 +42,72 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
       StartupError
     """
     # Before the imports, so that a wrong option or name is reported at once.
-    if model_kind == "pooling":
-        check_one_process(config)
-    weights = resolve_description(config.model.model)
-    sentence = read_sentence_folder(weights.folder)
+    weights, sentence = _find_files(config, model_kind)
     from ..model import takes_images
     from ..model.encoder import find_task
 
     task = find_task(weights.folder, sentence, config.pooling)
-    if task != "generate":
-        check_one_process(config)
-    _check_task(task, config.model.model, model_kind)
     has_vision = task == "generate" and takes_images(weights.folder)
-    check_options(config, task, takes_images=has_vision)
-    return Source(
-        weights=weights, task=task, sentence=sentence, takes_images=has_vision
+    return _check_source(
+        Source(weights=weights, task=task, sentence=sentence, takes_images=has_vision),
+        config,
+        model_kind,
     )
+
+
+def guess_source(config: EngineConfig, model_kind: ModelKind) -> Source:
+    """Find a model for which an engine process calls find_source.
+
+    It does not import torch, unless the model may take images, or its files do not
+    name its task. It does not check whether the model can be served.
+
+    Raises:
+      StartupError
+    """
+    weights, sentence = _find_files(config, model_kind)
+    task = _read_task(weights.folder, sentence, config)
+    if task is None:
+        return find_source(config, model_kind)
+    source = Source(weights=weights, task=task, sentence=sentence)
+    return _check_source(source, config, model_kind)
+
+
+def _find_files(
+    config: EngineConfig, model_kind: ModelKind
+) -> tuple[Weights, SentenceFolder | None]:
+    if model_kind == "pooling":
+        check_one_process(config)
+    weights = resolve_description(config.model.model)
+    return weights, read_sentence_folder(weights.folder)
+
+
+def _read_task(
+    folder: Path, sentence: SentenceFolder | None, config: EngineConfig
+) -> Task | None:
+    """Return the task of a model without images, if its config.json is clear."""
+    path = folder / (sentence.transformer_path if sentence is not None else "")
+    try:
+        described = json.loads((path / "config.json").read_bytes())
+        architecture = str(described["architectures"][0])
+    # A file without an architecture, or a broken one, which find_source refuses.
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if "vision_config" in described or is_conditional(architecture):
+        return None
+    if config.pooling.task != "auto":
+        return config.pooling.task
+    return guess_task(architecture, sentence) or "embed"
+
+
+def _check_source(
+    source: Source, config: EngineConfig, model_kind: ModelKind
+) -> Source:
+    """Refuse options and callers that do not fit the model."""
+    if source.task != "generate":
+        check_one_process(config)
+    _check_task(source.task, config.model.model, model_kind)
+    check_options(config, source.task, takes_images=source.takes_images)
+    return source
 
 
 def check_one_process(config: EngineConfig) -> None:

@@ -14,17 +14,10 @@ from transformers import (
 
 from ...config import PoolingConfig
 from ...errors import UnsupportedModel
+from ...types.architecture import HEADS, find_head, guess_task
 from ...types.pooling import PoolingTask
 from ...types.sentence import SentenceFolder
 from ..loading.config_file import read_config
-
-_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-
-# Ending of the name of a class -> task of its head.
-_HEADS: dict[str, PoolingTask] = {
-    "ForSequenceClassification": "classify",
-    "ForTokenClassification": "token_classify",
-}
 
 
 def find_task(
@@ -45,7 +38,7 @@ def find_task(
     head = find_head(architecture)
     if config.task == "auto":
         return _guess(model_config, architecture, head, sentence)
-    if config.task in _HEADS.values() and config.task != head:
+    if config.task in HEADS.values() and config.task != head:
         what = "texts" if config.task == "classify" else "tokens"
         raise UnsupportedModel(architecture, f"it has no head that classifies {what}")
     if config.task == "generate" and not _may_generate(model_config, head):
@@ -62,29 +55,15 @@ def name_architecture(config: PreTrainedConfig) -> str:
     return str((config.architectures or [config.model_type])[0])
 
 
-def find_head(architecture: str) -> PoolingTask | None:
-    """Return the task of a classifier; None for other models."""
-    for ending, task in _HEADS.items():
-        if architecture.endswith(ending):
-            return task
-    return None
-
-
 def _guess(
     config: PreTrainedConfig,
     architecture: str,
     head: PoolingTask | None,
     sentence: SentenceFolder | None,
 ) -> Literal["generate"] | PoolingTask:
-    if sentence is not None and sentence.modes:
-        return "embed"
-    # Cross-encoders, too, come in folders of sentence-transformers, and they pool nothing.
-    if head is not None:
-        return head
-    if sentence is not None or "ColBERT" in architecture:
-        return "token_embed"
-    if architecture.endswith(_GENERATORS):
-        return "generate"
+    named = guess_task(architecture, sentence)
+    if named is not None:
+        return named
     is_named = bool(config.architectures)
     return "embed" if is_named or not _may_generate(config, head) else "generate"
 

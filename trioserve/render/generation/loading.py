@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config import MediaConfig, RenderConfig
 from ...errors import UnsupportedModel, WeightsBroken
 from ...types.model_info import ModelInfo
-from ..text.loading import load_tokenizer, set_chat_template
+from ..text.loading import (
+    describe_tokenizer,
+    load_tokenizer,
+    load_with_transformers,
+    set_chat_template,
+)
+from ..text.model_tokenizer import ModelTokenizer
 from ..text.reasoning import ReasoningTags, load_reasoning_tags
 from ..text.template import ChatTemplate
 from ..text.tokenizer import TextTokenizer
@@ -34,7 +40,7 @@ class TextParts:
       images: prepares images; None for a model that sees none.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: ModelTokenizer
     vocabulary: Vocabulary
     reasoning: ReasoningTags | None
     images: ImageRenderer | None
@@ -62,18 +68,29 @@ def load_text_parts(
       InvalidConfig: `chat_template` is not a template, or the model has no tokens for
         the tags of its reasoning.
     """
-    tokenizer = load_tokenizer(folder)
-    vocabulary = Vocabulary(tokenizer.backend_tokenizer)
+    if not takes_images:
+        tokenizer = load_tokenizer(folder)
+        return _load_parts(tokenizer, config, chat_template)
+    # Image processors take transformers' object.
+    loaded = load_with_transformers(folder)
+    tokenizer = describe_tokenizer(loaded, folder)
+    parts = _load_parts(tokenizer, config, chat_template)
+    return replace(parts, images=_load_images(folder, loaded, media))
+
+
+def _load_parts(
+    tokenizer: ModelTokenizer, config: RenderConfig, chat_template: str | None
+) -> TextParts:
+    vocabulary = Vocabulary(tokenizer.backend)
     if not vocabulary.joins_as_decoded():
         raise UnsupportedModel(
-            type(tokenizer).__name__, "its tokens do not add up to text one by one"
+            tokenizer.class_name, "its tokens do not add up to text one by one"
         )
-    set_chat_template(tokenizer, folder, chat_template)
     return TextParts(
-        tokenizer=tokenizer,
+        tokenizer=set_chat_template(tokenizer, chat_template),
         vocabulary=vocabulary,
         reasoning=_load_reasoning(tokenizer, vocabulary, config.reasoning_parser),
-        images=_load_images(folder, tokenizer, media) if takes_images else None,
+        images=None,
     )
 
 
@@ -84,7 +101,7 @@ def make_renderer(
     images = parts.images
     return Renderer(
         TextTokenizer(
-            parts.tokenizer.backend_tokenizer,
+            parts.tokenizer.backend,
             parts.vocabulary,
             max_model_len=info.max_model_len,
         ),
@@ -102,13 +119,11 @@ def make_renderer(
 
 
 def _load_reasoning(
-    tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary, parser: str
+    tokenizer: ModelTokenizer, vocabulary: Vocabulary, parser: str
 ) -> ReasoningTags | None:
     if parser == "none":
         return None
-    texts = TextTokenizer(
-        tokenizer.backend_tokenizer, vocabulary, max_model_len=_MAX_TAG_TOKENS
-    )
+    texts = TextTokenizer(tokenizer.backend, vocabulary, max_model_len=_MAX_TAG_TOKENS)
     return load_reasoning_tags(parser, texts, vocabulary)
 
 

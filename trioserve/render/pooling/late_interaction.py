@@ -10,14 +10,14 @@ Source: preprocess of Transformer and forward of MultiVectorMask, sentence-trans
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 from ...errors import WeightsBroken
 from ...types.sentence import QueryExpansion, SentenceFolder
+from ..text.model_tokenizer import ModelTokenizer
 from .texts import Kind
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+# The special tokens that fill up queries if the model's files name none.
+_FILLERS = ("mask_token", "eos_token")
 
 
 class LateInteraction:
@@ -27,9 +27,7 @@ class LateInteraction:
       WeightsBroken: the tokenizer does not have the filler that the model's files name.
     """
 
-    def __init__(
-        self, sentence: SentenceFolder, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
+    def __init__(self, sentence: SentenceFolder, tokenizer: ModelTokenizer) -> None:
         self._sentence = sentence
         self._skipped = _find_words(sentence.skipped_words, tokenizer)
         self._filler = -1
@@ -64,32 +62,23 @@ class LateInteraction:
         return tuple(i for i, token in enumerate(token_ids) if token in skipped)
 
 
-def _find_words(
-    words: tuple[str, ...], tokenizer: PreTrainedTokenizerBase
-) -> frozenset[int]:
+def _find_words(words: tuple[str, ...], tokenizer: ModelTokenizer) -> frozenset[int]:
     """Return the ids of words that are single tokens; other words have no effect."""
-    found = (_find_token(word, tokenizer) for word in words)
+    found = map(tokenizer.backend.token_to_id, words)
     return frozenset(token_id for token_id in found if token_id is not None)
 
 
-def _find_token(word: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    token_id = tokenizer.convert_tokens_to_ids(word)
-    if token_id == tokenizer.unk_token_id and word != tokenizer.unk_token:
-        return None
-    assert token_id is None or isinstance(token_id, int), "one word has one id"
-    return token_id
-
-
-def _find_filler(expansion: QueryExpansion, tokenizer: PreTrainedTokenizerBase) -> int:
-    name = expansion.token or tokenizer.mask_token or tokenizer.eos_token
-    token_id = None if name is None else _find_token(str(name), tokenizer)
+def _find_filler(expansion: QueryExpansion, tokenizer: ModelTokenizer) -> int:
+    names = (expansion.token, *map(tokenizer.special_tokens.get, _FILLERS))
+    name = next(filter(None, names), None)
+    token_id = None if name is None else tokenizer.backend.token_to_id(name)
     if token_id is None:
         raise WeightsBroken(
-            tokenizer.name_or_path,
+            tokenizer.source,
             f"queries are filled up with {name!r}, which is no token",
         )
     if tokenizer.padding_side != "right":
         raise WeightsBroken(
-            tokenizer.name_or_path, "queries cannot be filled up on their left"
+            tokenizer.source, "queries cannot be filled up on their left"
         )
     return token_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -13,6 +12,7 @@ from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingTask
 from ...types.sentence import SentenceFolder
 from ..text.loading import load_tokenizer, set_chat_template
+from ..text.model_tokenizer import ModelTokenizer
 from ..text.template import ChatTemplate
 from .late_interaction import LateInteraction
 from .layout import Layout, find_layout
@@ -21,9 +21,6 @@ from .recipes import RecipeBook
 from .renderer import PoolingRenderer
 from .rendering import PoolingTexts
 from .tokenizer import PoolingTokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +32,7 @@ class PoolingParts:
       single, pair: the special tokens around one text, or two.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: ModelTokenizer
     sentence: SentenceFolder
     late: LateInteraction | None
     single: Layout
@@ -67,13 +64,13 @@ def load_pooling_parts(
     if sentence is not None:
         folder = folder / sentence.transformer_path
     tokenizer = load_tokenizer(folder)
-    backend = tokenizer.backend_tokenizer
+    backend = tokenizer.backend
     # The tokenizer is changed only here, before threads share it.
     if sentence is not None:
         _register_words(backend, sentence.special_words)
         if sentence.lowercases:
             _bring_to_lower_case(backend)
-    set_chat_template(tokenizer, folder, chat_template)
+    tokenizer = set_chat_template(tokenizer, chat_template)
     known = sentence or SentenceFolder()
     return PoolingParts(
         tokenizer=tokenizer,
@@ -101,15 +98,13 @@ def make_pooling_renderer(
 def _make_texts(
     parts: PoolingParts, info: ModelInfo, pooling: PoolingInfo
 ) -> PoolingTexts:
-    own = PoolingTokenizer(
-        parts.tokenizer.backend_tokenizer, vocab_size=info.vocab_size
-    )
+    own = PoolingTokenizer(parts.tokenizer.backend, vocab_size=info.vocab_size)
     recipes = RecipeBook(
         single=parts.single,
         pair=parts.pair,
         prompts=Prompts(parts.sentence, own.encode),
         pools_prompts=parts.sentence.pools_prompts,
-        special_token_ids=frozenset(parts.tokenizer.all_special_ids),
+        special_token_ids=parts.tokenizer.special_token_ids,
         late=parts.late,
         info=info,
         pooling=pooling,

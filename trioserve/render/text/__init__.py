@@ -1,8 +1,13 @@
 """Text: templates, tokenizing, detokenizing, stop strings and reasoning tags.
 
-loading                             a model's folder -> tokenizer and chat template
+loading                             a model's folder -> ModelTokenizer
+model_tokenizer                     ModelTokenizer: tokenizer, special tokens, templates
+tokenizer_reading                   reads a tokenizer without transformers
+tokenizer_files                     the small files of a tokenizer
+rebuilt_tokenizers                  tokenizers that transformers builds anew
 chat, tool_history                  checks messages, and converts them for the template
 template, template_form, probing    runs chat templates, and finds out their features
+rendering, sandbox, plain_data      a run of a template, in the sandbox of transformers
 nesting, fields                     limits on the values that a template receives
 tokenizer, pieces, vocabulary       text -> token ids
 id_decoder                          token ids -> text, all at once

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jinja2
 
 from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken
+from .model_tokenizer import ModelTokenizer
+from .sandbox import compile_template
+from .tokenizer_reading import read_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> ModelTokenizer:
     """Load a tokenizer that neither truncates nor pads.
+
+    transformers, and with it torch, is imported only if it is needed.
 
     Raises:
       WeightsBroken: the folder holds no tokenizer that can be read.
       UnsupportedModel: it is not a fast tokenizer.
     """
-    # Imported here, because it takes seconds, and many importers of render load none.
+    found = read_tokenizer(folder)
+    if found is None:
+        return describe_tokenizer(load_with_transformers(folder), folder)
+    return found
+
+
+def load_with_transformers(folder: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer as an object of transformers; otherwise as load_tokenizer."""
+    # Imported here, because it takes seconds, and most tokenizers do not need it.
     from transformers import AutoTokenizer
 
     try:
@@ -41,30 +55,51 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def describe_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> ModelTokenizer:
+    """Describe a tokenizer of transformers; both share the library's object."""
+    # transformers declares no types for these.
+    loaded: Any = tokenizer
+    templates = loaded.chat_template or {}
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    return ModelTokenizer(
+        source=str(folder),
+        class_name=type(tokenizer).__name__,
+        backend=loaded.backend_tokenizer,
+        special_tokens=loaded.special_tokens_map,
+        extra_special_tokens=tuple(loaded.extra_special_tokens),
+        chat_templates=templates,
+        padding_side=cast(Literal["left", "right"], loaded.padding_side),
+    )
+
+
 def set_chat_template(
-    tokenizer: PreTrainedTokenizerBase, folder: Path, replacement: str | None
-) -> None:
+    tokenizer: ModelTokenizer, replacement: str | None
+) -> ModelTokenizer:
     """Compile the chat template, so that its mistakes show before the first request.
 
     Args:
       replacement: used instead of the model's own template.
+
+    Returns:
+      The tokenizer with this template.
 
     Raises:
       WeightsBroken: the model's own template has a syntax error.
       InvalidConfig: the replacement has one.
     """
     if replacement is not None:
-        tokenizer.chat_template = replacement
-    if tokenizer.chat_template is None:
-        return
+        tokenizer = replace(tokenizer, chat_templates={"default": replacement})
+    template = tokenizer.chat_templates.get("default")
+    if template is None:
+        return tokenizer
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        compile_template(template)
     except jinja2.TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
         if replacement is not None:
             raise InvalidConfig("chat_template", reason) from error
-        raise WeightsBroken(str(folder), f"its chat template: {reason}") from error
-    # Any other error is about this empty message; requests with such messages get a
-    # 400.
-    except Exception:
-        return
+        raise WeightsBroken(tokenizer.source, f"its chat template: {reason}") from error
+    return tokenizer

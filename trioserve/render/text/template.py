@@ -1,9 +1,8 @@
 """The chat template: a program over a client's messages.
 
-Blocking: it is pure Python, and runs in a renderer worker under a time limit.
-transformers runs it in its sandbox, which protects the process, but limits neither time
-nor memory. A template that refuses its messages is the client's fault and becomes a
-400.
+Blocking: it is pure Python, and runs in a renderer worker under a time limit. The
+sandbox (sandbox.py) protects the process, but limits neither time nor memory. A
+template that refuses its messages is the client's fault and becomes a 400.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 
 from ...errors import InvalidParameter
+from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe
+from .rendering import render_chat
 from .template_form import TemplateForm
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Errors that say that a template was not written for the client's messages: all but a
 # lack of memory.
@@ -35,9 +32,17 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )
 
-# Variables that a client may not set, besides the parameters of transformers'
-# apply_chat_template: the renderer passes them itself, or they would change the call.
-_RENDERER_NAMES = frozenset({"self", "conversations", "messages"})
+# Variables that a client may not set: those that the renderer passes itself, and the
+# other parameters of transformers' apply_chat_template, which no template expects.
+RESERVED_NAMES = frozenset(
+    {
+        *("self", "conversation", "conversations", "messages", "tools", "documents"),
+        *("chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "sanitize_control_tokens", "tokenizer_kwargs", "kwargs"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        "return_assistant_tokens_mask",
+    }
+)
 
 # A reason may quote the whole chat. Its beginning is enough for a client.
 _MAX_REASON_CHARACTERS = 300
@@ -80,48 +85,39 @@ class TemplateCall:
         Raises:
           InvalidParameter: it refuses these messages.
         """
-        # Imported here, so that `import trioserve` does not take a second longer.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        render: Any = render_jinja_template
         try:
-            texts, _ = render(
-                conversations=[self.messages],
+            return render_chat(
+                self.source,
+                self.messages,
                 tools=self.tools,
-                chat_template=self.source,
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
-                **self.variables,
+                variables=self.variables,
             )
         except _TEMPLATE_ERRORS as error:
             raise InvalidParameter(
                 "messages", f"the chat template refuses them: {_shorten(error)}"
             ) from None
-        text: str = texts[0]
-        return text
 
 
 class ChatTemplate:
     """A model's chat template, or its named templates.
 
     Args:
-      tokenizer: has the templates, the choice among them, and the special tokens.
+      tokenizer: has the templates and the special tokens.
       trusts_requests: whether a request may bring a template of its own.
       image_token: the model's image token; None for a model that sees no images.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: ModelTokenizer,
         *,
         trusts_requests: bool = False,
         image_token: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._trusts_requests = trusts_requests
-        self._reserved = _RENDERER_NAMES.union(
-            inspect.signature(tokenizer.apply_chat_template).parameters
-        )
         self._image_token = image_token
         # By the template's source, and by whether it gets tools.
         self._forms: dict[tuple[str, bool], TemplateForm] = {}
@@ -160,7 +156,7 @@ class ChatTemplate:
                 "cannot be set together with add_generation_prompt",
             )
         for name in options.variables:
-            if name in self._reserved:
+            if name in RESERVED_NAMES:
                 raise InvalidParameter(
                     "chat_template_kwargs", f"{name} cannot be set here"
                 )
@@ -176,7 +172,7 @@ class ChatTemplate:
             tools=list(options.tools) or None,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
-            variables={**self._tokenizer.special_tokens_map, **options.variables},
+            variables={**self._tokenizer.special_tokens, **options.variables},
         )
 
     def _choose(self, options: ChatOptions) -> str:
@@ -188,19 +184,22 @@ class ChatTemplate:
                     "--trust-request-chat-template if their senders can be trusted",
                 )
             return options.chat_template
-        if self._tokenizer.chat_template is None:
+        templates = self._tokenizer.chat_templates
+        if not templates:
             raise InvalidParameter(
                 "messages",
                 "this model has no chat template, so it takes no messages; send a "
                 "prompt to /v1/completions, or start the server with --chat-template",
             )
-        try:
-            # Of several named templates: the one for tools, or the default.
-            return self._tokenizer.get_chat_template(
-                tools=list(map(dict, options.tools)) or None
+        if options.tools and "tool_use" in templates:
+            return templates["tool_use"]
+        if "default" not in templates:
+            raise InvalidParameter(
+                "messages",
+                f"the model has chat templates ({', '.join(sorted(templates))}), but "
+                "no default one; start the server with --chat-template",
             )
-        except ValueError as error:
-            raise InvalidParameter("messages", _shorten(error)) from None
+        return templates["default"]
 
     def _assume_form(self, source: str) -> TemplateForm:
         """Return the form of a request's own template.
@@ -227,7 +226,7 @@ class ChatTemplate:
                 tools=[PROBE_TOOL] if with_tools else None,
                 add_generation_prompt=True,
                 continue_final_message=False,
-                variables=dict(self._tokenizer.special_tokens_map),
+                variables=dict(self._tokenizer.special_tokens),
             ).render()
 
         return TemplateProbe(source, render).find_form(image_token=self._image_token)
