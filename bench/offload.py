@@ -87,7 +87,7 @@ def list_work(folder: Path) -> Iterator[tuple[str, Work]]:
         chat_template=None,
     )
     tokenizer = TextTokenizer(
-        parts.tokenizer.backend_tokenizer, parts.vocabulary, max_model_len=10**6
+        parts.tokenizer.backend, parts.vocabulary, max_model_len=10**6
     )
     template = ChatTemplate(parts.tokenizer, trusts_requests=False, image_token=None)
     ids = tokenizer.encode(text, False, param="")
