@@ -116,9 +116,9 @@ async def test_ids_are_those_of_transformers(tmp_path: Path, build: object) -> N
 @pytest.mark.slow
 async def test_ids_of_the_default_model_are_those_of_transformers() -> None:
     from trioserve.config import DEFAULT_MODEL
-    from trioserve.weights import resolve_weights
+    from trioserve.weights import resolve_description
 
-    folder = resolve_weights(DEFAULT_MODEL).folder
+    folder = resolve_description(DEFAULT_MODEL).folder
     renderer = load_renderer(folder, CONFIG, info=make_info(2048))
     await check_ids(folder, renderer)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+import trioserve
 from trioserve.config import DEFAULT_MODEL
-from trioserve.weights import Weights, resolve_weights
+from trioserve.kernels.library import NoKernels, open_library
+from trioserve.weights import Weights, resolve_description
 
 
 @pytest.fixture(scope="module")
 def default_weights() -> Weights:
-    return resolve_weights(DEFAULT_MODEL)
+    return resolve_description(DEFAULT_MODEL)
 
 
 @pytest.mark.slow
@@ -19,26 +21,38 @@ def test_the_default_model_needs_no_network_once_it_is_cached(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    assert resolve_weights(DEFAULT_MODEL) == default_weights
+    assert resolve_description(DEFAULT_MODEL) == default_weights
     assert default_weights.name == "SmolLM2-135M-Instruct"
 
 
 @pytest.mark.slow
-def test_the_default_model_answers_and_stops(default_weights: Weights) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def test_the_cache_has_the_default_model_once(default_weights: Weights) -> None:
+    assert default_weights.gguf == default_weights.folder / "model.gguf"
+    names = {path.name for path in default_weights.folder.iterdir()}
+    assert {"config.json", "tokenizer.json", "generation_config.json"} <= names
+    assert "model.safetensors" not in names
 
-    torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(default_weights.folder)
-    model = AutoModelForCausalLM.from_pretrained(default_weights.folder, dtype="auto")
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    num_prompt_tokens = prompt["input_ids"].shape[1]
-    output = model.generate(**prompt, max_new_tokens=24, do_sample=False)
-    answer = tokenizer.decode(output[0, num_prompt_tokens:])
-    assert "Paris" in answer
-    assert answer.endswith("<|im_end|>")
+
+@pytest.mark.slow
+async def test_the_default_model_answers_from_its_own_file_and_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the file is converted")
+
+    monkeypatch.setattr("trioserve.weights.gguf.convert_gguf", refuse)
+    text = ""
+    async with trioserve.open_engine(max_model_len=256, device="cpu") as engine:
+        assert engine.info.kernels.startswith("native")
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        async with engine.open_chat(messages, max_tokens=24) as deltas:
+            async for delta in deltas:
+                text += delta.text
+                reason = delta.finish_reason
+    assert "Paris" in text
+    assert reason == "stop"

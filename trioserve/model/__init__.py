@@ -15,6 +15,7 @@ turns the encoder's states into vectors and scores.
 The door:
   outline_model           a folder -> Outline, without its weights
   takes_images            whether a folder's model takes images
+  load_packed             a GGUF file -> LoadedModel, if the kernels can run its blocks
   load_model              a folder -> LoadedModel
   count_fitting_blocks    how many KV blocks fit into the device's memory
   ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;
@@ -39,6 +40,7 @@ from .loading.facts import takes_images  # noqa: E402
 from .loading.load import load_model  # noqa: E402
 from .loading.loaded import LoadedModel  # noqa: E402
 from .loading.outline import Outline, outline_model  # noqa: E402
+from .loading.packed import load_packed  # noqa: E402
 from .runner import ModelRunner  # noqa: E402
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "Outline",
     "count_fitting_blocks",
     "load_model",
+    "load_packed",
     "outline_model",
     "takes_images",
 ]

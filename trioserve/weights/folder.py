@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import json
 from pathlib import Path
 
-from ..errors import StartupError, WeightsBroken, WeightsNotFound
+from ..errors import WeightsBroken, WeightsNotFound
 
 # The two names that transformers looks for, one file or several.
 SINGLE_FILE = "model.safetensors"
@@ -56,15 +56,6 @@ def _naming_files(folder: Path, source: str) -> Iterator[None]:
     except OSError as error:
         name = Path(error.filename or folder).name
         raise WeightsBroken(source, f"{name}: {error.strerror or error}") from error
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether check_folder finds no error."""
-    try:
-        check_folder(folder, str(folder))
-    except StartupError:
-        return False
-    return True
 
 
 def _check_config(folder: Path, source: str) -> None:

