@@ -25,7 +25,7 @@ import gguf
 from ...types.gguf import GgufFile, GgufTensor
 from ..native.gguf_matrix import GgufMatrix
 from ..native.packer import PACKABLE_KINDS
-from ..native.parts import NotRecognised
+from ..native.products import NotRecognised
 
 # Llama 3 divides the frequencies of rotary angles by these, and its configuration in the
 # file does not say so.

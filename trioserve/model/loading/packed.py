@@ -22,7 +22,8 @@ from ..attention.bridge import AttentionContext
 from ..attention.probe import probe_layers
 from ..native.check import TOLERANCES
 from ..native.decoder import NativeDecoder
-from ..native.parts import NotRecognised, find_parts
+from ..native.parts import find_parts
+from ..native.products import NotRecognised
 from .architecture import check_causality, check_windows
 from .facts import ModelFacts, read_facts
 from .gguf_tensors import fill_model
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # Names of llama.cpp. tests/model/test_packed.py compares each with transformers.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
+_NUMBERS = {"F32", "F16", "BF16"}
 
 
 def load_packed(
@@ -87,9 +89,17 @@ def _load(
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
     parts = find_parts(model, layers, facts.max_model_len)
-    native = NativeDecoder(parts, library, torch.get_num_threads(), sources=sources)
-    kinds = sorted({matrix.kind for matrix in sources.values()})
-    logger.info("weights: %s, as they are in %s", ", ".join(kinds), file.path.name)
+    kinds = {matrix.kind for matrix in sources.values()}
+    native = NativeDecoder(
+        parts,
+        library,
+        torch.get_num_threads(),
+        # Blocks are quantised already, and stay as they are.
+        int8=config.quantization == "int8" and bool(kinds & _NUMBERS),
+        sources=sources,
+    )
+    names = ", ".join(sorted(kinds))
+    logger.info("weights: %s, as they are in %s", names, file.path.name)
     logger.info("kernels: %s, %d threads", native.name, native.num_threads)
     info = describe_model(model, facts, name=name, layers=layers)
     return LoadedModel(

@@ -190,7 +190,8 @@ class NativeDecoder:
         return self._packer.pack([self._find_weights(each) for each in products])
 
     def _find_weights(self, product: nn.Linear) -> Weights:
-        return self._sources.get(product, product.weight.detach().contiguous())
+        source = self._sources.get(product)
+        return product.weight.detach().contiguous() if source is None else source
 
 
 class NativeLayers:
