@@ -1,7 +1,7 @@
-"""Load a model whose weights stay in the blocks of its GGUF file.
+"""Load a model from the blocks of its GGUF file.
 
-Only the native kernels can run it. There are no modules to compare its logits with, because
-nothing is dequantised. So this is for the architectures whose logits the tests compare, and
+Only the native kernels can run it, which pack the blocks themselves. There are no modules to
+compare its logits with. So this is for the architectures whose logits the tests compare, and
 all others are converted to safetensors first.
 """
 
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 # Names of llama.cpp. tests/model/test_packed.py compares each with transformers.
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-_NUMBERS = {"F32", "F16", "BF16"}
 
 
 def load_packed(
@@ -64,7 +63,7 @@ def load_packed(
         # Files differ in more ways than anybody can list, and may still be converted.
         logger.debug("the GGUF file cannot stay packed", exc_info=True)
         reason = shorten_message(error)
-    logger.info("weights: not as they are in %s, because %s", file.path.name, reason)
+    logger.info("weights: not from %s itself, because %s", file.path.name, reason)
     return None
 
 
@@ -89,17 +88,15 @@ def _load(
     model.generation_config = GenerationConfig.from_pretrained(folder)
     make_ready(model, facts)
     parts = find_parts(model, layers, facts.max_model_len)
-    kinds = {matrix.kind for matrix in sources.values()}
+    kinds = sorted({matrix.kind for matrix in sources.values()})
     native = NativeDecoder(
         parts,
         library,
         torch.get_num_threads(),
-        # Blocks are quantised already, and stay as they are.
-        int8=config.quantization == "int8" and bool(kinds & _NUMBERS),
+        int8=config.quantization == "int8",
         sources=sources,
     )
-    names = ", ".join(sorted(kinds))
-    logger.info("weights: %s, as they are in %s", names, file.path.name)
+    logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
     logger.info("kernels: %s, %d threads", native.name, native.num_threads)
     info = describe_model(model, facts, name=name, layers=layers)
     return LoadedModel(

@@ -99,11 +99,12 @@ class Packer:
 
         The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger.
         """
+        # The kernels multiply codes with inputs of eight bits alone.
+        if not self._int8:
+            return NUMBERS[self._dtype], 0
         if kinds & set(_TENSOR_KINDS.values()):
             # One scale for all inputs, of which the kernels take four at a time.
-            if self._int8:
-                return _INT8, _INT8_GROUP
-            return NUMBERS[self._dtype], 0
+            return _INT8, _INT8_GROUP
         if kinds <= _FOUR_BITS:
             return _INT4, 32
         return _INT8, 16 if kinds & _SMALL_GROUPS else 32
