@@ -24,7 +24,8 @@ from ..errors import (
     UnsupportedMediaType,
 )
 from .connection.scope import ScopedConnection, ScopedRequest
-from .respond import respond_error, respond_json
+from .probes import Probe, ProbesFirst
+from .respond import make_error, make_json
 from .route import Handler
 from .routes import ROUTES
 from .state import ServerState
@@ -63,7 +64,19 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)
     app.after_request(_count_request(state))
+    app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
+        app.asgi_app, state, _find_probes()
+    )
     return app
+
+
+def _find_probes() -> dict[str, Probe]:
+    return {
+        path: route.handler
+        for route in ROUTES
+        if isinstance(route.handler, Probe)
+        for path in route.paths
+    }
 
 
 class _NameConverter(BaseConverter):
@@ -112,7 +125,7 @@ async def _respond_error(error: TrioserveError) -> Response:
         headers["Accept-Encoding"] = error.wanted
     if isinstance(error, (RequestError, Unavailable)):
         _forget_frames(error)
-    return respond_error(error, headers=headers)
+    return make_error(error, headers=headers).to_response()
 
 
 async def _respond_http_exception(error: HTTPException) -> Response:
@@ -129,7 +142,7 @@ async def _respond_http_exception(error: HTTPException) -> Response:
     # Allow belongs to a 405. The other headers describe Werkzeug's HTML, which is not
     # sent.
     headers = {k: v for k, v in error.get_headers() if k == "Allow"}
-    return respond_json(ErrorBody(error=detail), status, headers)
+    return make_json(ErrorBody(error=detail), status, headers).to_response()
 
 
 def _describe_http_exception(error: HTTPException) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 
-from werkzeug.datastructures import Headers
-
 HEADER = "X-Request-Id"
 # In the form of ASGI and h11.
 HEADER_BYTES = HEADER.lower().encode()
@@ -30,10 +28,12 @@ class RequestId:
 
     Attributes:
       text: the id in the answer's header and in the log.
+
+    Args:
+      sent: the value of the client's header; empty if it sent none.
     """
 
-    def __init__(self, headers: Headers) -> None:
-        sent = headers.get(HEADER, "")
+    def __init__(self, sent: str) -> None:
         self._is_sent = _SANE.fullmatch(sent) is not None
         self.text = sent if self._is_sent else make_request_id()
 

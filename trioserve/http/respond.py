@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 import time
 from typing import Final
 
@@ -24,18 +25,50 @@ _FEW_ENTRIES: Final = 512
 _RESTART_SECONDS: Final = 10
 
 
-def respond_json(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainAnswer:
+    """An answer that knows no framework.
+
+    Attributes:
+      headers: in addition to Content-Type and Content-Length.
+    """
+
+    content: bytes
+    content_type: str
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def to_response(self) -> Response:
+        return Response(
+            self.content, self.status, self.headers, content_type=self.content_type
+        )
+
+    def list_fields(self) -> list[tuple[bytes, bytes]]:
+        """Return all headers as ASGI has them, in the order of a Response."""
+        fields = self.headers | {
+            "Content-Type": self.content_type,
+            "Content-Length": str(len(self.content)),
+        }
+        return [(k.lower().encode(), v.encode()) for k, v in fields.items()]
+
+
+def make_json(
     content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    return Response(encode(content), status, headers, content_type=JSON)
+) -> PlainAnswer:
+    return PlainAnswer(
+        content=encode(content),
+        content_type=JSON,
+        status=status,
+        headers=headers or {},
+    )
 
 
-def respond_error(
+def make_error(
     error: TrioserveError,
     status: int | None = None,
     headers: dict[str, str] | None = None,
-) -> Response:
-    """Answer with an error. A 429 or 503 says when to try again.
+) -> PlainAnswer:
+    """Make the answer to an error. A 429 or 503 says when to try again.
 
     Args:
       status: replaces the error's own status.
@@ -46,7 +79,11 @@ def respond_error(
         headers["Retry-After"] = str(error.retry_after_seconds)
     elif status == 503:
         headers["Retry-After"] = str(_RESTART_SECONDS)
-    return respond_json(ErrorBody.of(error), status, headers)
+    return make_json(ErrorBody.of(error), status, headers)
+
+
+def respond_json(content: msgspec.Struct) -> Response:
+    return make_json(content).to_response()
 
 
 async def respond_built(

@@ -25,6 +25,7 @@ class Route:
 
     Attributes:
       paths: as Werkzeug writes them. All of them lead to the same handler.
+      handler: a Probe is also called without quart, and has no parameters.
       summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
       request: the struct of the body; None where there is no body.
       answers: the struct or type of a successful answer, by content type. None means

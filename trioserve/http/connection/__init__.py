@@ -14,6 +14,8 @@ pinned to 0.18.*, and h11 to 0.16.*. The door:
                    `Expect: 100-continue` is answered.
     PEER           the key of another extension. The app puts a Peer there, which
                    records whether the peer got its answer before it left.
+    SEND_CHUNK     the key of a third one. Once the head of a chunked answer was sent, the
+                   app may call it for each part of the body, in place of `send`.
 
 Each class mends these defects:
 
@@ -57,12 +59,13 @@ nothing more to send. A client that closes its sending side counts as gone.
 
 from .descriptors import raise_descriptor_limit
 from .guard import install_guard, make_config
-from .http1 import INVITE_BODY
+from .http1 import INVITE_BODY, SEND_CHUNK
 from .peer import PEER, Peer
 
 __all__ = [
     "INVITE_BODY",
     "PEER",
+    "SEND_CHUNK",
     "Peer",
     "install_guard",
     "make_config",

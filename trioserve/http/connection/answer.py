@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 import logging
+from typing import cast
 
 from hypercorn.typing import (
     ASGISendCallable,
     ASGISendEvent,
     HTTPResponseStartEvent,
+    HTTPScope,
 )
-from quart.wrappers import Request
 
-from . import Peer
+from . import SEND_CHUNK, Peer
 from ...observe.log_lines import escape
 from ..progress import Progress
+from ..request_counts import RequestCounts
 from ..request_id import HEADER_BYTES, RequestId
 
 logger = logging.getLogger(__name__)
@@ -23,19 +26,23 @@ class Answer:
     """Sends the answer of one request, with the id of the request in its head.
 
     All answers go through this class, also errors.
+
+    Args:
+      scope: it has extensions.
     """
 
     def __init__(
         self,
         send: ASGISendCallable,
-        request: Request,
+        scope: HTTPScope,
         *,
         request_id: RequestId,
         peer: Peer,
         progress: Progress,
     ) -> None:
         self._send = send
-        self._request = request
+        self._scope = scope
+        self._extensions = cast(Mapping[str, object], scope["extensions"])
         self._id = request_id
         self._peer = peer
         self._progress = progress
@@ -44,6 +51,31 @@ class Answer:
         if event["type"] == "http.response.start":
             self._begin(event)
         await self._send(event)
+        self._note_loss()
+
+    async def send_part(self, data: bytes) -> None:
+        """Send a part of the body, with as few layers as the connection allows.
+
+        The last part goes through `send`.
+        """
+        send_chunk = self._extensions.get(SEND_CHUNK)
+        if send_chunk is None:
+            await self._send(
+                {"type": "http.response.body", "body": data, "more_body": True}
+            )
+        elif data:
+            await cast(Callable[[bytes], Awaitable[None]], send_chunk)(data)
+        self._note_loss()
+
+    def count_end(self, counts: RequestCounts) -> None:
+        """Count the request as cancelled, if its client left before the whole answer."""
+        if self._peer.is_answered:
+            return
+        phase = self._progress.phase
+        counts.cancelled[phase,] += 1
+        logger.debug("request %s: its client left in %s", self._id, phase)
+
+    def _note_loss(self) -> None:
         if self._peer.is_lost:
             # The request runs until it is cancelled, but its output is dropped.
             self._progress.stop("write")
@@ -54,7 +86,7 @@ class Answer:
         logger.debug(
             "request %s: %s %s is answered with %d",
             self._id,
-            escape(self._request.method),
-            escape(self._request.path),
+            escape(self._scope["method"]),
+            escape(self._scope["path"]),
             event["status"],
         )

@@ -8,12 +8,17 @@ from typing import Any, ClassVar
 
 import h11
 from h11._readers import ChunkedReader
+from h11._writers import ChunkedWriter, ContentLengthWriter
+from hypercorn.events import RawData
 from hypercorn.protocol.events import Event as StreamEvent, Response, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.typing import H11SendableEvent
 
 from ...errors import MalformedRequest
 from .chunked import JoiningReader
 from .closing import finish
+from .messages import put_at_once
 from .peer import mark_answered
 from .refusals import refuse
 
@@ -23,6 +28,13 @@ MAX_PIPELINED_BYTES = 2**16
 # The key of an ASGI extension: an async function that asks the client for the body. It
 # sends `100 Continue` to a client that waits for it.
 INVITE_BODY = "trioserve.invite_body"
+
+# The key of another one: an async function that sends bytes of the body. It is there once
+# the head of a chunked answer was sent.
+SEND_CHUNK = "trioserve.send_chunk"
+
+# A longer body is not copied to send it together with its head.
+MAX_JOINED_BYTES = 2**16
 
 
 # h11 quotes the peer's bytes at the end of some messages. Other messages have a colon, too.
@@ -99,19 +111,67 @@ class GuardedH11(H11Protocol):
             enable_h2c=self.enable_h2c and not self.ssl,
             max_incomplete_event_size=self.config.h11_max_incomplete_size,
         )
+        # The head of an answer that waits for its body.
+        self._head = b""
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, StreamClosed):
+            # The app ended without a body.
+            await self._send_bytes(b"")
             mark_answered(self.stream)
             await finish(super().stream_send, event)
-        elif (
-            isinstance(event, Response) and self.connection.their_state is h11.SEND_BODY
-        ):
-            # The rest of the body will not be read, so no other request can follow.
-            headers = [*event.headers, (b"connection", b"close")]
-            await super().stream_send(replace(event, headers=headers))
+        elif isinstance(event, Response):
+            await self._begin_answer(event)
         else:
             await super().stream_send(event)
+
+    async def _begin_answer(self, event: Response) -> None:
+        if self.connection.their_state is h11.SEND_BODY:
+            # The rest of the body will not be read, so no other request can follow.
+            headers = [*event.headers, (b"connection", b"close")]
+            event = replace(event, headers=headers)
+        await super().stream_send(event)
+        if self.stream is not None and isinstance(
+            self.connection._writer, ChunkedWriter
+        ):
+            extensions: dict[str, Any] = self.stream.scope["extensions"]
+            extensions[SEND_CHUNK] = self._send_chunk
+
+    async def _send_chunk(self, data: bytes) -> None:
+        """Send a part of a chunked answer; `data` is not empty.
+
+        hypercorn and h11 would write the same bytes. Their layers take as long as the
+        system call that writes a token's event.
+        """
+        await self.send(RawData(b"%x\r\n%b\r\n" % (len(data), data)))
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        """Send an event, but the head of an answer of known length with its body.
+
+        hypercorn writes the head, the body and the end of the body one by one.
+        """
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Response) and isinstance(
+            self.connection._writer, ContentLengthWriter
+        ):
+            self._head = data
+        else:
+            await self._send_bytes(data)
+
+    async def _send_bytes(self, data: bytes) -> None:
+        """Send a head that waits, and then `data`."""
+        if len(data) <= MAX_JOINED_BYTES:
+            data = self._head + data
+        elif self._head:
+            await self.send(RawData(self._head))
+        self._head = b""
+        if data:
+            await self.send(RawData(data))
 
     async def _send_error_response(self, status_code: int) -> None:
         """Send the error with its reason; hypercorn would send a status without a body."""
@@ -123,9 +183,13 @@ class GuardedH11(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         await super()._create_stream(request)
-        if self.stream is not None:
-            extensions: dict[str, Any] = self.stream.scope["extensions"]
+        stream = self.stream
+        if isinstance(stream, HTTPStream):
+            extensions: dict[str, Any] = stream.scope["extensions"]
             extensions[INVITE_BODY] = self._invite_body
+            if hasattr(stream, "app_put"):
+                # A request to another server name has no app.
+                stream.app_put = put_at_once(stream.app_put)
 
     async def _invite_body(self) -> None:
         if self.connection.client_is_waiting_for_100_continue:

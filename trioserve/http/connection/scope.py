@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-import logging
 from typing import Protocol, cast
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
@@ -22,11 +21,9 @@ from . import INVITE_BODY, PEER, Peer
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..progress import Progress
-from ..request_id import RequestId
+from ..request_id import HEADER, RequestId
 from ..state import ServerState
 from .answer import Answer
-
-logger = logging.getLogger(__name__)
 
 
 class _HasState(Protocol):
@@ -78,14 +75,14 @@ class ScopedConnection(TrioASGIHTTPConnection):
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
         scoped = cast(ScopedRequest, request)
-        scoped.id = RequestId(scoped.headers)
+        scoped.id = RequestId(scoped.headers.get(HEADER, ""))
         scoped.progress = Progress()
         scoped.peer = Peer()
         extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
         extensions[PEER] = scoped.peer
         scoped.answer = Answer(
             send,
-            scoped,
+            self.scope,
             request_id=scoped.id,
             peer=scoped.peer,
             progress=scoped.progress,
@@ -103,11 +100,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         """Receive the body, and cancel the request when its client has left."""
         await super().handle_messages(nursery, request, receive)
         scoped = cast(ScopedRequest, request)
-        if scoped.peer.is_answered:
-            return
-        phase = scoped.progress.phase
-        cast(_HasState, self.app).state.counts.cancelled[phase,] += 1
-        logger.debug("request %s: its client left in %s", scoped.id, phase)
+        scoped.answer.count_end(cast(_HasState, self.app).state.counts)
 
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable

@@ -19,6 +19,7 @@ from ...errors import DescriptorsFull
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
+from .idle import IdleWatch
 from .peer import mark_lost
 from .refusals import refuse_unread
 
@@ -66,6 +67,7 @@ class GuardedServer(TCPServer):
         self._reading = trio.CancelScope()
         self._has_ended = False
         self._receive_size = CHUNK_SIZE
+        self._idle = IdleWatch(self.config.keep_alive_timeout, self.context.terminated)
 
     async def run(self) -> None:
         """Serve one connection, and keep its errors from other connections.
@@ -91,11 +93,10 @@ class GuardedServer(TCPServer):
             await self._write(event.data)
         elif isinstance(event, Closed):
             await self._end()
-        else:
-            if isinstance(event, Updated):
-                self._mark(is_idle=event.idle)
-            await super().protocol_send(event)
-            if self._has_pipelined(event):
+        elif isinstance(event, Updated):
+            self._mark(is_idle=event.idle)
+            self._idle.mark(is_idle=event.idle)
+            if event.idle and self._has_pipelined:
                 self._reading.cancel()
 
     def _mark(self, *, is_idle: bool) -> None:
@@ -116,6 +117,9 @@ class GuardedServer(TCPServer):
 
     async def _write(self, data: bytes) -> None:
         """Write `data`, or close the connection if it cannot be written in time."""
+        protocol = self.protocol.protocol
+        # The reader may close the stream while this waits.
+        stream = protocol.stream if isinstance(protocol, GuardedH11) else None
         try:
             num_sent = self._write_nowait(data)
             if num_sent < len(data):
@@ -126,9 +130,7 @@ class GuardedServer(TCPServer):
             trio.ClosedResourceError,
             trio.TooSlowError,
         ):
-            protocol = self.protocol.protocol
-            if isinstance(protocol, GuardedH11):
-                mark_lost(protocol.stream)
+            mark_lost(stream)
             self.drop()
 
     def _write_nowait(self, data: bytes) -> int:
@@ -161,7 +163,7 @@ class GuardedServer(TCPServer):
             while await self._read_once():
                 pass
             await self.protocol.handle(Closed())
-            # Otherwise this task would live as long as the connection may be idle.
+            # Otherwise that task would live as long as the connection may be idle.
             await self.idle_task.stop()
             protocol = self.protocol.protocol
             if isinstance(protocol, GuardedH11 | GuardedH2) and protocol.has_unread:
@@ -201,11 +203,22 @@ class GuardedServer(TCPServer):
         )
         return data
 
-    def _has_pipelined(self, event: Event) -> bool:
+    @property
+    def _has_pipelined(self) -> bool:
         """Whether the next request was read while this one was being answered."""
         protocol = self.protocol.protocol
-        is_idle = isinstance(event, Updated) and event.idle
-        return is_idle and isinstance(protocol, GuardedH11) and protocol.has_pipelined
+        return isinstance(protocol, GuardedH11) and protocol.has_pipelined
+
+    async def _idle_timeout(self) -> None:
+        """Close the connection when it is idle for too long.
+
+        This runs as long as the connection. hypercorn runs it for each idle time, and
+        cancels it at the next request.
+        """
+        self._idle.mark(is_idle=True)
+        await self._idle.wait_due()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def _end(self) -> None:
         """Send the end of the stream; the reader closes the socket."""

@@ -14,39 +14,47 @@ from ..._version import __version__
 from ...errors import EngineStalled
 from ..connection.scope import ScopedRequest
 from ..metrics import render_metrics
-from ..respond import respond_error, respond_json
+from ..probes import Probe
+from ..respond import PlainAnswer, make_error, make_json, respond_json
 from ..state import ServerState
 from ..wire.responses import Version, describe_model, list_models
 
 _STARTED_AT = int(time.time())
 
+# The empty answer of a Quart app.
+_WELL = PlainAnswer(content=b"", content_type="text/html; charset=utf-8")
 
-async def answer_health(state: ServerState, request: ScopedRequest) -> Response:
+
+@Probe
+def answer_health(state: ServerState) -> PlainAnswer:
     """Answer 200 while the server takes requests, and 503 otherwise."""
     if state.is_healthy:
-        return Response(b"", 200)
-    return respond_error(state.find_illness(), 503)
+        return _WELL
+    return make_error(state.find_illness(), 503)
 
 
-async def answer_progress(state: ServerState, request: ScopedRequest) -> Response:
+@Probe
+def answer_progress(state: ServerState) -> PlainAnswer:
     """Answer 200 while the engine makes progress, and 503 otherwise.
 
     A restart helps if this answers 503. If /health answers 503 because of a drain, a
     restart would cut the streams that the drain waits for.
     """
     if state.makes_progress:
-        return Response(b"", 200)
-    return respond_error(EngineStalled(state.stalled_seconds), 503)
+        return _WELL
+    return make_error(EngineStalled(state.stalled_seconds), 503)
 
 
-async def answer_version(state: ServerState, request: ScopedRequest) -> Response:
+@Probe
+def answer_version(state: ServerState) -> PlainAnswer:
     """Report the version of the server."""
-    return respond_json(Version(version=__version__))
+    return make_json(Version(version=__version__))
 
 
-async def answer_metrics(state: ServerState, request: ScopedRequest) -> Response:
+@Probe
+def answer_metrics(state: ServerState) -> PlainAnswer:
     """Report all metrics for Prometheus."""
-    return Response(render_metrics(state), content_type=CONTENT_TYPE_LATEST)
+    return PlainAnswer(content=render_metrics(state), content_type=CONTENT_TYPE_LATEST)
 
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:

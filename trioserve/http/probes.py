@@ -1,0 +1,130 @@
+"""Answers probes in front of quart, which would take most of their time.
+
+Probes are the endpoints that monitors and load balancers ask all the time, and that need
+the state of the server and nothing of the request. quart has routes to them, too: it
+answers whatever is not the plain form of their request, such as another method, a slash
+at the end of the path, or a request with a body. Both paths give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    HTTPResponseStartEvent,
+    HTTPScope,
+    Scope,
+)
+from quart import Response
+
+from .connection import PEER, Peer
+from .connection.answer import Answer
+from .connection.scope import ScopedRequest
+from .progress import Progress
+from .request_id import HEADER_BYTES, RequestId
+from .respond import PlainAnswer
+from .state import ServerState
+
+Report = Callable[[ServerState], PlainAnswer]
+AsgiApp = Callable[[Scope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
+
+# A request with one of them has a body, which this module does not read.
+_BODY_FIELDS = (b"content-length", b"transfer-encoding")
+
+
+class Probe:
+    """A handler (route.py) that needs nothing of its request.
+
+    Args:
+      report: makes the answer, and neither waits nor changes anything.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.__name__ = report.__name__
+        self.__doc__ = report.__doc__
+
+    async def __call__(self, state: ServerState, request: ScopedRequest) -> Response:
+        return self.report(state).to_response()
+
+
+class ProbesFirst:
+    """An ASGI app that answers probes, and hands all other requests to `app`.
+
+    Args:
+      probes: by path.
+    """
+
+    def __init__(
+        self, app: AsgiApp, state: ServerState, probes: dict[str, Probe]
+    ) -> None:
+        self._app = app
+        self._state = state
+        self._probes = probes
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        if scope["type"] == "http" and scope["path"] in self._probes:
+            if _is_plain(scope) and await self._answer(scope, send):
+                return
+        await self._app(scope, receive, send)
+
+    async def _answer(self, scope: HTTPScope, send: ASGISendCallable) -> bool:
+        """Answer a probe; returns whether it was answered."""
+        progress, peer = Progress(), Peer()
+        with self._state.lifecycle.hold(progress):
+            try:
+                plain = self._probes[scope["path"]].report(self._state)
+            except Exception:
+                # quart calls the probe again, and makes an answer of the error.
+                return False
+            counts = self._state.counts
+            counts.answered[scope["path"], str(plain.status)] += 1
+            cast(dict[str, Any], scope["extensions"])[PEER] = peer
+            answer = Answer(
+                send,
+                scope,
+                request_id=RequestId(_read_id(scope)),
+                peer=peer,
+                progress=progress,
+            )
+            start: HTTPResponseStartEvent = {
+                "type": "http.response.start",
+                "status": plain.status,
+                "headers": plain.list_fields(),
+            }
+            await answer.send(start)
+            await answer.send(
+                {
+                    "type": "http.response.body",
+                    "body": plain.content,
+                    "more_body": False,
+                }
+            )
+        answer.count_end(counts)
+        return True
+
+
+def _is_plain(scope: HTTPScope) -> bool:
+    """Whether the request is a GET or HEAD that has certainly no body.
+
+    A body without fields that announce it is possible in HTTP/2.
+    """
+    return (
+        scope["method"] in ("GET", "HEAD")
+        and scope["http_version"] in ("1.0", "1.1")
+        and not scope["root_path"]
+        and not any(name in _BODY_FIELDS for name, _ in scope["headers"])
+    )
+
+
+def _read_id(scope: HTTPScope) -> str:
+    """Return the first header with the client's id of the request, or nothing."""
+    for name, value in scope["headers"]:
+        if name == HEADER_BYTES:
+            return value.decode("latin-1")
+    return ""
