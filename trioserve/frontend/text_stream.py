@@ -61,6 +61,19 @@ class TextStream:
     async def __anext__(self) -> TextDelta:
         return self._render(await self._tokens.__anext__())
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is an unread delta."""
+        return self._tokens.has_pending
+
+    def take_nowait(self) -> TextDelta:
+        """Take the next delta.
+
+        Raises:
+          trio.WouldBlock: there is none now.
+        """
+        return self._render(self._tokens.take_nowait())
+
     async def collect(
         self, on_delta: Callable[[TextDelta], None] | None = None
     ) -> list[TextDelta]:

@@ -64,6 +64,21 @@ class TokenStream:
                 raise StopAsyncIteration
             self._changed = trio.Event()
             await self._changed.wait()
+        return self.take_nowait()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is an unread delta."""
+        return bool(self._pending)
+
+    def take_nowait(self) -> TokenDelta:
+        """Take the next delta.
+
+        Raises:
+          trio.WouldBlock: there is none now.
+        """
+        if not self._pending:
+            raise trio.WouldBlock
         index, deltas = next(iter(self._pending.items()))
         taken = _take(deltas)
         if not deltas:

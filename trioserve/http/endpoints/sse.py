@@ -20,6 +20,9 @@ from ..wire.logprobs import count_entries
 
 logger = logging.getLogger(__name__)
 
+# A turn of the event loop with so many events takes a millisecond or two.
+_MAX_TOKENS_AT_ONCE = 64
+
 
 class EventWriter(Protocol):
     """Turns the deltas of an endpoint into events."""
@@ -59,29 +62,73 @@ async def _generate_events(  # noqa: ASYNC900
     writer: EventWriter,
     workers: RendererWorkers,
 ) -> AsyncIterator[bytes]:
+    """Send the events of a stream, and yield the last of them."""
+    sender = _EventSender(request, meter, writer, workers)
     try:
-        async for delta in meter.stream:
-            meter.count(delta)
-            meter.is_writing = True
-            if events := await _write(writer, delta, workers):
-                yield events
-            meter.is_writing = False
-        meter.finish()
-        yield writer.end() + DONE
+        await sender.send_all()
+        yield sender.take_unsent() + writer.end() + DONE
     except TrioserveError as error:
-        yield error_event(error) + DONE
+        yield sender.take_unsent() + error_event(error) + DONE
     except Exception:
         logger.exception("the stream of request %s failed", request.id)
-        yield error_event(InternalError()) + DONE
+        yield sender.take_unsent() + error_event(InternalError()) + DONE
 
 
-async def _write(
-    writer: EventWriter, delta: TextDelta, workers: RendererWorkers
-) -> bytes:
-    """Write the events of a delta, in a renderer worker if they are long."""
-    if not (delta.logprobs or delta.prompt_logprobs):
-        return writer.write(delta)
-    # All log probabilities of a prompt come with its first token.
-    return await run_writing(
-        workers, partial(writer.write, delta), count_entries([delta])
-    )
+class _EventSender:
+    """Sends the events of all deltas that are there at once in one piece.
+
+    They are those of a request's other choices, or those that a fast device made in the
+    meantime. No event waits for the next step.
+    """
+
+    def __init__(
+        self,
+        request: ScopedRequest,
+        meter: StreamMeter,
+        writer: EventWriter,
+        workers: RendererWorkers,
+    ) -> None:
+        self._answer = request.answer
+        self._meter = meter
+        self._writer = writer
+        self._workers = workers
+        self._unsent: list[bytes] = []
+
+    async def send_all(self) -> None:
+        """Send the events of the stream, except those behind the last delta."""
+        meter = self._meter
+        async for delta in meter.stream:
+            await self._write(delta)
+            num_tokens = len(delta.token_ids)
+            while meter.stream.has_pending and num_tokens < _MAX_TOKENS_AT_ONCE:
+                delta = meter.stream.take_nowait()
+                await self._write(delta)
+                num_tokens += len(delta.token_ids)
+            await self._send()
+            meter.is_writing = False
+        meter.finish()
+
+    def take_unsent(self) -> bytes:
+        """Return events that were written and not sent, because the next one failed."""
+        unsent = b"".join(self._unsent)
+        self._unsent.clear()
+        return unsent
+
+    async def _write(self, delta: TextDelta) -> None:
+        """Write the events of a delta, in a renderer worker if they are long."""
+        self._meter.count(delta)
+        self._meter.is_writing = True
+        if not (delta.logprobs or delta.prompt_logprobs):
+            self._unsent.append(self._writer.write(delta))
+            return
+        # The worker may take long. All log probabilities of a prompt come with its first
+        # token.
+        await self._send()
+        write = partial(self._writer.write, delta)
+        self._unsent.append(
+            await run_writing(self._workers, write, count_entries([delta]))
+        )
+
+    async def _send(self) -> None:
+        if events := self.take_unsent():
+            await self._answer.send_part(events)
