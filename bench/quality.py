@@ -45,6 +45,7 @@ from functools import partial
 import math
 from pathlib import Path
 import statistics
+from typing import Any
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
@@ -66,7 +67,7 @@ class Setting:
 
     label: str
     model: str
-    options: dict[str, str]
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
