@@ -39,7 +39,10 @@ def kernels(
     path = tmp_path_factory.mktemp("kernels") / f"{request.param}.so"
     sanitizers = os.environ.get("KERNEL_SANITIZERS")
     extra = [f"-fsanitize={sanitizers}", "-g"] if sanitizers else []
-    sources = [Path(__file__).parent / "door.cpp", NATIVE / "pool.cpp"]
+    sources = [
+        *Path(__file__).parent.glob("door*.cpp"),
+        *(NATIVE / name for name in ("encoder.cpp", "pool.cpp")),
+    ]
     subprocess.run(
         [
             *("g++", "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"),

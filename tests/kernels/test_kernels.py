@@ -64,7 +64,12 @@ def test_exp_is_exact_to_two_units_and_zero_for_masked_scores(
 def test_activations_are_those_of_pytorch(kernels: ctypes.CDLL) -> None:
     x = torch.linspace(-30, 30, 6_001)
     for kind, expected in enumerate(
-        [functional.silu(x), functional.gelu(x, approximate="tanh")]
+        [
+            functional.silu(x),
+            functional.gelu(x, approximate="tanh"),
+            functional.gelu(x),
+            functional.relu(x),
+        ]
     ):
         out = torch.empty_like(x)
         kernels.test_activate(

@@ -20,7 +20,6 @@ GENERATION: dict[str, Any] = {
     "max_step_seconds": 0.5,
     "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
-    "kernels": "native",
     "quantization": "int8",
 }
 POOLING: dict[str, Any] = {
@@ -46,7 +45,6 @@ OFF: dict[str, Any] = {
     "generation_config": "none",
     "max_images": 0,
     "processor_cache_memory": "0",
-    "kernels": "torch",
 }
 
 

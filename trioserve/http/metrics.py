@@ -35,7 +35,6 @@ from ..observe import (
 from ..render import PoolingRenderer, Renderer
 from ..render.images.renderer import ImageRenderer
 from ..render.workers.processes import TemplateProcesses
-from ..types.model_info import ModelInfo
 from .request_counts import RequestCounts
 from .state import ServerState
 
@@ -53,9 +52,7 @@ def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
     if state.engine is None:
         return {}
     info = state.engine.info
-    # A model that pools has no native kernels yet.
-    kernels = info.kernels if isinstance(info, ModelInfo) else "torch"
-    return {(__version__, info.name, kernels): 1}
+    return {(__version__, info.name, info.kernels): 1}
 
 
 SERVER: Rows[ServerState] = (

@@ -1,4 +1,4 @@
-"""Native kernels for CPUs: the layers of a decoder, in C++ below Python.
+"""Native kernels for CPUs: the layers of a model, in C++ below Python.
 
     library     finds the library for this machine, and declares its functions
     structs     the structures that those functions read, as in native/*.h

@@ -14,7 +14,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from .structs import DecoderSpec, MatrixSpec, SourceSpec, StepSpec
+from .structs import (
+    DecoderSpec,
+    EncoderSpec,
+    MatrixSpec,
+    SourceSpec,
+    StepSpec,
+    TextsSpec,
+)
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -57,6 +64,13 @@ class Library:
         self.close_decoder = declare("close_decoder", None, c_void_p)
         self.run_decoder = declare(
             "run_decoder", None, c_void_p, c_void_p, POINTER(StepSpec)
+        )
+        self.open_encoder = declare(
+            "open_encoder", c_void_p, c_int32, POINTER(EncoderSpec)
+        )
+        self.close_encoder = declare("close_encoder", None, c_void_p)
+        self.run_encoder = declare(
+            "run_encoder", None, c_void_p, c_void_p, POINTER(TextsSpec)
         )
 
     def _declare(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """The structures that the kernels read, field by field.
 
-Those of native/matrix.h, native/pack.h, native/experts.h and native/decoder.h.
+Those of native/matrix.h, native/pack.h, native/experts.h, native/decoder.h and
+native/encoder.h.
 """
 
 from __future__ import annotations
@@ -88,4 +89,37 @@ class StepSpec(Structure):
         ("logits", c_void_p),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
         ("max_blocks", c_int32),
+    ]
+
+
+class EncoderLayerSpec(Structure):
+    """One layer of an encoder; it has every part."""
+
+    _fields_ = [
+        *((name, MatrixSpec) for name in ("qkv", "output", "up", "down")),
+        *((name, c_void_p) for name in ("qkv_bias", "output_bias")),
+        *((name, c_void_p) for name in ("attention_norm", "attention_norm_bias")),
+        *((name, c_void_p) for name in ("up_bias", "down_bias")),
+        *((name, c_void_p) for name in ("output_norm", "output_norm_bias")),
+    ]
+
+
+class EncoderSpec(Structure):
+    """An encoder."""
+
+    _fields_ = [
+        ("layers", c_void_p),
+        *((name, c_int32) for name in ("num_layers", "hidden_size")),
+        *((name, c_int32) for name in ("intermediate_size", "num_heads", "head_dim")),
+        ("activation", c_int32),
+        *((name, c_float) for name in ("epsilon", "scaling")),
+    ]
+
+
+class TextsSpec(Structure):
+    """The texts of one step of an encoder."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("hidden", "texts")),
+        *((name, c_int32) for name in ("num_tokens", "num_texts")),
     ]

@@ -37,7 +37,9 @@ def build_pooling_core(
     )
     info = replace(
         encoder.info,
-        fingerprint=fingerprint_model(weights.folder, encoder.info.dtype),
+        fingerprint=fingerprint_model(
+            weights.folder, encoder.info.dtype, encoder.info.kernels
+        ),
     )
     runner = PoolingRunner(encoder, weights.folder, source.sentence, config.pooling)
     runner.warm_up()

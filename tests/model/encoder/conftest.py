@@ -76,7 +76,11 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
 
     @functools.cache
     def build(
-        kind: str, head: Any = None, device: str = "cpu", **changes: Any
+        kind: str,
+        head: Any = None,
+        device: str = "cpu",
+        kernels: Any = "auto",
+        **changes: Any,
     ) -> TinyEncoder:
         folder = tmp_path_factory.mktemp(kind)
         save_tiny_encoder(kind, folder, head=head, **changes)
@@ -89,7 +93,8 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]
         return TinyEncoder(
             folder=folder,
             loaded=load_encoder(
-                folder, ModelConfig(device=device), name=kind, task=task, sentence=None
+                *(folder, ModelConfig(device=device, kernels=kernels)),
+                **{"name": kind, "task": task, "sentence": None},
             ),
             reference=reference.eval().to(device),
         )

@@ -27,7 +27,7 @@ PADDED = ("mpnet", "deberta-v2")
 def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     """Lengths come in any order; some are equal, and one is a single token."""
     lengths = (17, 3, 40, 1, 17, 9, 100, 3, 41)
-    tiny_encoder(kind).check_states(
+    tiny_encoder(kind, kernels="torch").check_states(
         *(make_input(length, seed=seed) for seed, length in enumerate(lengths))
     )
 
@@ -36,7 +36,7 @@ def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", (*FLAT, "mpnet"))
 def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     """They see the other tokens, and no token sees them."""
-    tiny_encoder(kind).check_states(
+    tiny_encoder(kind, kernels="torch").check_states(
         make_input(12),
         make_input(12, seed=1, num_unseen=4),
         make_input(12, seed=2, num_unseen=4),
@@ -72,7 +72,8 @@ def test_models_without_pairs(tiny_encoder: Any, make_input: Any, kind: str) -> 
 def test_only_models_with_attention_of_their_own_are_padded(
     tiny_encoder: Any, kind: str
 ) -> None:
-    assert isinstance(tiny_encoder(kind).loaded.forward, FlatPass) == (kind in FLAT)
+    forward = tiny_encoder(kind, kernels="torch").loaded.forward
+    assert isinstance(forward, FlatPass) == (kind in FLAT)
 
 
 @pytest.mark.parametrize("kind", ["deberta-v2"])
@@ -128,7 +129,8 @@ def test_large_batches_of_padded_models(tiny_encoder: Any, make_input: Any) -> N
 @pytest.mark.parametrize("kind", ["bert", "mpnet"])
 def test_products_are_packed(tiny_encoder: Any, make_input: Any, kind: str) -> None:
     """Packed weights give the same states."""
-    tiny = tiny_encoder(kind, hidden_size=128, intermediate_size=256)
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    tiny = tiny_encoder(kind, kernels="torch", **sizes)
     packed = [m for m in tiny.loaded.forward._model.modules() if hasattr(m, "_packed")]
     assert len(packed) == 12
     tiny.check_states(make_input(12), make_input(40), make_input(12, seed=1))

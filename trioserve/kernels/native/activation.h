@@ -1,11 +1,11 @@
-// The activations of gated feed-forward layers.
+// The activations of feed-forward layers.
 #pragma once
 
 #include "vec.h"
 
 namespace trioserve {
 
-enum class Activation : int { kSilu = 0, kGeluTanh = 1 };
+enum class Activation : int { kSilu = 0, kGeluTanh = 1, kGelu = 2, kRelu = 3 };
 
 inline Vec silu(Vec x) { return x / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
 
@@ -21,8 +21,44 @@ inline Vec gelu_tanh(Vec x) {
   return x * Vec::all(0.5f) * (Vec::all(1.0f) + tanh(inner));
 }
 
+// The error function, within 4 units of the last place: a quotient of two polynomials.
+// Source: the Eigen library, generic_fast_erf_float.
+inline Vec erf(Vec x) {
+  // Beyond 4 the result rounds to 1.
+  x = Vec::min(Vec::max(x, Vec::all(-4.0f)), Vec::all(4.0f));
+  Vec square = x * x;
+  Vec above = Vec::all(-2.72614225801306e-10f);
+  above = Vec::fma(above, square, Vec::all(2.77068142495902e-08f));
+  above = Vec::fma(above, square, Vec::all(-2.10102402082508e-06f));
+  above = Vec::fma(above, square, Vec::all(-5.69250639462346e-05f));
+  above = Vec::fma(above, square, Vec::all(-7.34990630326855e-04f));
+  above = Vec::fma(above, square, Vec::all(-2.95459980854025e-03f));
+  above = Vec::fma(above, square, Vec::all(-1.60960333262415e-02f));
+  Vec below = Vec::all(-1.45660718464996e-05f);
+  below = Vec::fma(below, square, Vec::all(-2.13374055278905e-04f));
+  below = Vec::fma(below, square, Vec::all(-1.68282697438203e-03f));
+  below = Vec::fma(below, square, Vec::all(-7.37332916720468e-03f));
+  below = Vec::fma(below, square, Vec::all(-1.42647390514189e-02f));
+  return x * above / below;
+}
+
+// Source: Hendrycks and Gimpel 2016, equation 1.
+inline Vec gelu(Vec x) {
+  return x * Vec::all(0.5f) * (Vec::all(1.0f) + erf(x * Vec::all(0.70710678118654752f)));
+}
+
 inline Vec activate(Activation kind, Vec x) {
-  return kind == Activation::kSilu ? silu(x) : gelu_tanh(x);
+  switch (kind) {
+    case Activation::kSilu:
+      return silu(x);
+    case Activation::kGeluTanh:
+      return gelu_tanh(x);
+    case Activation::kGelu:
+      return gelu(x);
+    case Activation::kRelu:
+      break;
+  }
+  return Vec::max(x, Vec::zero());
 }
 
 }  // namespace trioserve

@@ -55,6 +55,7 @@ struct StepRow {
   int num_tokens;
   int start;  // the position of the first
   const std::int64_t* blocks;
+  int num_keys = 0;  // seen by all of them; 0: each sees the keys up to its own
 };
 
 // Stores one token's keys and values of one head.
@@ -128,14 +129,14 @@ class QueryTile {
     num_rows_ = std::min(kRows, row.num_tokens * group - first);
     for (int r = 0; r < num_rows_; ++r) {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
-      positions_[r] = row.start + token;
+      ends_[r] = row.num_keys ? row.num_keys : row.start + token + 1;
       queries_[r] = queries + (row.first_token + token) * stride + head * shape_.key_dim;
       largest_[r] = shape_.sinks ? shape_.sinks[head] : kNone;
       total_[r] = shape_.sinks ? 1.0f : 0.0f;
     }
     std::fill_n(sums_.begin(), num_rows_ * shape_.value_width(), 0.0f);
-    const int end = positions_[num_rows_ - 1] + 1;
-    const int begin = shape_.window ? std::max(0, positions_[0] - shape_.window + 1) : 0;
+    const int end = ends_[num_rows_ - 1];
+    const int begin = shape_.window ? std::max(0, ends_[0] - shape_.window) : 0;
     for (int block = begin / shape_.block_size; block * shape_.block_size < end;
          block += blocks_) {
       int last = std::min(block + blocks_, (end - 1) / shape_.block_size + 1);
@@ -202,7 +203,7 @@ class QueryTile {
       float* scores = &scores_[r * keys_];
       Operand* weights = &weights_[r * keys_];
       scale(scores, width);
-      mask(scores, first_key, num_keys, positions_[r]);
+      mask(scores, num_keys, ends_[r] - first_key);
       std::fill(scores + num_keys, scores + width, kNone);
       Vec most = Vec::all(largest_[r]);
       for (int i = 0; i < width; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
@@ -236,13 +237,11 @@ class QueryTile {
     }
   }
 
-  // A query sees keys up to its own, and those within the window.
-  void mask(float* scores, int first_key, int num_keys, int position) {
-    int end = std::clamp(position + 1 - first_key, 0, num_keys);
-    std::fill(scores + end, scores + num_keys, kNone);
+  // A query sees keys below `end`, and of those the last ones, within the window.
+  void mask(float* scores, int num_keys, int end) {
+    std::fill(scores + std::clamp(end, 0, num_keys), scores + num_keys, kNone);
     if (shape_.window) {
-      int begin = std::clamp(position + 1 - shape_.window - first_key, 0, num_keys);
-      std::fill(scores, scores + begin, kNone);
+      std::fill(scores, scores + std::clamp(end - shape_.window, 0, num_keys), kNone);
     }
   }
 
@@ -287,7 +286,7 @@ class QueryTile {
 
   AttentionShape shape_;
   int blocks_, keys_, num_rows_ = 0;
-  int positions_[kRows];
+  int ends_[kRows];  // the keys that a query sees end there
   const Operand* queries_[kRows];
   float largest_[kRows], total_[kRows];
   std::vector<float> scores_, sums_;

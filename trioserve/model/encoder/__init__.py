@@ -2,10 +2,11 @@
 
 This room knows torch and transformers. It does not know requests or texts, nor the use of
 the states (model/pooling/). It runs any encoder or decoder that transformers builds. The
-tokens of a step are laid flat, and only attention uses the ends of inputs (flat.py). If
-a model's attention cannot be replaced, inputs of about the same length are padded to
-rectangles (rectangles.py). The right way for a model is found by trying both when it is
-loaded (check.py).
+tokens of a step are laid flat, and only attention uses the ends of inputs. On a CPU the
+native kernels run the layers of BERT's many descendants (native.py). Other models run by
+their modules (flat.py). If a model's attention cannot be replaced, inputs of about the
+same length are padded to rectangles (rectangles.py). The right way for a model is found by
+trying them when it is loaded (check.py).
 
 The door:
   find_task       the task of a model, by its files

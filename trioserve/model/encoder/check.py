@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
 from ...types.pooling import PoolingInput
 from ..attention.bridge import IMPLEMENTATION, AttentionContext
@@ -24,8 +25,10 @@ from ..attention.choose import choose_encoder_backend
 from ..attention.probe import probe_layers
 from ..loading.architecture import check_windows
 from ..loading.packing import fuse_activations, pack_products
+from .agreement import agree
 from .encoder import ForwardPass
 from .flat import FlatPass
+from .native import find_native_pass
 from .rectangles import RectanglePass
 from .tokens import TokenRules
 
@@ -37,10 +40,6 @@ _LENGTHS = (3, 5, 9)
 # They are assumed to work as everywhere in transformers.
 _MAX_TRIED_WINDOW = 128
 
-# Largest error, as a part of the length of the states. Wrong positions, windows or masks
-# change states by tenths; 16-bit rounding was seen to stay below a twentieth.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
@@ -50,9 +49,11 @@ class Findings:
       forward: the fastest correct way to run it.
       is_causal: its tokens see no later tokens.
       states: for each probe, (num_tokens, hidden_size) run by itself
+      kernels: what computes the layers, as in ModelInfo.
     """
 
     forward: ForwardPass
+    kernels: str
     is_causal: bool
     states: tuple[Tensor, ...]
 
@@ -86,11 +87,17 @@ def examine(
     rules: TokenRules,
     probes: Sequence[PoolingInput],
     architecture: str,
+    config: ModelConfig | None,
 ) -> Findings:
     """Choose the way to run a model, and pack its products.
 
+    Args:
+      config: chooses the kernels; None tries no native ones.
+
     Raises:
       UnsupportedModel: it cannot read several inputs at once.
+      InvalidConfig: the configuration wants native kernels, and they cannot run it.
+      StatesDiffer: the model must be loaded again, to run by its modules.
     """
     rectangles = RectanglePass(model, rules)
     try:
@@ -100,28 +107,44 @@ def examine(
         raise UnsupportedModel(
             architecture, f"it cannot read tokens alone ({shorten_message(error)})"
         ) from error
-    pack_products(model)
-    fuse_activations(model)
-    flat = _find_flat_pass(model, rules, probes, states)
-    if flat is None:
-        logger.info("%s is run in padded rectangles", architecture)
-        if not agree(rectangles.run_together(probes), torch.cat(states)):
-            raise UnsupportedModel(
-                architecture,
-                "its result for a text depends on the other texts of a batch",
-            )
+    native = (
+        None
+        if config is None
+        else find_native_pass(model, rules, probes, states, config)
+    )
+    forward, kernels = native or (
+        _choose_modules_pass(model, rules, probes, states, architecture),
+        "torch",
+    )
     shorter, longer = states[0], states[-1]
     return Findings(
-        forward=flat or rectangles,
+        forward=forward,
+        kernels=kernels,
         is_causal=agree(longer[: len(shorter)], shorter),
         states=states,
     )
 
 
-def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results differ by rounding alone."""
-    error = (found.float() - expected.float()).norm()
-    return bool(error <= _TOLERANCE[expected.dtype] * expected.float().norm())
+def _choose_modules_pass(
+    model: PreTrainedModel,
+    rules: TokenRules,
+    probes: Sequence[PoolingInput],
+    states: Sequence[Tensor],
+    architecture: str,
+) -> ForwardPass:
+    pack_products(model)
+    fuse_activations(model)
+    flat = _find_flat_pass(model, rules, probes, states)
+    if flat is not None:
+        return flat
+    logger.info("%s is run in padded rectangles", architecture)
+    rectangles = RectanglePass(model, rules)
+    if not agree(rectangles.run_together(probes), torch.cat(list(states))):
+        raise UnsupportedModel(
+            architecture,
+            "its result for a text depends on the other texts of a batch",
+        )
+    return rectangles
 
 
 def _find_flat_pass(

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from ...errors import UnsupportedModel, WeightsBroken, shorten_message
 from ...types.pooling import PoolingInput, PoolingTask
 from ...types.sentence import PoolingMode
-from .check import agree
+from .agreement import agree
 from .encoder import Activation
 from .task import name_architecture
 from .tokens import TokenRules, lay_rectangle

@@ -34,6 +34,7 @@ from ..loading.weights import read_weights
 from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
 from .heads import PartedHead, find_activation, name_labels, part_head
+from .native import StatesDiffer
 from .task import find_transformer, name_architecture
 from .tokens import TokenRules
 
@@ -76,8 +77,27 @@ def load_encoder(
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option does not fit the model or the machine.
     """
-    device = resolve_device(config.device)
     set_threads(config)
+
+    def load(tries_native: bool) -> LoadedEncoder:
+        return _load(*(folder, config, name, task, sentence), tries_native=tries_native)
+
+    try:
+        return load(tries_native=True)
+    except StatesDiffer:
+        return load(tries_native=False)
+
+
+def _load(
+    folder: Path,
+    config: ModelConfig,
+    name: str,
+    task: PoolingTask,
+    sentence: SentenceFolder | None,
+    *,
+    tries_native: bool,
+) -> LoadedEncoder:
+    device = resolve_device(config.device)
     path = find_transformer(folder, sentence)
     whole = _read_model(path, config, task, device)
     encoder: Any = whole.base_model if task in _CLASSIFIERS else whole
@@ -89,7 +109,9 @@ def load_encoder(
     probes = make_probes(encoder, rules, num_positions)
     parted = part_head(whole, probes, rules) if task in _CLASSIFIERS else None
     _drop_pooler(encoder)
-    findings = examine(encoder, rules, probes, architecture)
+    findings = examine(
+        encoder, rules, probes, architecture, config if tries_native else None
+    )
     states = findings.states[0]
     loaded = LoadedEncoder(
         info=ModelInfo(
@@ -100,6 +122,7 @@ def load_encoder(
             eos_token_ids=frozenset(),
             hidden_size=states.shape[1],
             dtype=str(states.dtype).removeprefix("torch."),
+            kernels=findings.kernels,
         ),
         task=task,
         forward=findings.forward,

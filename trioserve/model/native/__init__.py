@@ -1,12 +1,15 @@
-"""The layers of a decoder, run by native kernels in place of transformers' modules.
+"""The layers of a model, run by native kernels in place of transformers' modules.
 
-    parts       the weights of a decoder, found among the modules of its model
-    products    its products, and what is not recognised
-    experts     its mixtures of experts
-    formulas    what its norms and activations compute
-    given       what it gives its layers, such as rotary angles
-    decoder     the layers, ready to run a step
-    check       does it compute what the modules compute?
+    parts           the weights of a decoder, found among the modules of its model
+    products        its products, and what is not recognised
+    experts         its mixtures of experts
+    formulas        what its norms and activations compute
+    given           what it gives its layers, such as rotary angles
+    packer          packs weights for the kernels
+    decoder         the layers, ready to run a step
+    check           does it compute what the modules compute?
+    encoder_parts   the weights of an encoder of BERT's kind
+    encoder         its layers, ready to run a step
 
 A model is recognised by its modules and weights, and then compared with them. A model that
 is not recognised, or does not pass, runs by its modules.

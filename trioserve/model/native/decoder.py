@@ -27,11 +27,10 @@ from ..attention.kv_cache import make_zeros
 from ..attention.layout import StepInputs
 from ..slots import SlotTables
 from .experts import MixtureParts, MlpParts
+from .formulas import ACTIVATION_CODES
 from .gguf_matrix import GgufMatrix
-from .packer import NUMBERS, Packer, Weights, split
+from .packer import NUMBERS, Packer, Weights, release, split
 from .parts import DecoderParts, LayerParts
-
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class NativeDecoder:
@@ -71,7 +70,7 @@ class NativeDecoder:
             _release_layer(layer)
         self._spec = self._make_spec(parts)
         if parts.head is not None:
-            _release([parts.head])
+            release([parts.head])
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it.
@@ -172,7 +171,7 @@ class NativeDecoder:
             key_dim=first.attention.key_dim,
             value_dim=first.attention.value_dim,
             rotary_dim=first.cos.shape[1],
-            activation=_ACTIVATIONS[parts.activation],
+            activation=ACTIVATION_CODES[parts.activation],
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,
         )
@@ -267,20 +266,12 @@ class NativeLayers:
 def _release_layer(layer: LayerParts) -> None:
     mlp: MlpParts | MixtureParts | None = layer.mlp
     if isinstance(mlp, MixtureParts):
-        _release([mlp.experts], "gate_up_proj")
-        _release([mlp.experts], "down_proj")
+        release([mlp.experts], "gate_up_proj")
+        release([mlp.experts], "down_proj")
         mlp = mlp.shared
     if mlp is not None:
-        _release([*mlp.gate_up, mlp.down])
-    _release([*layer.qkv, layer.output])
-
-
-def _release(modules: Sequence[nn.Module], name: str = "weight") -> None:
-    for module in modules:
-        weight: Tensor = getattr(module, name)
-        # Some models read the type or the shape of a weight.
-        empty = weight.new_empty(()).expand(weight.shape)
-        setattr(module, name, nn.Parameter(empty, requires_grad=False))
+        release([*mlp.gate_up, mlp.down])
+    release([*layer.qkv, layer.output])
 
 
 def _join_biases(products: Sequence[nn.Linear]) -> Tensor | None:

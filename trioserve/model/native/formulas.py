@@ -64,33 +64,50 @@ def find_epsilon(model: nn.Module) -> float:
     return float(epsilon)
 
 
+# In the order of native/activation.h.
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu": functional.relu,
 }
+ACTIVATION_CODES = {name: code for code, name in enumerate(_ACTIVATIONS)}
 
 
 def find_activation(modules: Iterable[Any]) -> str:
-    """Return the name of the activation that feed-forward networks share.
+    """Return the name of the activation that gated feed-forward networks share.
 
-    Returns:
-      silu or gelu_tanh
+    Raises:
+      NotRecognised
+    """
+    functions = []
+    for module in modules:
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        if function is None:
+            raise NotRecognised(f"{type(module).__name__} has no activation")
+        functions.append(function)
+    return name_activation(functions)
+
+
+def name_activation(functions: Iterable[Callable[[Tensor], Tensor]]) -> str:
+    """Return the name of the activation that all layers share, of ACTIVATION_CODES.
+
+    Args:
+      functions: those of the layers.
 
     Raises:
       NotRecognised
     """
     points = torch.linspace(-8, 8, 257)
     names = set()
-    for module in modules:
-        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
-        if function is None:
-            raise NotRecognised(f"{type(module).__name__} has no activation")
+    for function in functions:
         values = function(points)
         names |= {
             name
             for name, known in _ACTIVATIONS.items()
-            if torch.allclose(values, known(points), atol=1e-5)
+            # The two forms of GELU are 5e-4 apart.
+            if torch.allclose(values, known(points), rtol=0, atol=1e-5)
         }
     if len(names) != 1:
-        raise NotRecognised("its activation is neither SiLU nor GELU's tanh form")
+        raise NotRecognised(f"its activation is none of {', '.join(_ACTIVATIONS)}")
     return names.pop()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import ctypes
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels.library import Library
 from ...kernels.structs import MatrixSpec, SourceSpec
@@ -115,6 +115,15 @@ def split(weights: Weights, count: int) -> Sequence[Weights]:
     if isinstance(weights, Tensor):
         return weights.chunk(count)
     return weights.split(count)
+
+
+def release(modules: Sequence[nn.Module], name: str = "weight") -> None:
+    """Take a weight from modules that are packed."""
+    for module in modules:
+        weight: Tensor = getattr(module, name)
+        # Some models read the type or the shape of a weight.
+        empty = weight.new_empty(()).expand(weight.shape)
+        setattr(module, name, nn.Parameter(empty, requires_grad=False))
 
 
 def _count_outputs(weights: Weights) -> int:

@@ -66,7 +66,7 @@ class DecoderParts:
     Args:
       embedding_scale: factor of the vectors of tokens before the first layer.
       final_norm, head: None if they belong to another stage of a pipeline.
-      activation: silu or gelu_tanh.
+      activation: a name in formulas.ACTIVATION_CODES.
       epsilon: what the norms add to the mean square.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
     """

