@@ -324,13 +324,13 @@ def test_vectors_that_were_counted_wrong_stay_with_their_sequence(
 
 
 def test_positions_are_those_of_transformers(
-    tiny_vision: Callable[..., Any],
+    tiny_vision_by_kernels: Callable[..., Any],
     make_planner: Any,
     make_prompt: Any,
     make_image: Any,
 ) -> None:
     """Images are higher or wider, at the beginning and near the end."""
-    model = tiny_vision("qwen2_vl")
+    model = tiny_vision_by_kernels("qwen2_vl")
     planner = make_planner(model.loaded, num_blocks=128)
     high, wide = make_image(1, (30, 150)), make_image(2, (150, 30))
     pieces: list[Any] = [[high, [5]], [high, wide, [5]], [make_prompt(3), wide, [5]]]

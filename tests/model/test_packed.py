@@ -169,7 +169,7 @@ def compare(loaded: LoadedModel, oracle: PreTrainedModel) -> float:
     assert loaded.native is not None
     layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
     vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
-    actual = layers.run(vectors, inputs, COMPARED_TOKENS)
+    actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
     expected: Any = oracle(input_ids=inputs.input_ids, use_cache=False)
     return measure_distance(expected.logits[0][COMPARED_TOKENS], actual)
 

@@ -86,7 +86,7 @@ class StepSpec(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("hidden", "blocks", "rows", "wanted")),
-        ("logits", c_void_p),
+        *((name, c_void_p) for name in ("logits", "cos", "sin")),
         *((name, c_int32) for name in ("num_tokens", "num_rows", "num_wanted")),
         ("max_blocks", c_int32),
     ]

@@ -17,7 +17,7 @@ from .attention.bridge import StepAttention
 from .attention.choose import choose_paged_backend
 from .attention.layout import StepInputs
 from .loading.loaded import LoadedModel
-from .native.decoder import NativeLayers
+from .native.layers import NativeLayers
 from .slots import SlotTables
 
 
@@ -110,4 +110,5 @@ class _NativeStep:
         vectors = arguments.get("inputs_embeds")
         if vectors is None:
             vectors = self._embed(arguments["input_ids"])
-        return self._layers.run(vectors[0], self._inputs, tokens)
+        positions = arguments["position_ids"]
+        return self._layers.run(vectors[0], self._inputs, tokens, positions)

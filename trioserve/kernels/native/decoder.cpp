@@ -78,20 +78,22 @@ template <class Format>
 void Decoder<Format>::place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step) {
   run_tokens(pool, step.num_tokens, [&](int token) {
     const StepRow& row = rows_[row_of_token_[token]];
-    place_token(layer, row, token - row.first_token);
+    place_token(layer, step, row, token - row.first_token);
   });
 }
 
 template <class Format>
-void Decoder<Format>::place_token(const LayerSpec& layer, const StepRow& row, int token) {
+void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
+                                  const StepRow& row, int token) {
   const std::ptrdiff_t flat = row.first_token + token;
-  const std::ptrdiff_t position = row.start + token;
+  const std::ptrdiff_t angle = (step.cos ? flat : row.start + token) * spec_.rotary_dim;
+  const float* cos = (step.cos ? step.cos : layer.cos) + angle;
+  const float* sin = (step.cos ? step.sin : layer.sin) + angle;
   const int key_dim = spec_.key_dim;
   float* head = &qkv_[flat * qkv_size()];
   auto place = [&](const float* norm) {
     if (norm) normalize(head, norm, key_dim, spec_.epsilon, head);
-    rotate(head, layer.cos + position * spec_.rotary_dim,
-           layer.sin + position * spec_.rotary_dim, spec_.rotary_dim);
+    rotate(head, cos, sin, spec_.rotary_dim);
   };
   auto* query = &queries_[flat * spec_.num_heads * key_dim];
   for (int h = 0; h < spec_.num_heads; ++h, head += key_dim, query += key_dim) {

@@ -58,6 +58,9 @@ struct StepSpec {
   const std::int32_t* rows;            // (num_rows, 4): first token, tokens, start, slot
   const std::int32_t* wanted;          // (num_wanted,) tokens whose logits are wanted
   float* logits;                       // (num_wanted, vocab_size)
+  // (num_tokens, rotary_dim), in place of those of the layers; or null
+  const float* cos;
+  const float* sin;
   std::int32_t num_tokens, num_rows, num_wanted, max_blocks;
 };
 
@@ -73,7 +76,7 @@ class Decoder {
   void prepare(const StepSpec& step);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
-  void place_token(const LayerSpec& layer, const StepRow& row, int token);
+  void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
   void attend(Pool& pool, const LayerSpec& layer);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,

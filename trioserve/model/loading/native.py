@@ -110,8 +110,6 @@ def _make_decoder(model: LoadedModel, *, int8: bool) -> NativeDecoder:
         raise NotRecognised(f"they run on CPUs, not on {model.device.type}")
     if model.dtype not in TOLERANCES:
         raise NotRecognised(f"they have no {model.info.dtype}")
-    if model.vision is not None and model.vision.has_grid_positions:
-        raise NotRecognised("they place images in no plane")
     library = open_library()
     parts = _find_parts(model)
     tables, inputs = make_check(model.info.vocab_size)
@@ -119,10 +117,14 @@ def _make_decoder(model: LoadedModel, *, int8: bool) -> NativeDecoder:
         vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
     else:
         vectors = model.model.get_input_embeddings()(inputs.input_ids)[0]
-    expected = _run_modules(model, tables, inputs, vectors)
+    positions = inputs.position_ids
+    if _has_plane(model):
+        positions = torch.stack((positions, positions // 3, positions % 3))
+    arguments = {**model.enter(vectors), "position_ids": positions}
+    expected = _run_modules(model, tables, inputs, arguments)
     decoder = NativeDecoder(parts, library, torch.get_num_threads(), int8=int8)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
-    actual = layers.run(vectors, inputs, COMPARED_TOKENS)
+    actual = layers.run(vectors, inputs, COMPARED_TOKENS, positions)
     if not model.has_head:
         # Beside the vectors that came in, a mistake in what the layers add could be small.
         given = vectors[COMPARED_TOKENS].float() * parts.embedding_scale
@@ -143,6 +145,7 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
             model.info.max_model_len,
             begin=model.begin,
             is_last=model.has_head,
+            has_plane=_has_plane(model),
         )
     except NotRecognised:
         raise
@@ -152,7 +155,10 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
 
 
 def _run_modules(
-    model: LoadedModel, tables: SlotTables, inputs: StepInputs, vectors: Tensor
+    model: LoadedModel,
+    tables: SlotTables,
+    inputs: StepInputs,
+    arguments: dict[str, Tensor],
 ) -> Tensor:
     """Return the logits of COMPARED_TOKENS, or the hidden states of all tokens."""
     paged = PagedModel(
@@ -163,6 +169,9 @@ def _run_modules(
         device=model.device,
     )
     attention = choose_paged_backend(paged, tables)
-    arguments = {**model.enter(vectors), "position_ids": inputs.position_ids}
     with model.attention.use(attention.begin(inputs)):
         return model.compute(arguments, COMPARED_TOKENS)
+
+
+def _has_plane(model: LoadedModel) -> bool:
+    return model.vision is not None and model.vision.has_grid_positions

@@ -6,7 +6,8 @@
     formulas        what its norms and activations compute
     given           what it gives its layers, such as rotary angles
     packer          packs weights for the kernels
-    decoder         the layers, ready to run a step
+    decoder         the layers, with packed weights
+    layers          the layers with a KV cache, ready to run a step
     check           does it compute what the modules compute?
     encoder_parts   the weights of an encoder of BERT's kind
     encoder         its layers, ready to run a step

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import ctypes
-from itertools import accumulate
 from typing import Any
 import weakref
 
@@ -21,14 +20,13 @@ from ...kernels.structs import (
     LayerSpec,
     MatrixSpec,
     MixtureSpec,
-    StepSpec,
 )
 from ..attention.kv_cache import make_zeros
-from ..attention.layout import StepInputs
 from ..slots import SlotTables
 from .experts import MixtureParts, MlpParts
 from .formulas import ACTIVATION_CODES
 from .gguf_matrix import GgufMatrix
+from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, release, split
 from .parts import DecoderParts, LayerParts
 
@@ -64,6 +62,7 @@ class NativeDecoder:
         # The kernels have only pointers. This keeps what they point to.
         self._held: list[object] = []
         self._embedding_scale = parts.embedding_scale
+        self._plane_rotary = parts.plane_rotary
         self._layers = (LayerSpec * len(parts.layers))()
         for i, layer in enumerate(parts.layers):
             self._layers[i] = self._make_layer(layer)
@@ -94,6 +93,7 @@ class NativeDecoder:
             spec,
             tables,
             self._embedding_scale,
+            plane_rotary=self._plane_rotary,
             dtype=self._dtype,
             held=(self, layers, caches),
         )
@@ -191,76 +191,6 @@ class NativeDecoder:
     def _find_weights(self, product: nn.Linear) -> Weights:
         source = self._sources.get(product)
         return product.weight.detach().contiguous() if source is None else source
-
-
-class NativeLayers:
-    """The layers of a NativeDecoder, with a KV cache of their own.
-
-    Args:
-      pool, handle: of the library.
-      dtype: of the hidden states that the next stage of a pipeline reads.
-      held: the objects that the handle points to.
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        pool: int,
-        handle: int,
-        spec: DecoderSpec,
-        tables: SlotTables,
-        embedding_scale: float,
-        *,
-        dtype: torch.dtype,
-        held: object,
-    ) -> None:
-        self._library = library
-        self._pool = pool
-        self._handle = handle
-        self._vocab_size = spec.vocab_size
-        self._has_head = spec.final_norm is not None
-        self._dtype = dtype
-        self._tables = tables
-        self._embedding_scale = embedding_scale
-        self._held = held
-        weakref.finalize(self, library.close_decoder, handle)
-
-    def run(self, vectors: Tensor, inputs: StepInputs, tokens: Sequence[int]) -> Tensor:
-        """Run one step.
-
-        Args:
-          vectors: (num_tokens, hidden_size), of the step's tokens, or from the stage
-            before
-          tokens: the flat tokens whose logits are wanted.
-
-        Returns:
-          (len(tokens), vocab_size) float32 logits; (num_tokens, hidden_size) hidden
-          states if the model's last layer is elsewhere
-        """
-        hidden = vectors.to(torch.float32) * self._embedding_scale
-        ends = accumulate(row.num_tokens for row in inputs.rows)
-        rows = torch.tensor(
-            [
-                (end - row.num_tokens, row.num_tokens, row.start, row.slot)
-                for row, end in zip(inputs.rows, ends)
-            ],
-            dtype=torch.int32,
-        )
-        wanted = torch.tensor(tokens, dtype=torch.int32)
-        logits = torch.empty(len(tokens), self._vocab_size)
-        step = StepSpec(
-            hidden=hidden.data_ptr(),
-            blocks=self._tables.block_ids.data_ptr(),
-            rows=rows.data_ptr(),
-            wanted=wanted.data_ptr(),
-            logits=logits.data_ptr(),
-            num_tokens=len(hidden),
-            num_rows=len(rows),
-            num_wanted=len(tokens),
-            max_blocks=self._tables.block_ids.shape[1],
-        )
-        self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
-        return logits if self._has_head else hidden.to(self._dtype)
 
 
 def _release_layer(layer: LayerParts) -> None:

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from .products import NotRecognised, get_part
 
+# Tokens whose positions on three axes are tried.
+_NUM_PLACED = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -38,6 +41,37 @@ def watch_layers(
     Raises:
       NotRecognised
     """
+    vectors = torch.ones(1, 1, hidden_size).expand(1, max_model_len, hidden_size)
+    positions = torch.arange(max_model_len)[None]
+    rotary, scales = _record(body, layers, vectors, positions)
+    return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
+
+
+def find_plane_rotary(
+    body: nn.Module, layers: list[nn.Module], hidden_size: int
+) -> nn.Module:
+    """Return the module that turns positions on three axes into rotary angles.
+
+    Raises:
+      NotRecognised: a layer is given other angles than those of this module.
+    """
+    rotary: nn.Module = get_part(body, "rotary_emb")
+    vectors = torch.ones(1, _NUM_PLACED, hidden_size)
+    chance = torch.Generator().manual_seed(0)
+    positions = torch.randint(_NUM_PLACED, (3, 1, _NUM_PLACED), generator=chance)
+    with torch.inference_mode():
+        expected = _flatten(rotary(vectors, positions))
+    seen, _ = _record(body, layers, vectors, positions)
+    for angles in seen:
+        if not all(map(torch.equal, _flatten(angles), expected)):
+            raise NotRecognised("it places images in a plane in a way of its own")
+    return rotary
+
+
+def _record(
+    body: nn.Module, layers: list[nn.Module], vectors: Tensor, positions: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[float]]:
+    """Return each layer's rotary angles, and the first number of its input."""
     rotary: list[tuple[Tensor, Tensor]] = []
     scales: list[float] = []
 
@@ -49,17 +83,12 @@ def watch_layers(
         scales.append(float(hidden[0, 0, 0]))
         return hidden
 
-    vectors = torch.ones(1, 1, hidden_size).expand(1, max_model_len, hidden_size)
     with ExitStack() as stack, torch.inference_mode():
         for layer in layers:
             stack.enter_context(_replace_forward(layer, record))
         stack.enter_context(_replace_forward(get_part(body, "norm"), lambda x: x))
-        body(
-            inputs_embeds=vectors,
-            position_ids=torch.arange(max_model_len)[None],
-            use_cache=False,
-        )
-    return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
+        body(inputs_embeds=vectors, position_ids=positions, use_cache=False)
+    return rotary, scales
 
 
 @contextmanager

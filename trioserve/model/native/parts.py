@@ -23,7 +23,7 @@ from .experts import (
     list_activated,
 )
 from .formulas import find_activation, find_epsilon, find_norm, find_optional_norm
-from .given import watch_layers
+from .given import find_plane_rotary, watch_layers
 from .products import (
     NotRecognised,
     check_linear,
@@ -69,6 +69,8 @@ class DecoderParts:
       activation: a name in formulas.ACTIVATION_CODES.
       epsilon: what the norms add to the mean square.
       logit_softcap: logits become softcap * tanh(logit / softcap); None leaves them.
+      plane_rotary: turns positions on three axes into rotary angles; None if the model
+        places nothing in a plane.
     """
 
     layers: tuple[LayerParts, ...]
@@ -78,6 +80,7 @@ class DecoderParts:
     activation: str
     epsilon: float
     logit_softcap: float | None
+    plane_rotary: nn.Module | None
 
     @property
     def hidden_size(self) -> int:
@@ -96,6 +99,7 @@ def find_parts(
     *,
     begin: int = 0,
     is_last: bool = True,
+    has_plane: bool = False,
 ) -> DecoderParts:
     """Find the parts of a model, or of one stage of it.
 
@@ -104,6 +108,7 @@ def find_parts(
       max_model_len: rotary angles are computed for so many positions.
       begin: place of its first layer among the whole model's.
       is_last: it has the last layer, and what follows.
+      has_plane: it places images in a plane.
 
     Raises:
       NotRecognised
@@ -133,6 +138,7 @@ def find_parts(
         ),
         epsilon=find_epsilon(body),
         logit_softcap=_find_softcap(model),
+        plane_rotary=find_plane_rotary(body, everywhere, size) if has_plane else None,
     )
     _check_products(parts, model.dtype)
     if not begin:
