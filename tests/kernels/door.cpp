@@ -1,10 +1,10 @@
 // Doors to single kernels, for tests alone: the library has a door for whole steps.
 #include <string.h>
 
-#include "attention.h"
 #include "matrix.h"
 #include "norm.h"
 #include "pack.h"
+#include "step_attention.h"
 
 using namespace trioserve;
 
@@ -87,7 +87,7 @@ void test_read_numbers(const SourceSpec* source, int num_inputs, float* to) {
 //
 //   queries: (num_queries, num_heads, key_dim); keys, values: (num_keys, num_kv_heads, dim)
 //   blocks: the numbers of num_blocks blocks, in order; dirt: fills what is left of them
-void test_attend(int format, const AttentionShape* shape, int num_queries, int num_keys,
+void test_attend(int format, int num_threads, const AttentionShape* shape, int num_queries, int num_keys,
                  const float* queries, const float* keys, const float* values,
                  const std::int64_t* blocks, int num_blocks, float dirt, float* out) {
   with_numbers(format, [&](auto f) {
@@ -108,13 +108,12 @@ void test_attend(int format, const AttentionShape* shape, int num_queries, int n
     }
     int size = shape->num_heads * shape->key_dim, out_size = shape->num_heads * shape->value_dim;
     auto operands = to_operands<Operand>(queries, num_queries, size, size);
-    QueryTile<Format> tiles(*shape);
-    StepRow row{0, num_queries, num_keys - num_queries, blocks};
-    for (int h = 0; h < shape->num_kv_heads; ++h) {
-      for (int i = 0; i < QueryTile<Format>::count(*shape, num_queries); ++i) {
-        tiles.attend(cache.data(), row, h, i, operands.data(), size, out, out_size);
-      }
-    }
+    Pool pool(num_threads);
+    Pool::Step awake(pool);
+    StepAttention<Format> attention;
+    std::vector<StepRow> rows{{0, num_queries, num_keys - num_queries, blocks}};
+    attention.plan(*shape, rows, num_threads);
+    attention.run(pool, *shape, cache.data(), operands.data(), out, out_size);
   });
 }
 

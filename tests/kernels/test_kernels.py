@@ -339,7 +339,7 @@ def attend(
 @given(
     dtype=st.sampled_from(list(FORMATS)),
     num_queries=st.integers(1, 60),
-    num_earlier=st.sampled_from([0, 1, 15, 16, 17, 130, 300]),
+    num_earlier=st.sampled_from([0, 1, 15, 16, 17, 130, 300, 700]),
     num_kv_heads=st.integers(1, 3),
     group_size=st.integers(1, 5),
     key_dim=st.integers(1, 20).map(lambda n: 2 * n),
@@ -348,6 +348,7 @@ def attend(
     softcap=st.sampled_from([0.0, 5.0]),
     window=st.sampled_from([0, 1, 7, 40, 200]),
     has_sinks=st.booleans(),
+    num_threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
 # The keys of 42 blocks of three end within a vector, and more keys follow.
@@ -363,6 +364,23 @@ def attend(
     softcap=0.0,
     window=0,
     has_sinks=False,
+    num_threads=1,
+    seed=0,
+)
+# The keys are cut into parts, of which the window leaves out the first.
+@example(
+    dtype=torch.float32,
+    num_queries=1,
+    num_earlier=700,
+    num_kv_heads=1,
+    group_size=3,
+    key_dim=16,
+    value_dim=16,
+    block_size=16,
+    softcap=0.0,
+    window=200,
+    has_sinks=True,
+    num_threads=3,
     seed=0,
 )
 def test_attention_is_the_formula(
@@ -378,6 +396,7 @@ def test_attention_is_the_formula(
     softcap: float,
     window: int,
     has_sinks: bool,
+    num_threads: int,
     seed: int,
 ) -> None:
     num_heads, num_keys = num_kv_heads * group_size, num_earlier + num_queries
@@ -401,7 +420,7 @@ def test_attention_is_the_formula(
     blocks = torch.randperm(num_blocks, generator=chance)
     out = torch.full((num_queries, num_heads, value_dim), math.nan)
     kernels.test_attend(
-        *(FORMATS[dtype], ctypes.byref(shape), num_queries, num_keys),
+        *(FORMATS[dtype], num_threads, ctypes.byref(shape), num_queries, num_keys),
         *(c_void_p(each.data_ptr()) for each in (query, key, value, blocks)),
         # A former sequence left large numbers in its blocks.
         *(num_blocks, c_float(1e30), c_void_p(out.data_ptr())),

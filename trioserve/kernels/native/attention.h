@@ -1,19 +1,8 @@
 // Attention of a step's queries over the paged cache of keys and values.
 //
-// A block of the cache holds block_size tokens of one layer. Each head's keys and values lie
-// in it as matrices packed for products (packed.h):
-//
-//     block | head 0: keys, values | head 1: keys, values | ...
-//
-//     keys    tokens are the outputs, dimensions the inputs:  q K^T gives a score a token
-//     values  dimensions are the outputs, tokens the inputs:  p V gives a number a dimension
-//
-// Both are padded with zeros to whole vectors of outputs, and values to whole steps of
-// tokens.
-//
 // Keys and values are read once for all query heads that share them, and the softmax is
 // computed in one pass over them.
-// Source: Dao et al. 2022 (FlashAttention), algorithm 1; Kwon et al. 2023 (PagedAttention).
+// Source: Dao et al. 2022 (FlashAttention), algorithm 1.
 #pragma once
 
 #include <algorithm>
@@ -22,72 +11,15 @@
 #include <vector>
 
 #include "activation.h"
-#include "packed.h"
+#include "kv_cache.h"
 
 namespace trioserve {
 
-struct AttentionShape {
-  int num_heads;
-  int num_kv_heads;
-  int key_dim;  // a multiple of 2
-  int value_dim;
-  int block_size;  // tokens
-  float scaling;
-  float softcap;       // 0: none
-  int window;          // keys that a query sees, with its own; 0: all
-  const float* sinks;  // num_heads numbers, or null
-
-  int group_size() const { return num_heads / num_kv_heads; }
-  // The numbers of outputs, with padding.
-  int token_width() const { return round_up(block_size, Vec::kLanes); }
-  int value_width() const { return round_up(value_dim, Vec::kLanes); }
-  // Numbers of one head's keys, of its keys and values, and of a whole block.
-  int keys_size() const { return token_width() * key_dim; }
-  int head_size() const { return keys_size() + value_width() * round_up(block_size, 2); }
-  std::ptrdiff_t block_numbers() const {
-    return static_cast<std::ptrdiff_t>(head_size()) * num_kv_heads;
-  }
+// Blocks [begin, end) of a row.
+struct BlockRange {
+  int begin = 0;
+  int end = std::numeric_limits<int>::max();
 };
-
-// Tokens of one sequence that a step computes.
-struct StepRow {
-  int first_token;  // among the step's tokens
-  int num_tokens;
-  int start;  // the position of the first
-  const std::int64_t* blocks;
-  int num_keys = 0;  // seen by all of them; 0: each sees the keys up to its own
-};
-
-// Stores one token's keys and values of one head.
-template <class Format>
-inline void write_cache(typename Format::Weight* cache, const AttentionShape& shape,
-                        const StepRow& row, int token, int kv_head, const float* key,
-                        const float* value) {
-  using Weight = typename Format::Weight;
-  constexpr int kInputs = Format::kInputs;
-  int position = row.start + token;
-  int offset = position % shape.block_size;
-  Weight* head = cache + row.blocks[position / shape.block_size] * shape.block_numbers() +
-                 kv_head * shape.head_size();
-  auto convert = [](float number) {
-    // Invariant: all numbers in the cache are finite. A masked key or value is multiplied
-    // by 0, and 0 times infinity would be NaN, in the next sequence of this block.
-    if (!std::isfinite(number)) number = 0.0f;
-    if constexpr (sizeof(Weight) == sizeof(float)) {
-      return number;
-    } else {
-      Weight half = narrow(number);
-      // The largest numbers round up to infinity.
-      return (half & 0x7fff) == 0x7f80 ? static_cast<Weight>(half - 1) : half;
-    }
-  };
-  for (int d = 0; d < shape.key_dim; ++d) {
-    head[(d / kInputs * shape.token_width() + offset) * kInputs + d % kInputs] = convert(key[d]);
-  }
-  Weight* values = head + shape.keys_size() +
-                   offset / kInputs * kInputs * shape.value_width() + offset % kInputs;
-  for (int d = 0; d < shape.value_dim; ++d) values[d * kInputs] = convert(value[d]);
-}
 
 // The attention of queries that share keys: some tokens of a row, times a group of heads.
 template <class Format>
@@ -124,8 +56,15 @@ class QueryTile {
   void attend(const Weight* cache, const StepRow& row, int kv_head, int tile,
               const Operand* queries, std::ptrdiff_t stride, float* out,
               std::ptrdiff_t out_stride) {
-    const int group = shape_.group_size();
-    const int first = tile * kRows;
+    begin(row, kv_head, tile, queries, stride);
+    add_keys(cache, row, kv_head, BlockRange());
+    finish(row, kv_head, tile, out, out_stride);
+  }
+
+  // The steps of attend, which may read the keys in several parts.
+  void begin(const StepRow& row, int kv_head, int tile, const Operand* queries,
+             std::ptrdiff_t stride) {
+    const int group = shape_.group_size(), first = tile * kRows;
     num_rows_ = std::min(kRows, row.num_tokens * group - first);
     for (int r = 0; r < num_rows_; ++r) {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
@@ -135,21 +74,55 @@ class QueryTile {
       total_[r] = shape_.sinks ? 1.0f : 0.0f;
     }
     std::fill_n(sums_.begin(), num_rows_ * shape_.value_width(), 0.0f);
-    const int end = ends_[num_rows_ - 1];
-    const int begin = shape_.window ? std::max(0, ends_[0] - shape_.window) : 0;
-    for (int block = begin / shape_.block_size; block * shape_.block_size < end;
+  }
+
+  void add_keys(const Weight* cache, const StepRow& row, int kv_head, BlockRange range) {
+    const int first_key = shape_.window ? std::max(0, ends_[0] - shape_.window) : 0;
+    const int end = std::min(range.end, (ends_[num_rows_ - 1] - 1) / shape_.block_size + 1);
+    for (int block = std::max(range.begin, first_key / shape_.block_size); block < end;
          block += blocks_) {
-      int last = std::min(block + blocks_, (end - 1) / shape_.block_size + 1);
+      int last = std::min(block + blocks_, end);
       score(cache, row, kv_head, block, last);
       weigh(block * shape_.block_size, (last - block) * shape_.block_size);
       add_values(cache, row, kv_head, block, last);
     }
+  }
+
+  void finish(const StepRow& row, int kv_head, int tile, float* out, std::ptrdiff_t out_stride) {
+    const int group = shape_.group_size(), first = tile * kRows;
     for (int r = 0; r < num_rows_; ++r) {
       int token = (first + r) / group, head = kv_head * group + (first + r) % group;
       float* to = out + (row.first_token + token) * out_stride + head * shape_.value_dim;
       float* sums = &sums_[r * shape_.value_width()];
       multiply_all(sums, shape_.value_width(), 1.0f / total_[r]);
       std::copy_n(sums, shape_.value_dim, to);
+    }
+  }
+
+  // What a part of the keys gives: the softmax's maximum and total, and the sums, of each row.
+  static int part_size(const AttentionShape& shape) { return kRows * (2 + shape.value_width()); }
+
+  void save(float* part) const {
+    std::copy_n(largest_, num_rows_, part);
+    std::copy_n(total_, num_rows_, part + kRows);
+    std::copy_n(sums_.begin(), num_rows_ * shape_.value_width(), part + 2 * kRows);
+  }
+
+  // Adds a part. Sinks must be in one of the parts alone.
+  void add_part(const float* part) {
+    const int width = shape_.value_width();
+    for (int r = 0; r < num_rows_; ++r) {
+      if (part[r] == kNone) continue;
+      const float largest = std::max(largest_[r], part[r]);
+      const float own = std::exp(largest_[r] - largest), other = std::exp(part[r] - largest);
+      largest_[r] = largest;
+      total_[r] = total_[r] * own + part[kRows + r] * other;
+      const float* added = part + 2 * kRows + r * width;
+      float* sums = &sums_[r * width];
+      for (int i = 0; i < width; i += Vec::kLanes) {
+        (Vec::load(sums + i) * Vec::all(own) + Vec::load(added + i) * Vec::all(other))
+            .store(sums + i);
+      }
     }
   }
 

@@ -23,25 +23,22 @@ void rotate(float* head, const float* cos, const float* sin, int size) {
 template <class Format>
 void Decoder<Format>::run(Pool& pool, const StepSpec& step) {
   Pool::Step awake(pool);
-  prepare(step);
+  prepare(step, pool.num_threads());
   for (int i = 0; i < spec_.num_layers; ++i) run_layer(pool, spec_.layers[i], step);
   if (spec_.final_norm) write_logits(pool, step);
 }
 
 template <class Format>
-void Decoder<Format>::prepare(const StepSpec& step) {
+void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
   rows_.clear();
   row_of_token_.clear();
-  tiles_.clear();
-  AttentionShape any = shape(spec_.layers[0]);
   for (int i = 0; i < step.num_rows; ++i) {
     const std::int32_t* row = step.rows + 4 * i;
     rows_.push_back({row[0], row[1], row[2],
                      step.blocks + static_cast<std::ptrdiff_t>(row[3]) * step.max_blocks});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
-    // The last tile of a row reads the most keys, so it comes first.
-    for (int tile = QueryTile<Format>::count(any, row[1]); tile--;) tiles_.emplace_back(i, tile);
   }
+  attention_.plan(shape(spec_.layers[0]), rows_, num_threads);
   auto fit = [](auto& buffer, std::ptrdiff_t tokens, std::ptrdiff_t size) {
     if (static_cast<std::ptrdiff_t>(buffer.size()) < tokens * size) buffer.resize(tokens * size);
   };
@@ -67,7 +64,8 @@ void Decoder<Format>::run_layer(Pool& pool, const LayerSpec& layer, const StepSp
            },
            layer.qkv);
   place_tokens(pool, layer, step);
-  attend(pool, layer);
+  attention_.run(pool, shape(layer), static_cast<const typename Format::Weight*>(layer.cache),
+                 queries_.data(), attended_.data(), row_stride(attended_size()));
   add_product(pool, step, attended_, layer.output, layer.output_bias, layer.attention_post_norm);
   feed_forward(pool, layer, step);
 }
@@ -107,24 +105,6 @@ void Decoder<Format>::place_token(const LayerSpec& layer, const StepSpec& step,
     write_cache<Format>(static_cast<typename Format::Weight*>(layer.cache), attention, row, token,
                         h, head, value);
   }
-}
-
-template <class Format>
-void Decoder<Format>::attend(Pool& pool, const LayerSpec& layer) {
-  AttentionShape attention = shape(layer);
-  while (static_cast<int>(query_tiles_.size()) < pool.num_threads()) {
-    query_tiles_.emplace_back(attention);
-  }
-  const int num_pieces = static_cast<int>(tiles_.size()) * spec_.num_kv_heads;
-  pool.run(num_pieces, [&](int piece, int thread) {
-    auto [row, tile] = tiles_[piece / spec_.num_kv_heads];
-    QueryTile<Format>& query_tile = query_tiles_[thread];
-    query_tile.use(attention);
-    query_tile.attend(static_cast<const typename Format::Weight*>(layer.cache), rows_[row],
-                      piece % spec_.num_kv_heads, tile, queries_.data(),
-                      spec_.num_heads * spec_.key_dim, attended_.data(),
-                      row_stride(attended_size()));
-  });
 }
 
 template <class Format>

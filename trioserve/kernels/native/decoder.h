@@ -8,8 +8,8 @@
 
 #include <vector>
 
-#include "attention.h"
 #include "experts.h"
+#include "step_attention.h"
 
 namespace trioserve {
 
@@ -73,11 +73,10 @@ class Decoder {
   void run(Pool& pool, const StepSpec& step);
 
  private:
-  void prepare(const StepSpec& step);
+  void prepare(const StepSpec& step, int num_threads);
   void run_layer(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_tokens(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void place_token(const LayerSpec& layer, const StepSpec& step, const StepRow& row, int token);
-  void attend(Pool& pool, const LayerSpec& layer);
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                    const MatrixSpec& matrix, const float* bias, const float* post_norm);
@@ -103,10 +102,7 @@ class Decoder {
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   Mixture mixture_;
-  // Pieces of attention: the row and the tile within it.
-  std::vector<std::pair<int, int>> tiles_;
-  // One for each thread: they hold its scratch memory.
-  std::vector<QueryTile<Format>> query_tiles_;
+  StepAttention<Format> attention_;
 };
 
 }  // namespace trioserve

@@ -1,0 +1,120 @@
+// The attention of a step, cut into pieces for the threads.
+//
+// A piece is a tile of queries and a head. If these are few, because few sequences have long
+// contexts, the keys of a tile are cut into parts, too, which are put together at the end.
+// Source: Dao et al. 2023 (Flash-Decoding).
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "pool.h"
+
+namespace trioserve {
+
+template <class Format>
+class StepAttention {
+ public:
+  using Operand = typename Format::Operand;
+  using Weight = typename Format::Weight;
+
+  // Plans a step, for all of its layers.
+  void plan(const AttentionShape& shape, const std::vector<StepRow>& rows, int num_threads) {
+    tiles_.clear();
+    parts_.clear();
+    for (const StepRow& row : rows) {
+      // The last tile of a row reads the most keys, so it comes first.
+      for (int tile = QueryTile<Format>::count(shape, row.num_tokens); tile--;) {
+        tiles_.push_back({&row, tile, 0, 0});
+      }
+    }
+    const int num_pieces = static_cast<int>(tiles_.size()) * shape.num_kv_heads;
+    const int most = (kPiecesOfThread * num_threads + num_pieces - 1) / num_pieces;
+    for (Tile& tile : tiles_) {
+      const int num_blocks =
+          (tile.row->start + tile.row->num_tokens + shape.block_size - 1) / shape.block_size;
+      const int num_parts =
+          std::clamp(num_blocks * shape.block_size / kKeysOfPart, 1, num_threads > 1 ? most : 1);
+      tile.first_part = static_cast<int>(parts_.size());
+      tile.num_parts = num_parts;
+      for (int part = 0; part < num_parts; ++part) {
+        BlockRange range{part * num_blocks / num_parts, (part + 1) * num_blocks / num_parts};
+        parts_.push_back({&tile, range});
+      }
+    }
+    while (static_cast<int>(query_tiles_.size()) < num_threads) query_tiles_.emplace_back(shape);
+    if (parts_.size() > tiles_.size()) {
+      saved_.resize(parts_.size() * shape.num_kv_heads * QueryTile<Format>::part_size(shape));
+    }
+  }
+
+  // Computes one layer.
+  //
+  //   queries: (tokens, num_heads, key_dim)
+  //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
+  void run(Pool& pool, const AttentionShape& shape, const Weight* cache, const Operand* queries,
+           float* out, std::ptrdiff_t out_stride) {
+    const std::ptrdiff_t stride = shape.num_heads * shape.key_dim;
+    const int num_heads = shape.num_kv_heads;
+    pool.run(static_cast<int>(parts_.size()) * num_heads, [&](int piece, int thread) {
+      const int place = piece / num_heads, head = piece % num_heads;
+      const Part& part = parts_[place];
+      const Tile& tile = *part.tile;
+      QueryTile<Format>& queries_of_tile = query_tiles_[thread];
+      AttentionShape own = shape;
+      if (place != tile.first_part) own.sinks = nullptr;
+      queries_of_tile.use(own);
+      queries_of_tile.begin(*tile.row, head, tile.number, queries, stride);
+      queries_of_tile.add_keys(cache, *tile.row, head, part.range);
+      if (tile.num_parts == 1) {
+        queries_of_tile.finish(*tile.row, head, tile.number, out, out_stride);
+      } else {
+        queries_of_tile.save(find_saved(shape, place, head));
+      }
+    });
+    if (parts_.size() == tiles_.size()) return;
+    AttentionShape without_sinks = shape;
+    without_sinks.sinks = nullptr;
+    pool.run(static_cast<int>(tiles_.size()) * num_heads, [&](int piece, int thread) {
+      const Tile& tile = tiles_[piece / num_heads];
+      const int head = piece % num_heads;
+      if (tile.num_parts == 1) return;
+      QueryTile<Format>& queries_of_tile = query_tiles_[thread];
+      queries_of_tile.use(without_sinks);
+      queries_of_tile.begin(*tile.row, head, tile.number, queries, stride);
+      for (int part = 0; part < tile.num_parts; ++part) {
+        queries_of_tile.add_part(find_saved(shape, tile.first_part + part, head));
+      }
+      queries_of_tile.finish(*tile.row, head, tile.number, out, out_stride);
+    });
+  }
+
+ private:
+  // A thread that is late with its last piece delays the others by a small part.
+  static constexpr int kPiecesOfThread = 4;
+  // Fewer take less time than putting parts together.
+  static constexpr int kKeysOfPart = 256;
+
+  struct Tile {
+    const StepRow* row;
+    int number;
+    int first_part, num_parts;
+  };
+  struct Part {
+    const Tile* tile;
+    BlockRange range;
+  };
+
+  float* find_saved(const AttentionShape& shape, int part, int head) {
+    std::ptrdiff_t place = static_cast<std::ptrdiff_t>(part) * shape.num_kv_heads + head;
+    return &saved_[place * QueryTile<Format>::part_size(shape)];
+  }
+
+  std::vector<Tile> tiles_;
+  std::vector<Part> parts_;
+  std::vector<float> saved_;
+  // One for each thread: they hold its scratch memory.
+  std::vector<QueryTile<Format>> query_tiles_;
+};
+
+}  // namespace trioserve
