@@ -213,6 +213,7 @@ def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
 @given(
     kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
     wide=st.booleans(),
+    has_float_inputs=st.booleans(),
     num_rows=st.integers(1, 40),
     num_outputs=st.integers(1, 80),
     num_groups=st.integers(1, 5),
@@ -222,6 +223,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     kernels: ctypes.CDLL,
     kind: str,
     wide: bool,
+    has_float_inputs: bool,
     num_rows: int,
     num_outputs: int,
     num_groups: int,
@@ -245,14 +247,18 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     format = 3 if kind in ("Q4_0", "Q4_1") and not wide else 2
     group_size = 16 if wide else 32
     spec = MatrixSpec(
-        format=format,
+        format=format + 2 * has_float_inputs,
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
     )
     actual = multiply(kernels, spec, [source], x)
     numbers = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[order.numpy()]
-    expected = quantise(x, group_size) @ torch.from_numpy(numbers).double().T
+    weights = torch.from_numpy(numbers).double()
+    if has_float_inputs:
+        torch.testing.assert_close(actual, x.double() @ weights.T, rtol=1e-4, atol=1e-4)
+        return
+    expected = quantise(x, group_size) @ weights.T
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=0.03)
     assert (actual - expected).abs().mean() < 3e-3
 

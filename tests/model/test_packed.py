@@ -215,7 +215,8 @@ def test_each_type_of_blocks_runs(tmp_path: Path, kind: str) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "initializer_range": 0.1}
     write_gguf(path, make_model("llama", **sizes), {}, Kind[kind])
     oracle = read_oracle(path)
-    assert compare(load(path), oracle) < 1e-5
+    # The kernels keep the product of a K block's two scales as float16.
+    assert compare(load(path), oracle) < (1e-3 if kind.endswith("_K") else 1e-5)
     assert compare(load(path, quantization="int8"), oracle) < ROUNDING
 
 

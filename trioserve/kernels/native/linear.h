@@ -2,9 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "pool.h"
-#include "quantised.h"
+#include "widened.h"
 
 namespace trioserve {
 
@@ -37,7 +38,7 @@ struct Operands {
   const typename Format::Operand* first;
   std::ptrdiff_t stride;
   int num_rows;
-  const InputGroup* groups = nullptr;  // (num_rows, num_groups) if they are quantised
+  const InputGroup* groups = nullptr;  // (num_rows, num_groups) if operands are int8
 };
 
 // How a product is cut into pieces for the threads: groups of blocks times groups of rows.
@@ -69,7 +70,10 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
     constexpr int R = decltype(constant)::value;
     Vec sums[R][kVecs] = {};
     const auto* first = x.first + row * x.stride;
-    if constexpr (Format::kIsQuantised) {
+    if constexpr (Format::kIsQuantised && std::is_same_v<typename Format::Operand, float>) {
+      multiply_widened<Format, R, kVecs>(first, x.stride, matrix.num_groups(), matrix.group_size,
+                                         weights, sums);
+    } else if constexpr (Format::kIsQuantised) {
       const int num_groups = matrix.num_groups();
       multiply_groups<Format, R, kVecs>(first, x.stride, x.groups + row * num_groups, num_groups,
                                         matrix.group_size, weights, sums);

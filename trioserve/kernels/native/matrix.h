@@ -8,7 +8,9 @@
 
 namespace trioserve {
 
-enum FormatCode : std::int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum FormatCode : std::int32_t {
+  kFloat32, kBfloat16, kInt8, kInt4, kWidenedInt8, kWidenedInt4
+};
 
 // Calls body with the format that a code stands for.
 template <class Body>
@@ -17,7 +19,9 @@ auto with_format(std::int32_t code, Body&& body) {
     case kFloat32: return body(Float32Format());
     case kBfloat16: return body(Bfloat16Format());
     case kInt8: return body(Int8Format());
-    default: return body(Int4Format());
+    case kInt4: return body(Int4Format());
+    case kWidenedInt8: return body(WidenedInt8Format());
+    default: return body(WidenedInt4Format());
   }
 }
 

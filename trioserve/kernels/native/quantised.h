@@ -13,7 +13,8 @@
 //                          |     i4 i5 i6 i7 |     i4 i5 i6 i7 | ...      the upper 4 bits
 //
 // Inputs are quantised when a product begins, with one scale for each row and group. So the
-// products of a group are whole numbers. Outputs and inputs beyond the matrix are 0.
+// products of a group are whole numbers. widened.h multiplies the same blocks with inputs of
+// float32. Outputs and inputs beyond the matrix are 0.
 #pragma once
 
 #include <algorithm>

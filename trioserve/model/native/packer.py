@@ -16,7 +16,7 @@ from .gguf_matrix import GgufMatrix
 Weights = Tensor | GgufMatrix
 
 # FormatCode of native/matrix.h.
-_FLOAT32, _BFLOAT16, _INT8, _INT4 = range(4)
+_FLOAT32, _BFLOAT16, _INT8, _INT4, _WIDENED_INT8, _WIDENED_INT4 = range(6)
 NUMBERS = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16}
 
 # SourceKind of native/gguf.h, by ggml's names.
@@ -47,7 +47,7 @@ class Packer:
     Args:
       pool: of the library; its threads pack.
       dtype: float32 or bfloat16, of weights that stay numbers.
-      int8: quantise numbers to int8.
+      int8: quantise numbers to int8, and the inputs of quantised products.
     """
 
     def __init__(
@@ -99,15 +99,12 @@ class Packer:
 
         The codes of 4 bits fit into 8, so a matrix of several kinds takes the larger.
         """
-        # The kernels multiply codes with inputs of eight bits alone.
-        if not self._int8:
-            return NUMBERS[self._dtype], 0
         if kinds & set(_TENSOR_KINDS.values()):
-            # One scale for all inputs, of which the kernels take four at a time.
-            return _INT8, _INT8_GROUP
+            return (_INT8, _INT8_GROUP) if self._int8 else (NUMBERS[self._dtype], 0)
         if kinds <= _FOUR_BITS:
-            return _INT4, 32
-        return _INT8, 16 if kinds & _SMALL_GROUPS else 32
+            return _INT4 if self._int8 else _WIDENED_INT4, 32
+        group_size = 16 if kinds & _SMALL_GROUPS else 32
+        return _INT8 if self._int8 else _WIDENED_INT8, group_size
 
 
 def split(weights: Weights, count: int) -> Sequence[Weights]:
