@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import gguf
+from gguf import GGMLQuantizationType as Kind
 import numpy as np
 from numpy.typing import NDArray
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-import gguf
-from gguf import GGMLQuantizationType as Kind
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import NoKernels, open_library
 from trioserve.model import LoadedModel, load_packed

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 import sys
 
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 import numpy as np
 from packaging.requirements import Requirement
 import pytest
 
-from gguf import GGMLQuantizationType, GGUFWriter, quants
 from trioserve.errors import UnsupportedModel, WeightsBroken
 from trioserve.weights import resolve_description, resolve_weights
 from trioserve.weights.gguf import name_model

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 import torch
@@ -19,8 +20,6 @@ from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
 )
-
-import gguf
 
 from ...types.gguf import GgufFile, GgufTensor
 from ..native.gguf_matrix import GgufMatrix
