@@ -12,6 +12,14 @@ import platform
 from setuptools import Extension, setup
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
+# GCC 12 warns of its own headers for AVX-512, thousands of times.
+_COMMON = [
+    "-std=c++17",
+    "-O3",
+    "-pthread",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+]
 _FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": _AVX512,
@@ -27,7 +35,7 @@ def list_libraries():
             f"trioserve.kernels._{name}",
             sorted(glob("trioserve/kernels/native/*.cpp")),
             depends=sorted(glob("trioserve/kernels/native/*.h")),
-            extra_compile_args=["-std=c++17", "-O3", "-pthread", *flags],
+            extra_compile_args=[*_COMMON, *flags],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

@@ -69,3 +69,15 @@ def test_the_next_library_is_loaded_if_the_best_was_not_built(
         library, "_find", lambda name: find(name) if name == "avx2" else None
     )
     assert open_library().name == "avx2"
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in find_instruction_sets() if library._find(name)]
+    if not names:
+        pytest.skip("needs a library")
+    path = library._find(names[0])
+    assert path is not None
+    assert library.Library(names[0], path).name == names[0]
+    monkeypatch.setattr(library, "SPECS", (*library.SPECS[1:], library.SPECS[0]))
+    with pytest.raises(NoKernels, match="built from other sources; install trioserve"):
+        library.Library(names[0], path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .structs import (
+    SPECS,
     DecoderSpec,
     EncoderSpec,
     MatrixSpec,
@@ -44,11 +45,19 @@ class Library:
 
     Args:
       name: the instruction set.
+
+    Raises:
+      NoKernels: it was built from other sources than this file's.
     """
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self._library = ctypes.CDLL(str(path))
+        if self._list_sizes() != [ctypes.sizeof(spec) for spec in SPECS]:
+            # A checkout was updated, and not installed again.
+            raise NoKernels(
+                f"{path.name} was built from other sources; install trioserve again"
+            )
         declare = self._declare
         self.open_pool = declare("open_pool", c_void_p, c_int32)
         self.close_pool = declare("close_pool", None, c_void_p)
@@ -73,6 +82,14 @@ class Library:
             "run_encoder", None, c_void_p, c_void_p, POINTER(TextsSpec)
         )
 
+    def _list_sizes(self) -> list[int]:
+        sizes = (c_int32 * len(SPECS))()
+        try:
+            self._library.trioserve_list_sizes(sizes)
+        except AttributeError:
+            return []
+        return list(sizes)
+
     def _declare(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
         function: Any = getattr(self._library, f"trioserve_{name}")
         function.restype, function.argtypes = result, arguments
@@ -85,7 +102,8 @@ def open_library() -> Library:
     """Load the best library that this processor can run.
 
     Raises:
-      NoKernels: none was built, or the processor lacks the instructions.
+      NoKernels: none was built, the processor lacks the instructions, or the library
+        was built from other sources.
     """
     usable = find_instruction_sets()
     if not usable:

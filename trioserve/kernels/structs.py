@@ -123,3 +123,10 @@ class TextsSpec(Structure):
         *((name, c_void_p) for name in ("hidden", "texts")),
         *((name, c_int32) for name in ("num_tokens", "num_texts")),
     ]
+
+
+# As native/api_sizes.cpp lists them.
+SPECS = (
+    *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, LayerSpec),
+    *(DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
+)
