@@ -1,11 +1,8 @@
 // Products of quantised weights with inputs of float32.
 //
 // Blocks are those of quantised.h. Weights are widened to float32 in registers, so a product
-// is exactly that of the dequantised weights, and still reads only their codes. For many
-// rows a block is widened once, and multiplied as one of float32.
+// is exactly that of the dequantised weights, and still reads only their codes.
 #pragma once
-
-#include <type_traits>
 
 #include "quantised.h"
 
@@ -38,9 +35,8 @@ inline Ints extract<Int4Format>(Ints bytes, int place, bool upper_half) {
 #endif
 
 // The number of inputs is a multiple of the group's.
-template <class Codes_>
+template <class Codes>
 struct WidenedFormat {
-  using Codes = Codes_;
   using Weight = std::uint8_t;
   using Operand = float;
   static constexpr bool kIsQuantised = true;
@@ -72,9 +68,6 @@ struct WidenedFormat {
   }
 };
 
-template <class Format>
-constexpr bool kIsWidened = Format::kIsQuantised && std::is_same_v<typename Format::Operand, float>;
-
 using WidenedInt8Format = WidenedFormat<Int8Format>;
 using WidenedInt4Format = WidenedFormat<Int4Format>;
 
@@ -95,28 +88,6 @@ inline void multiply_widened(const float* x, std::ptrdiff_t stride, int num_grou
       codes += kBlock * Format::kStepBytes;
     }
     x += group_size;
-    w += group_bytes<Format>(group_size);
-  }
-}
-
-// Widens a block to float32, in the layout of Float32Format.
-//
-//   to: num_groups * group_size * kBlock numbers
-template <class Format>
-inline void widen_block(const std::uint8_t* w, int num_groups, int group_size, float* to) {
-  for (int group = 0; group < num_groups; ++group) {
-    const auto* halves = reinterpret_cast<const Float16*>(w);
-    const std::uint8_t* codes = w + 2 * kBlock * sizeof(Float16);
-    for (int v = 0; v < kBlock; v += Vec::kLanes) {
-      Vec scale = load_halves(halves + v), minimum = load_halves(halves + kBlock + v);
-      for (int i = 0; i < group_size; ++i) {
-        int step = i / Format::kInputs, place = i % Format::kInputs;
-        Ints bytes{load_bytes(codes + (step * kBlock + v) * Format::kStepBytes)};
-        Vec code = extract<typename Format::Codes>(bytes, place % 4, place >= 4).to_float();
-        Vec::fma(code, scale, minimum).store(to + i * kBlock + v);
-      }
-    }
-    to += group_size * kBlock;
     w += group_bytes<Format>(group_size);
   }
 }
