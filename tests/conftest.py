@@ -11,6 +11,7 @@ from hypothesis import settings
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from trioserve.kernels.library import NoKernels, open_library
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # No deadlines, because the machine may be busy and no test is about them.
@@ -63,3 +64,12 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def needs_kernels() -> None:
+    """Skip a test where the native kernels cannot run."""
+    try:
+        open_library()
+    except NoKernels as error:
+        pytest.skip(str(error))

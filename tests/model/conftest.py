@@ -28,7 +28,6 @@ from transformers import (
 
 import trioserve
 from trioserve.config import ModelConfig
-from trioserve.kernels.library import NoKernels, open_library
 from trioserve.model import LoadedModel, ModelRunner, load_model
 from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
@@ -265,7 +264,7 @@ NATIVE_MODELS = {
 def choose_kernels(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Return each kind of kernels that can run a type of model."""
     if request.param == "native":
-        skip_without_kernels()
+        request.getfixturevalue("needs_kernels")
 
     def choose(model_type: str) -> str:
         if request.param == "native" and model_type not in NATIVE_MODELS:
@@ -291,13 +290,6 @@ def tiny_vision_by_kernels(
     return lambda model_type: tiny_vision(
         model_type, kernels=choose_kernels(model_type)
     )
-
-
-def skip_without_kernels() -> None:
-    try:
-        open_library()
-    except NoKernels as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

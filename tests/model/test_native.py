@@ -13,7 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.kernels.library import NoKernels, open_library
+from trioserve.kernels.library import open_library
 from trioserve.model import load_model
 from trioserve.model.loading import native
 from trioserve.model.native import parts
@@ -21,13 +21,7 @@ from trioserve.model.native.check import measure_distance
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 
-
-@pytest.fixture(autouse=True)
-def needs_kernels() -> None:
-    try:
-        open_library()
-    except NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def load(folder: Path, **options: Any) -> Any:

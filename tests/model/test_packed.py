@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trioserve.config import ModelConfig
-from trioserve.kernels.library import NoKernels, open_library
+from trioserve.kernels.library import open_library
 from trioserve.model import LoadedModel, load_packed
 from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
 from trioserve.testing.models import TINY_MODELS
@@ -40,13 +40,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+
 @pytest.fixture(autouse=True)
-def needs_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    try:
-        open_library()
-    except NoKernels as error:
-        pytest.skip(str(error))
 
 
 def make_model(model_type: str, **changes: Any) -> PreTrainedModel:

@@ -6,7 +6,6 @@ import pytest
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
-from trioserve.kernels.library import NoKernels, open_library
 from trioserve.weights import Weights, resolve_description
 
 
@@ -36,12 +35,8 @@ def test_the_cache_has_the_default_model_once(default_weights: Weights) -> None:
 @pytest.mark.slow
 async def test_the_default_model_answers_from_its_own_file_and_stops(
     monkeypatch: pytest.MonkeyPatch,
+    needs_kernels: None,
 ) -> None:
-    try:
-        open_library()
-    except NoKernels as error:
-        pytest.skip(str(error))
-
     def refuse(*arguments: object) -> None:
         raise AssertionError("the file is converted")
 

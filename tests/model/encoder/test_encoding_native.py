@@ -11,7 +11,7 @@ import torch
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
-from trioserve.kernels.library import NoKernels, open_library
+from trioserve.kernels.library import open_library
 from trioserve.model.encoder import load_encoder, native
 from trioserve.model.encoder.agreement import agree
 from trioserve.model.encoder.native import NativePass
@@ -21,12 +21,7 @@ from trioserve.weights import resolve_weights
 KINDS = ("bert", "electra", "distilbert", "roberta", "xlm-roberta", "camembert")
 
 
-@pytest.fixture(autouse=True)
-def needs_kernels() -> None:
-    try:
-        open_library()
-    except NoKernels as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("needs_kernels")
 
 
 def load(folder: Path, **options: Any) -> Any:

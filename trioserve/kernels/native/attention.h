@@ -17,8 +17,7 @@ namespace trioserve {
 
 // Blocks [begin, end) of a row.
 struct BlockRange {
-  int begin = 0;
-  int end = std::numeric_limits<int>::max();
+  int begin, end;
 };
 
 // The attention of queries that share keys: some tokens of a row, times a group of heads.
@@ -49,19 +48,9 @@ class QueryTile {
     return (num_tokens * shape.group_size() + kRows - 1) / kRows;
   }
 
-  // Computes tile `tile` of a row and head.
+  // Begins tile `tile` of a row and head, whose keys may come in several parts.
   //
   //   queries: (tokens, num_heads, key_dim) of the whole step, tokens `stride` apart
-  //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
-  void attend(const Weight* cache, const StepRow& row, int kv_head, int tile,
-              const Operand* queries, std::ptrdiff_t stride, float* out,
-              std::ptrdiff_t out_stride) {
-    begin(row, kv_head, tile, queries, stride);
-    add_keys(cache, row, kv_head, BlockRange());
-    finish(row, kv_head, tile, out, out_stride);
-  }
-
-  // The steps of attend, which may read the keys in several parts.
   void begin(const StepRow& row, int kv_head, int tile, const Operand* queries,
              std::ptrdiff_t stride) {
     const int group = shape_.group_size(), first = tile * kRows;
@@ -88,6 +77,7 @@ class QueryTile {
     }
   }
 
+  //   out: (tokens, num_heads, value_dim), tokens `out_stride` apart
   void finish(const StepRow& row, int kv_head, int tile, float* out, std::ptrdiff_t out_stride) {
     const int group = shape_.group_size(), first = tile * kRows;
     for (int r = 0; r < num_rows_; ++r) {

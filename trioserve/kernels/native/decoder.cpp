@@ -39,16 +39,13 @@ void Decoder<Format>::prepare(const StepSpec& step, int num_threads) {
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(row[1]), i);
   }
   attention_.plan(shape(spec_.layers[0]), rows_, num_threads);
-  auto fit = [](auto& buffer, std::ptrdiff_t tokens, std::ptrdiff_t size) {
-    if (static_cast<std::ptrdiff_t>(buffer.size()) < tokens * size) buffer.resize(tokens * size);
-  };
   std::ptrdiff_t tokens = std::max(step.num_tokens, step.num_wanted);
-  fit(normed_, tokens, row_stride(spec_.hidden_size));
-  fit(qkv_, tokens, qkv_size());
-  fit(queries_, tokens, spec_.num_heads * spec_.key_dim);
-  fit(attended_, tokens, row_stride(attended_size()));
-  fit(activated_, tokens, row_stride(spec_.intermediate_size));
-  fit(added_, tokens, spec_.hidden_size);
+  fit(normed_, tokens * row_stride(spec_.hidden_size));
+  fit(qkv_, tokens * qkv_size());
+  fit(queries_, tokens * spec_.num_heads * spec_.key_dim);
+  fit(attended_, tokens * row_stride(attended_size()));
+  fit(activated_, tokens * row_stride(spec_.intermediate_size));
+  fit(added_, tokens * spec_.hidden_size);
 }
 
 template <class Format>

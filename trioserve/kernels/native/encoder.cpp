@@ -11,12 +11,6 @@ namespace {
 // Tokens of one block of keys and values: as many as a product computes side by side.
 constexpr int kBlockTokens = kBlock;
 
-// Grows a buffer; it keeps its size, so that later steps find the memory.
-template <class Number>
-void fit(std::vector<Number>& buffer, std::ptrdiff_t size) {
-  if (static_cast<std::ptrdiff_t>(buffer.size()) < size) buffer.resize(size);
-}
-
 }  // namespace
 
 template <class Format>
@@ -36,7 +30,6 @@ template <class Format>
 void Encoder<Format>::prepare(Pool& pool, const TextsSpec& texts) {
   rows_.clear();
   row_of_token_.clear();
-  tiles_.clear();
   int num_blocks = 0;
   for (int i = 0; i < texts.num_texts; ++i) {
     num_blocks += (texts.texts[2 * i] + kBlockTokens - 1) / kBlockTokens;
@@ -49,20 +42,15 @@ void Encoder<Format>::prepare(Pool& pool, const TextsSpec& texts) {
     const int size = texts.texts[2 * i], num_keys = texts.texts[2 * i + 1];
     rows_.push_back({first, size, 0, blocks, num_keys});
     row_of_token_.insert(row_of_token_.end(), static_cast<std::size_t>(size), i);
-    for (int tile = 0; tile < QueryTile<Format>::count(shape_, size); ++tile) {
-      tiles_.emplace_back(i, tile);
-    }
     first += size;
     blocks += (size + kBlockTokens - 1) / kBlockTokens;
   }
-  while (static_cast<int>(query_tiles_.size()) < pool.num_threads()) {
-    query_tiles_.emplace_back(shape_);
-  }
+  attention_.plan(shape_, rows_, pool.num_threads());
   const std::ptrdiff_t tokens = texts.num_tokens;
   fit(qkv_, tokens * 3 * attended_size());
   fit(queries_, tokens * attended_size());
   fit(attended_, tokens * attended_size());
-  fit(activated_, tokens * stride(spec_.intermediate_size));
+  fit(activated_, tokens * row_stride(spec_.intermediate_size));
   fit(cache_, num_blocks * shape_.block_numbers());
 }
 
@@ -78,7 +66,7 @@ void Encoder<Format>::run_layer(Pool& pool, const EncoderLayerSpec& layer,
            },
            layer.qkv);
   run_tokens(pool, texts.num_tokens, [&](int token) { place_token(token); });
-  attend(pool);
+  attention_.run(pool, shape_, cache_.data(), queries_.data(), attended_.data(), attended_size());
   add_product(pool, texts, attended_.data(), layer.output, layer.output_bias);
   normalize(pool, texts, layer.attention_norm, layer.attention_norm_bias);
   activate_product(pool, layer, hidden);
@@ -101,17 +89,6 @@ void Encoder<Format>::place_token(int token) {
 }
 
 template <class Format>
-void Encoder<Format>::attend(Pool& pool) {
-  const int num_pieces = static_cast<int>(tiles_.size()) * spec_.num_heads;
-  pool.run(num_pieces, [&](int piece, int thread) {
-    auto [row, tile] = tiles_[piece / spec_.num_heads];
-    query_tiles_[thread].attend(cache_.data(), rows_[row], piece % spec_.num_heads, tile,
-                                queries_.data(), attended_size(), attended_.data(),
-                                attended_size());
-  });
-}
-
-template <class Format>
 void Encoder<Format>::activate_product(Pool& pool, const EncoderLayerSpec& layer,
                                        const Rows& hidden) {
   const auto activation = static_cast<Activation>(spec_.activation);
@@ -122,7 +99,7 @@ void Encoder<Format>::activate_product(Pool& pool, const EncoderLayerSpec& layer
              for (int i = 0; i < kBlock; i += Vec::kLanes) {
                activate(activation, Vec::load(sums + i)).store(sums + i);
              }
-             std::copy_n(sums, count, &activated_[row * stride(spec_.intermediate_size) + first]);
+             std::copy_n(sums, count, &activated_[row * row_stride(spec_.intermediate_size) + first]);
            },
            layer.up);
 }
@@ -132,7 +109,7 @@ template <class Format>
 void Encoder<Format>::add_product(Pool& pool, const TextsSpec& texts, const float* x,
                                   const MatrixSpec& matrix, const float* bias) {
   const std::ptrdiff_t size = spec_.hidden_size;
-  multiply(pool, operands_, {x, stride(matrix.num_inputs), texts.num_tokens},
+  multiply(pool, operands_, {x, row_stride(matrix.num_inputs), texts.num_tokens},
            [&](int row, int first, int count, const float* values) {
              float* to = texts.hidden + row * size + first;
              for (int i = 0; i < count; ++i) to[i] += values[i] + bias[first + i];

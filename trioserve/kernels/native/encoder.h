@@ -11,8 +11,8 @@
 
 #include <vector>
 
-#include "attention.h"
 #include "matrix.h"
+#include "step_attention.h"
 
 namespace trioserve {
 
@@ -57,14 +57,11 @@ class Encoder {
   void prepare(Pool& pool, const TextsSpec& texts);
   void run_layer(Pool& pool, const EncoderLayerSpec& layer, const TextsSpec& texts);
   void place_token(int token);
-  void attend(Pool& pool);
   void activate_product(Pool& pool, const EncoderLayerSpec& layer, const Rows& hidden);
   void add_product(Pool& pool, const TextsSpec& texts, const float* x, const MatrixSpec& matrix,
                    const float* bias);
   void normalize(Pool& pool, const TextsSpec& texts, const float* weight, const float* bias);
 
-  // The distance between rows of `size` numbers that products read.
-  static std::ptrdiff_t stride(int size) { return round_up(size, 2); }
   int attended_size() const { return spec_.num_heads * spec_.head_dim; }
 
   EncoderSpec spec_;
@@ -72,15 +69,12 @@ class Encoder {
   std::vector<StepRow> rows_;
   std::vector<int> row_of_token_;
   std::vector<std::int64_t> blocks_;
-  // Pieces of attention: the row and the tile within it.
-  std::vector<std::pair<int, int>> tiles_;
   std::vector<float> qkv_, attended_, activated_;
   std::vector<typename Format::Operand> queries_;
   OperandBuffer operands_;
   // The keys and values of one layer, in blocks like those of a decoder's cache.
   std::vector<typename Format::Weight> cache_;
-  // One for each thread: they hold its scratch memory.
-  std::vector<QueryTile<Format>> query_tiles_;
+  StepAttention<Format> attention_;
 };
 
 }  // namespace trioserve

@@ -68,10 +68,6 @@ class Mixture {
     int place;  // among the rows that are grouped by expert
   };
 
-  template <class Buffer>
-  static void fit(Buffer& buffer, std::ptrdiff_t size) {
-    if (static_cast<std::ptrdiff_t>(buffer.size()) < size) buffer.resize(size);
-  }
   static int count_experts(const MixtureSpec& spec) { return spec.num_experts + spec.has_shared; }
 
   // Fills in the experts of each token, in their order, and their weights.

@@ -6,9 +6,6 @@
 
 namespace trioserve {
 
-// Distance between rows of `size` numbers that products read.
-inline std::ptrdiff_t row_stride(int size) { return round_up(size, 2); }
-
 //   gate, up: of the same format and shape
 //   to: (x.num_rows, row_stride(up.num_outputs))
 inline void multiply_gated(Pool& pool, OperandBuffer& buffer, const Rows& x,

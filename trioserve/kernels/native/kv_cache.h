@@ -49,6 +49,8 @@ struct StepRow {
   int start;  // the position of the first
   const std::int64_t* blocks;
   int num_keys = 0;  // seen by all of them; 0: each sees the keys up to its own
+
+  int count_keys() const { return num_keys ? num_keys : start + num_tokens; }
 };
 
 // Stores one token's keys and values of one head.

@@ -4,7 +4,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "buffers.h"
 #include "linear.h"
+#include "tokens.h"
 
 namespace trioserve {
 
@@ -64,16 +66,13 @@ class OperandBuffer {
       fit(bytes_, x.num_rows * stride * sizeof(Operand));
       fit(groups_, static_cast<std::ptrdiff_t>(x.num_rows) * num_groups);
       auto* to = reinterpret_cast<Operand*>(bytes_.data());
-      pool.run((x.num_rows + kRowsOfPiece - 1) / kRowsOfPiece, [&](int piece, int) {
-        int end = std::min((piece + 1) * kRowsOfPiece, x.num_rows);
-        for (std::ptrdiff_t row = piece * kRowsOfPiece; row < end; ++row) {
-          const float* from = x.first + row * x.stride;
-          if constexpr (Format::kIsQuantised) {
-            quantise_row(from, matrix.num_inputs, matrix.group_size, stride, to + row * stride,
-                         &groups_[row * num_groups]);
-          } else {
-            trioserve::convert(from, static_cast<int>(stride), to + row * stride);
-          }
+      run_tokens(pool, x.num_rows, [&](std::ptrdiff_t row) {
+        const float* from = x.first + row * x.stride;
+        if constexpr (Format::kIsQuantised) {
+          quantise_row(from, matrix.num_inputs, matrix.group_size, stride, to + row * stride,
+                       &groups_[row * num_groups]);
+        } else {
+          trioserve::convert(from, static_cast<int>(stride), to + row * stride);
         }
       });
       return {to, stride, x.num_rows, groups_.data()};
@@ -81,13 +80,6 @@ class OperandBuffer {
   }
 
  private:
-  static constexpr int kRowsOfPiece = 8;
-
-  template <class Buffer>
-  static void fit(Buffer& buffer, std::ptrdiff_t size) {
-    if (static_cast<std::ptrdiff_t>(buffer.size()) < size) buffer.resize(size);
-  }
-
   std::vector<std::uint8_t> bytes_;
   std::vector<InputGroup> groups_;
 };

@@ -28,6 +28,18 @@ constexpr int kMaxRows = 12;
 constexpr int kMaxRows = 6;
 #endif
 
+// sums += x times the weights of one input, for R rows that are `stride` numbers apart.
+template <int R, int V>
+inline void add_products(const float* x, std::ptrdiff_t stride, const Vec (&weights)[V],
+                         Vec (&sums)[R][V]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    Vec input = Vec::all(x[r * stride]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(input, weights[v], sums[r][v]);
+  }
+}
+
 struct Float32Format {
   using Weight = float;
   using Operand = float;
@@ -42,12 +54,7 @@ struct Float32Format {
     Vec weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) weights[v] = Vec::load(w + v * Vec::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      Vec input = Vec::all(x[r * stride]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(input, weights[v], sums[r][v]);
-    }
+    add_products(x, stride, weights, sums);
   }
 };
 
@@ -97,20 +104,10 @@ struct Bfloat16Format {
     Vec weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) weights[v] = Vec::load_low(w + 2 * v * Vec::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      Vec input = Vec::all(x[r * stride]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(input, weights[v], sums[r][v]);
-    }
+    add_products(x, stride, weights, sums);
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) weights[v] = Vec::load_high(w + 2 * v * Vec::kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      Vec input = Vec::all(x[r * stride + 1]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(input, weights[v], sums[r][v]);
-    }
+    add_products(x + 1, stride, weights, sums);
   }
 };
 

@@ -59,14 +59,13 @@ struct Int8Format {
   // Sums, weights, their magnitudes and an input fill the registers.
   static constexpr int kRows = 4;
 #endif
-  using Sums = Ints;
 
-  static Sums begin(std::int32_t sum) { return Ints::all(-SignedWeights::kOffset * sum); }
-  static Ints total(Sums sums) { return sums; }
+  static Ints begin(std::int32_t sum) { return Ints::all(-SignedWeights::kOffset * sum); }
+  static Ints total(Ints sums) { return sums; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
-                              Sums (&sums)[R][V]) {
+                              Ints (&sums)[R][V]) {
     SignedWeights weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
@@ -95,14 +94,13 @@ struct Int4Format {
 #else
   static constexpr int kRows = 4;
 #endif
-  using Sums = Nibbles::Sums;
 
-  static Sums begin(std::int32_t) { return Sums::all(0); }
-  static Ints total(Sums sums) { return Nibbles::total(sums); }
+  static Ints begin(std::int32_t) { return Ints::all(0); }
+  static Ints total(Ints sums) { return Nibbles::total(sums); }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
-                              Sums (&sums)[R][V]) {
+                              Ints (&sums)[R][V]) {
     Nibbles weights[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) weights[v] = Nibbles::load(w + v * kStepBytes * Vec::kLanes);
@@ -136,7 +134,7 @@ inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
     const auto* scales = reinterpret_cast<const Float16*>(w);
     const auto* minima = scales + kBlock;
     const std::uint8_t* codes = w + 2 * kBlock * sizeof(Float16);
-    typename Format::Sums ints[R][V];
+    Ints ints[R][V];
     for (int r = 0; r < R; ++r) {
       auto begin = Format::begin(groups[r * num_groups + group].sum);
       for (int v = 0; v < V; ++v) ints[r][v] = begin;

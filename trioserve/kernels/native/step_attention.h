@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "buffers.h"
 #include "pool.h"
 
 namespace trioserve {
@@ -31,8 +32,7 @@ class StepAttention {
     const int num_pieces = static_cast<int>(tiles_.size()) * shape.num_kv_heads;
     const int most = (kPiecesOfThread * num_threads + num_pieces - 1) / num_pieces;
     for (Tile& tile : tiles_) {
-      const int num_blocks =
-          (tile.row->start + tile.row->num_tokens + shape.block_size - 1) / shape.block_size;
+      const int num_blocks = (tile.row->count_keys() + shape.block_size - 1) / shape.block_size;
       const int num_parts =
           std::clamp(num_blocks * shape.block_size / kKeysOfPart, 1, num_threads > 1 ? most : 1);
       tile.first_part = static_cast<int>(parts_.size());
@@ -44,7 +44,8 @@ class StepAttention {
     }
     while (static_cast<int>(query_tiles_.size()) < num_threads) query_tiles_.emplace_back(shape);
     if (parts_.size() > tiles_.size()) {
-      saved_.resize(parts_.size() * shape.num_kv_heads * QueryTile<Format>::part_size(shape));
+      fit(saved_, static_cast<std::ptrdiff_t>(parts_.size()) * shape.num_kv_heads *
+                      QueryTile<Format>::part_size(shape));
     }
   }
 

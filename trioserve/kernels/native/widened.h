@@ -4,35 +4,21 @@
 // is exactly that of the dequantised weights, and still reads only their codes.
 #pragma once
 
+#include <type_traits>
+
 #include "quantised.h"
 
 namespace trioserve {
 
-// The codes of byte `place` of each lane's four.
+// The codes of byte `place` of each lane's four: signed, or its lower or upper half.
 template <class Codes>
-inline Ints extract(Ints bytes, int place, bool upper_half);
-
-#if defined(__AVX512F__)
-template <>
-inline Ints extract<Int8Format>(Ints bytes, int place, bool) {
-  return {_mm512_srai_epi32(_mm512_slli_epi32(bytes.lanes, 24 - 8 * place), 24)};
+inline Ints extract(Ints bytes, int place, bool upper_half) {
+  if constexpr (std::is_same_v<Codes, Int8Format>) {
+    return shift_signed(bytes << (24 - 8 * place), 24);
+  } else {
+    return bytes >> (8 * place + 4 * upper_half) & Ints::all(15);
+  }
 }
-template <>
-inline Ints extract<Int4Format>(Ints bytes, int place, bool upper_half) {
-  return {_mm512_and_si512(_mm512_srli_epi32(bytes.lanes, 8 * place + 4 * upper_half),
-                           _mm512_set1_epi32(15))};
-}
-#else
-template <>
-inline Ints extract<Int8Format>(Ints bytes, int place, bool) {
-  return {_mm256_srai_epi32(_mm256_slli_epi32(bytes.lanes, 24 - 8 * place), 24)};
-}
-template <>
-inline Ints extract<Int4Format>(Ints bytes, int place, bool upper_half) {
-  return {_mm256_and_si256(_mm256_srli_epi32(bytes.lanes, 8 * place + 4 * upper_half),
-                           _mm256_set1_epi32(15))};
-}
-#endif
 
 // The number of inputs is a multiple of the group's.
 template <class Codes>
@@ -54,16 +40,11 @@ struct WidenedFormat {
       Vec weights[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
-        Ints bytes{load_bytes(w + v * kStepBytes * Vec::kLanes)};
+        Ints bytes = Ints::load(w + v * kStepBytes * Vec::kLanes);
         Vec codes = extract<Codes>(bytes, i % 4, i >= 4).to_float();
         weights[v] = Vec::fma(codes, scales[v], minima[v]);
       }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        Vec input = Vec::all(x[r * stride + i]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(input, weights[v], sums[r][v]);
-      }
+      add_products(x + i, stride, weights, sums);
     }
   }
 };

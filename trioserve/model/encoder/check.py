@@ -97,7 +97,7 @@ def examine(
     Raises:
       UnsupportedModel: it cannot read several inputs at once.
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
-      StatesDiffer: the model must be loaded again, to run by its modules.
+      OutputDiffers: the model must be loaded again, to run by its modules.
     """
     rectangles = RectanglePass(model, rules)
     try:
@@ -112,10 +112,12 @@ def examine(
         if config is None
         else find_native_pass(model, rules, probes, states, config)
     )
-    forward, kernels = native or (
-        _choose_modules_pass(model, rules, probes, states, architecture),
-        "torch",
-    )
+    forward: ForwardPass
+    if native is None:
+        forward = _choose_modules_pass(model, rules, probes, states, architecture)
+        kernels = "torch"
+    else:
+        forward, kernels = native, native.name
     shorter, longer = states[0], states[-1]
     return Findings(
         forward=forward,

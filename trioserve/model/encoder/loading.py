@@ -31,10 +31,10 @@ from ..loading.device import resolve_device, set_threads
 from ..loading.positions import count_positions
 from ..loading.rotary import freeze_rotary
 from ..loading.weights import read_weights
+from ..native.choice import OutputDiffers
 from .check import Findings, count_vocabulary, examine, make_probes
 from .encoder import LoadedEncoder
 from .heads import PartedHead, find_activation, name_labels, part_head
-from .native import StatesDiffer
 from .task import find_transformer, name_architecture
 from .tokens import TokenRules
 
@@ -84,7 +84,7 @@ def load_encoder(
 
     try:
         return load(tries_native=True)
-    except StatesDiffer:
+    except OutputDiffers:
         return load(tries_native=False)
 
 

@@ -8,7 +8,6 @@ other, without padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-import logging
 from typing import Any
 
 import torch
@@ -16,23 +15,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import InvalidConfig, shorten_message
-from ...kernels.library import NoKernels, open_library
+from ...errors import shorten_message
+from ...kernels.library import open_library
 from ...types.pooling import PoolingInput
 from ..attention.bridge import IMPLEMENTATION, AttentionContext
 from ..attention.probe import probe_layers
+from ..native.choice import OutputDiffers, try_kernels
 from ..native.encoder import NativeEncoder
 from ..native.encoder_parts import EncoderParts, find_encoder_parts
 from ..native.products import NotRecognised
 from .agreement import agree, measure_error
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_flat, place_spans
-
-logger = logging.getLogger(__name__)
-
-
-class StatesDiffer(Exception):
-    """Raised when the kernels compute something else than the modules; those are gone."""
 
 
 class NativePass:
@@ -53,6 +47,7 @@ class NativePass:
     ) -> None:
         self._model: Any = model
         self._rules = rules
+        self.name, self.num_threads = layers.name, layers.num_threads
         self._stand_in = _StandIn(layers)
         setattr(parts.owner, parts.name, nn.ModuleList([self._stand_in]))
 
@@ -82,7 +77,7 @@ def find_native_pass(
     probes: Sequence[PoolingInput],
     states: Sequence[Tensor],
     config: ModelConfig,
-) -> tuple[NativePass, str] | None:
+) -> NativePass | None:
     """Put the layers of a model on the native kernels.
 
     Args:
@@ -90,30 +85,22 @@ def find_native_pass(
       states: of each probe, as the modules compute them, (num_tokens, hidden_size)
 
     Returns:
-      the pass and the name of its kernels; None if the model runs by its modules
+      None if the model runs by its modules
 
     Raises:
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
-      StatesDiffer: the model must be loaded again to run by its modules.
+      OutputDiffers: the model must be loaded again to run by its modules.
     """
-    if config.kernels == "torch":
-        logger.info("kernels: torch, as --kernels says")
-        return None
-    try:
+
+    def make() -> NativePass:
         library = open_library()
         parts = _find_parts(model, rules, states[0].dtype)
         encoder = NativeEncoder(parts, library, torch.get_num_threads())
         forward = NativePass(model, parts, encoder, rules)
         _check(forward, probes, states)
-    except (NoKernels, NotRecognised, StatesDiffer) as error:
-        if config.kernels == "native":
-            raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
-        logger.info("kernels: torch, because %s", error)
-        if isinstance(error, StatesDiffer):
-            raise
-        return None
-    logger.info("kernels: %s, %d threads", encoder.name, encoder.num_threads)
-    return forward, encoder.name
+        return forward
+
+    return try_kernels(make, config)
 
 
 def _find_parts(
@@ -149,9 +136,9 @@ def _check(
     """Compare the states of inputs that run together with those of each alone.
 
     Raises:
-      StatesDiffer
+      OutputDiffers
     """
     found, expected = forward.encode(probes).states, torch.cat(list(states))
     if not agree(found, expected):
         error = measure_error(found, expected)
-        raise StatesDiffer(f"its states would differ by {error:.2g} of their size")
+        raise OutputDiffers(f"its states would differ by {error:.2g} of their size")

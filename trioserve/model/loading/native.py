@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-import logging
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ...config import ModelConfig
-from ...errors import InvalidConfig, shorten_message
-from ...kernels.library import NoKernels, open_library
+from ...errors import shorten_message
+from ...kernels.library import open_library
 from ..attention.backend import PagedModel
 from ..attention.choose import choose_paged_backend
 from ..attention.layout import StepInputs
@@ -24,6 +24,7 @@ from ..native.check import (
     make_check,
     measure_distance,
 )
+from ..native.choice import OutputDiffers, try_kernels
 from ..native.decoder import NativeDecoder
 from ..native.parts import DecoderParts, find_parts
 from ..native.products import NotRecognised
@@ -31,13 +32,7 @@ from ..slots import SlotTables
 from .loaded import LoadedModel
 from .packing import pack_products
 
-logger = logging.getLogger(__name__)
-
 Loaded = TypeVar("Loaded", bound=LoadedModel)
-
-
-class _OutputDiffers(Exception):
-    """Raised when the kernels compute something else than the modules; those are gone."""
 
 
 def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
@@ -56,8 +51,8 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
     """
     loaded = load()
     try:
-        native = _load_decoder(loaded, config)
-    except _OutputDiffers:
+        native = try_kernels(partial(_make_decoder, loaded, config), config)
+    except OutputDiffers:
         loaded, native = load(), None
     pack_products(loaded.model)
     if native is None:
@@ -66,46 +61,18 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
     return replace(loaded, native=native, info=info)
 
 
-def _load_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder | None:
-    """Pack the weights of a model for the native kernels.
+@torch.inference_mode()
+def _make_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder:
+    """Make a decoder that computes what a model's modules compute.
 
     Args:
       model: its weights are not packed yet. Its products have none any more if this
-        returns a decoder, or raises _OutputDiffers.
-
-    Returns:
-      None if the model runs by its modules
+        returns a decoder, or raises OutputDiffers.
 
     Raises:
-      InvalidConfig: the configuration wants native kernels, and they cannot run it.
-      _OutputDiffers: the model must be loaded again to run by its modules.
+      NoKernels, NotRecognised, OutputDiffers
     """
-    if config.kernels == "torch":
-        logger.info("kernels: torch, as --kernels says")
-        return None
-    try:
-        decoder = _make_decoder(model, int8=config.quantization == "int8")
-    except (NoKernels, NotRecognised, _OutputDiffers) as error:
-        if config.quantization != "none":
-            reason = f"{config.quantization} needs native kernels: {error}"
-            raise InvalidConfig("quantization", reason) from None
-        if config.kernels == "native":
-            raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
-        logger.info("kernels: torch, because %s", error)
-        if isinstance(error, _OutputDiffers):
-            raise
-        return None
-    logger.info("kernels: %s, %d threads", decoder.name, decoder.num_threads)
-    return decoder
-
-
-@torch.inference_mode()
-def _make_decoder(model: LoadedModel, *, int8: bool) -> NativeDecoder:
-    """Make a decoder that computes what a model's modules compute.
-
-    Raises:
-      NoKernels, NotRecognised, _OutputDiffers
-    """
+    int8 = config.quantization == "int8"
     if model.device.type != "cpu":
         raise NotRecognised(f"they run on CPUs, not on {model.device.type}")
     if model.dtype not in TOLERANCES:
@@ -133,7 +100,7 @@ def _make_decoder(model: LoadedModel, *, int8: bool) -> NativeDecoder:
     distance = measure_distance(expected, actual)
     # Not a number is no small distance.
     if not distance <= (INT8_TOLERANCE if int8 else TOLERANCES[model.dtype]):
-        raise _OutputDiffers(f"its output would differ by {distance:.2g} of its size")
+        raise OutputDiffers(f"its output would differ by {distance:.2g} of its size")
     return decoder
 
 

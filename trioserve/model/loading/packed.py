@@ -21,6 +21,7 @@ from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
 from ..attention.probe import probe_layers
 from ..native.check import TOLERANCES
+from ..native.choice import log_kernels
 from ..native.decoder import NativeDecoder
 from ..native.parts import find_parts
 from ..native.products import NotRecognised
@@ -97,7 +98,7 @@ def _load(
         sources=sources,
     )
     logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
-    logger.info("kernels: %s, %d threads", native.name, native.num_threads)
+    log_kernels(native)
     info = describe_model(model, facts, name=name, layers=layers)
     return LoadedModel(
         model=model,

@@ -9,6 +9,7 @@
     decoder         the layers, with packed weights
     layers          the layers with a KV cache, ready to run a step
     check           does it compute what the modules compute?
+    choice          the choice between the kernels and the modules
     encoder_parts   the weights of an encoder of BERT's kind
     encoder         its layers, ready to run a step
 

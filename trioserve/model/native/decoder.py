@@ -59,7 +59,7 @@ class NativeDecoder:
         self._dtype = parts.dtype
         self._sources = sources or {}
         self._packer = Packer(library, self._pool, self._dtype, int8=int8)
-        # The kernels have only pointers. This keeps what they point to.
+        # The arrays of structures that others point to.
         self._held: list[object] = []
         self._embedding_scale = parts.embedding_scale
         self._plane_rotary = parts.plane_rotary
@@ -101,22 +101,22 @@ class NativeDecoder:
     # ---- the structures --------------------------------------------------------------
 
     def _make_layer(self, layer: LayerParts) -> LayerSpec:
-        attention = layer.attention
+        attention, point = layer.attention, self._packer.point
         return LayerSpec(
             **self._make_mlp(layer.mlp),
-            input_norm=self._point(layer.input_norm),
+            input_norm=point(layer.input_norm),
             qkv=self._pack(layer.qkv),
-            qkv_bias=self._point(_join_biases(layer.qkv)),
-            query_norm=self._point(layer.query_norm),
-            key_norm=self._point(layer.key_norm),
-            cos=self._point(layer.cos),
-            sin=self._point(layer.sin),
-            sinks=self._point(attention.sinks),
+            qkv_bias=point(_join_biases(layer.qkv)),
+            query_norm=point(layer.query_norm),
+            key_norm=point(layer.key_norm),
+            cos=point(layer.cos),
+            sin=point(layer.sin),
+            sinks=point(attention.sinks),
             output=self._pack([layer.output]),
-            output_bias=self._point(layer.output.bias),
-            attention_post_norm=self._point(layer.post_attention_norm),
-            mlp_norm=self._point(layer.mlp_norm),
-            mlp_post_norm=self._point(layer.post_mlp_norm),
+            output_bias=point(layer.output.bias),
+            attention_post_norm=point(layer.post_attention_norm),
+            mlp_norm=point(layer.mlp_norm),
+            mlp_post_norm=point(layer.post_mlp_norm),
             scaling=attention.scaling,
             softcap=attention.softcap or 0.0,
             window=attention.window or 0,
@@ -157,7 +157,7 @@ class NativeDecoder:
         first, head = parts.layers[0], parts.head
         return DecoderSpec(
             layers=ctypes.addressof(self._layers),
-            final_norm=self._point(parts.final_norm),
+            final_norm=self._packer.point(parts.final_norm),
             head=MatrixSpec() if head is None else self._pack([head]),
             num_layers=len(parts.layers),
             hidden_size=parts.hidden_size,
@@ -175,14 +175,6 @@ class NativeDecoder:
             epsilon=parts.epsilon,
             logit_softcap=parts.logit_softcap or 0.0,
         )
-
-    def _point(self, tensor: Tensor | None) -> int | None:
-        """Return a pointer to the numbers of a tensor, as float32."""
-        if tensor is None:
-            return None
-        numbers = tensor.detach().to(torch.float32).contiguous()
-        self._held.append(numbers)
-        return numbers.data_ptr()
 
     def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
         """Pack products whose outputs follow each other."""

@@ -34,8 +34,6 @@ class NativeEncoder:
         weakref.finalize(self, library.close_pool, self._pool)
         dtype = parts.layers[0].output.weight.dtype
         self._packer = Packer(library, self._pool, dtype, int8=False)
-        # The kernels have only pointers. This keeps what they point to.
-        self._held: list[object] = []
         self._layers = (EncoderLayerSpec * len(parts.layers))()
         spec = self._make_spec(parts)
         for i, layer in enumerate(parts.layers):
@@ -82,26 +80,21 @@ class NativeEncoder:
         )
 
     def _make_layer(self, layer: EncoderLayerParts) -> EncoderLayerSpec:
+        point = self._packer.point
         return EncoderLayerSpec(
             qkv=self._pack(layer.qkv),
-            qkv_bias=self._point(torch.cat([_find_bias(each) for each in layer.qkv])),
+            qkv_bias=point(torch.cat([_find_bias(each) for each in layer.qkv])),
             output=self._pack([layer.output]),
-            output_bias=self._point(_find_bias(layer.output)),
-            attention_norm=self._point(layer.attention_norm.weight),
-            attention_norm_bias=self._point(layer.attention_norm.bias),
+            output_bias=point(_find_bias(layer.output)),
+            attention_norm=point(layer.attention_norm.weight),
+            attention_norm_bias=point(layer.attention_norm.bias),
             up=self._pack([layer.up]),
-            up_bias=self._point(_find_bias(layer.up)),
+            up_bias=point(_find_bias(layer.up)),
             down=self._pack([layer.down]),
-            down_bias=self._point(_find_bias(layer.down)),
-            output_norm=self._point(layer.output_norm.weight),
-            output_norm_bias=self._point(layer.output_norm.bias),
+            down_bias=point(_find_bias(layer.down)),
+            output_norm=point(layer.output_norm.weight),
+            output_norm_bias=point(layer.output_norm.bias),
         )
-
-    def _point(self, tensor: Tensor) -> int:
-        """Return a pointer to the numbers of a tensor, as float32."""
-        numbers = tensor.detach().to(torch.float32).contiguous()
-        self._held.append(numbers)
-        return numbers.data_ptr()
 
     def _pack(self, products: Sequence[nn.Linear]) -> MatrixSpec:
         """Pack products whose outputs follow each other."""

@@ -42,7 +42,7 @@ PACKABLE_KINDS = frozenset(_KINDS)
 
 
 class Packer:
-    """Packs weights, and keeps what it has packed.
+    """Packs weights, and keeps what the kernels get pointers to.
 
     Args:
       pool: of the library; its threads pack.
@@ -57,8 +57,8 @@ class Packer:
         self._pool = pool
         self._dtype = dtype
         self._int8 = int8
-        # Matrices have only pointers. This keeps what they point to.
-        self._packed: list[Tensor] = []
+        # The kernels have only pointers. This keeps what they point to.
+        self._held: list[Tensor] = []
 
     def pack(
         self,
@@ -90,9 +90,17 @@ class Packer:
             *(self._pool, ctypes.byref(spec), sources, len(sources)),
             packed.data_ptr(),
         )
-        self._packed.append(packed)
+        self._held.append(packed)
         spec.weights = packed.data_ptr()
         return spec
+
+    def point(self, tensor: Tensor | None) -> int | None:
+        """Return a pointer to the numbers of a tensor, as float32."""
+        if tensor is None:
+            return None
+        numbers = tensor.detach().to(torch.float32).contiguous()
+        self._held.append(numbers)
+        return numbers.data_ptr()
 
     def _choose_format(self, kinds: set[str]) -> tuple[int, int]:
         """Return the format that holds some kinds, and the size of its groups.

@@ -1,0 +1,75 @@
+"""The choice between native kernels and transformers' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import logging
+from typing import Protocol, TypeVar
+
+from ...config import ModelConfig
+from ...errors import InvalidConfig
+from ...kernels.library import NoKernels
+from .products import NotRecognised
+
+logger = logging.getLogger(__name__)
+
+
+class OutputDiffers(Exception):
+    """Raised when the kernels compute something else than the modules; those are gone."""
+
+
+class OnKernels(Protocol):
+    """A model's layers on the kernels.
+
+    Attributes:
+      name: of the kernels, as in ModelInfo.
+      num_threads: threads that compute a step.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+
+
+OnKernelsT = TypeVar("OnKernelsT", bound=OnKernels)
+
+
+def try_kernels(
+    make: Callable[[], OnKernelsT], config: ModelConfig
+) -> OnKernelsT | None:
+    """Put a model's layers on the native kernels, if they can run there; log the choice.
+
+    Args:
+      make: packs the weights, and compares the result with the modules. It may raise
+        NoKernels, NotRecognised or OutputDiffers.
+
+    Returns:
+      None if the model runs by its modules
+
+    Raises:
+      InvalidConfig: the configuration wants native kernels, and they cannot run it.
+      OutputDiffers: the model must be loaded again to run by its modules.
+    """
+    if config.kernels == "torch":
+        logger.info("kernels: torch, as --kernels says")
+        return None
+    try:
+        made = make()
+    except (NoKernels, NotRecognised, OutputDiffers) as error:
+        if config.quantization != "none":
+            reason = f"{config.quantization} needs native kernels: {error}"
+            raise InvalidConfig("quantization", reason) from None
+        if config.kernels == "native":
+            raise InvalidConfig("kernels", f"native cannot be used: {error}") from None
+        logger.info("kernels: torch, because %s", error)
+        if isinstance(error, OutputDiffers):
+            raise
+        return None
+    log_kernels(made)
+    return made
+
+
+def log_kernels(made: OnKernels) -> None:
+    """Log which kernels run a model."""
+    logger.info("kernels: %s, %d threads", made.name, made.num_threads)
