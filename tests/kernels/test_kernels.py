@@ -179,7 +179,8 @@ def quantise(
     largest = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30)
     scales = (largest / 127).to(scale_type).float()
     if scale_type == torch.float32:
-        codes = (groups * (127 / largest)).round()
+        # PyTorch divides a plain number by its reciprocal, which rounds twice.
+        codes = (groups * (torch.full_like(largest, 127) / largest)).round()
     else:
         codes = (groups / scales.clamp_min(1e-30)).round()
     codes = codes.clamp(-127, 127).double()
