@@ -6,16 +6,21 @@ no Python modules, though setuptools builds them as such; trioserve/kernels/libr
 loads them.
 """
 
+import copy
 from glob import glob
+import os
 import platform
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
 # GCC 12 warns of its own headers for AVX-512, thousands of times.
 _COMMON = [
     "-std=c++17",
     "-O3",
+    # Without the symbols that Python's own flags ask for.
+    "-g0",
     "-pthread",
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
@@ -44,4 +49,17 @@ def list_libraries():
     ]
 
 
-setup(ext_modules=list_libraries())
+class BuildLibraries(build_ext):
+    """Builds all libraries at the same time, each in a folder of its own."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = True
+
+    def build_extension(self, ext):
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        build_ext.build_extension(own, ext)
+
+
+setup(ext_modules=list_libraries(), cmdclass={"build_ext": BuildLibraries})

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
+#include <vector>
 
 #include "pool.h"
 #include "widened.h"
@@ -70,7 +70,7 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
     constexpr int R = decltype(constant)::value;
     Vec sums[R][kVecs] = {};
     const auto* first = x.first + row * x.stride;
-    if constexpr (Format::kIsQuantised && std::is_same_v<typename Format::Operand, float>) {
+    if constexpr (kIsWidened<Format>) {
       multiply_widened<Format, R, kVecs>(first, x.stride, matrix.num_groups(), matrix.group_size,
                                          weights, sums);
     } else if constexpr (Format::kIsQuantised) {
@@ -89,6 +89,57 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
   });
 }
 
+// Blocks [first_block, last_block) times rows [first_row, last_row) of a product.
+struct Piece {
+  int first_block, last_block, first_row, last_row;
+};
+
+// Computes one piece. The matrices begin with the piece's first block.
+template <class Format, class Finish, class... Matrices>
+void multiply_piece(const Piece& piece, const Operands<Format>& x, Finish&& finish,
+                    const Matrix<Format>& matrix, const Matrices&... others) {
+  for (int row = piece.first_row; row < piece.last_row; row += Format::kRows) {
+    int num_rows = std::min(Format::kRows, piece.last_row - row);
+    for (int block = 0; block < piece.last_block - piece.first_block; ++block) {
+      alignas(64) float values[1 + sizeof...(others)][Format::kRows][kBlock];
+      int place = 0;
+      multiply_rows(matrix, x, block, row, num_rows, values[place][0]);
+      (multiply_rows(others, x, block, row, num_rows, values[++place][0]), ...);
+      int first = (piece.first_block + block) * kBlock;
+      int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
+      for (int r = 0; r < num_rows; ++r) {
+        if constexpr (sizeof...(others) == 0) {
+          finish(row + r, first, count, values[0][r]);
+        } else {
+          finish(row + r, first, count, values[0][r], values[1][r]);
+        }
+      }
+    }
+  }
+}
+
+// The part of a matrix that begins with a block.
+template <class Format>
+Matrix<Format> skip_blocks(Matrix<Format> matrix, int num_blocks) {
+  matrix.weights += num_blocks * matrix.block_size();
+  matrix.num_outputs -= num_blocks * kBlock;
+  return matrix;
+}
+
+// The first blocks of a matrix, widened to float32 in `buffer`.
+template <class Format>
+Matrix<Float32Format> widen_blocks(const Matrix<Format>& matrix, int num_blocks,
+                                   std::vector<float>& buffer) {
+  Matrix<Float32Format> widened{nullptr, matrix.num_outputs, matrix.num_inputs};
+  buffer.resize(static_cast<std::size_t>(num_blocks * widened.block_size()));
+  for (int block = 0; block < num_blocks; ++block) {
+    widen_block<Format>(matrix.weights + block * matrix.block_size(), matrix.num_groups(),
+                        matrix.group_size, &buffer[block * widened.block_size()]);
+  }
+  widened.weights = buffer.data();
+  return widened;
+}
+
 // Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
 //
 //   finish(row, first output, number of outputs, values of each matrix...)
@@ -97,32 +148,34 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
 template <class Format, class Finish, class... Matrices>
 void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
               const Matrix<Format>& matrix, const Matrices&... others) {
-  Pieces pieces(matrix.num_blocks(), x.num_rows,
-                matrix.block_size() * sizeof(typename Format::Weight) * (1 + sizeof...(others)),
+  // Many rows would widen each code many times.
+  const bool widens_first = kIsWidened<Format> && x.num_rows > Format::kRows;
+  std::ptrdiff_t block_bytes =
+      widens_first ? static_cast<std::ptrdiff_t>(matrix.num_inputs) * kBlock * sizeof(float)
+                   : matrix.block_size() * sizeof(typename Format::Weight);
+  Pieces pieces(matrix.num_blocks(), x.num_rows, block_bytes * (1 + sizeof...(others)),
                 pool.num_threads());
-  pool.run(pieces.count(), [&](int piece, int) {
-    int first_block = piece / pieces.row_groups * pieces.blocks;
-    int last_block = std::min(first_block + pieces.blocks, matrix.num_blocks());
-    int first_row = piece % pieces.row_groups * pieces.rows;
-    int last_row = std::min(first_row + pieces.rows, x.num_rows);
-    for (int row = first_row; row < last_row; row += Format::kRows) {
-      int num_rows = std::min(Format::kRows, last_row - row);
-      for (int block = first_block; block < last_block; ++block) {
-        alignas(64) float values[1 + sizeof...(others)][Format::kRows][kBlock];
+  pool.run(pieces.count(), [&](int i, int) {
+    Piece piece;
+    piece.first_block = i / pieces.row_groups * pieces.blocks;
+    piece.last_block = std::min(piece.first_block + pieces.blocks, matrix.num_blocks());
+    piece.first_row = i % pieces.row_groups * pieces.rows;
+    piece.last_row = std::min(piece.first_row + pieces.rows, x.num_rows);
+    if constexpr (kIsWidened<Format>) {
+      if (widens_first) {
+        thread_local std::vector<float> buffers[1 + sizeof...(others)];
         int place = 0;
-        multiply_rows(matrix, x, block, row, num_rows, values[place][0]);
-        (multiply_rows(others, x, block, row, num_rows, values[++place][0]), ...);
-        int first = block * kBlock;
-        int count = std::min(kBlock, matrix.num_outputs - first);
-        for (int r = 0; r < num_rows; ++r) {
-          if constexpr (sizeof...(others) == 0) {
-            finish(row + r, first, count, values[0][r]);
-          } else {
-            finish(row + r, first, count, values[0][r], values[1][r]);
-          }
-        }
+        auto widen = [&](const Matrix<Format>& each) {
+          return widen_blocks(skip_blocks(each, piece.first_block),
+                              piece.last_block - piece.first_block, buffers[place++]);
+        };
+        multiply_piece(piece, Operands<Float32Format>{x.first, x.stride, x.num_rows}, finish,
+                       widen(matrix), widen(others)...);
+        return;
       }
     }
+    multiply_piece(piece, x, finish, skip_blocks(matrix, piece.first_block),
+                   skip_blocks(others, piece.first_block)...);
   });
 }
 
