@@ -22,6 +22,9 @@ settings.load_profile("no_deadline")
 # pytest runs them all, because two such tests at once would slow each other down.
 E2E = "tests/e2e/"
 
+# One process runs these, because they share a library that takes half a minute to compile.
+KERNELS = "tests/kernels/"
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in two processes, and a part of it in one.
@@ -35,10 +38,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 class _Scheduling(LoadFileScheduling):
-    """Gives whole files, whose tests share models, to a process, and all E2E to one."""
+    """Gives whole files, whose tests share models, to a process, and some folders."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return E2E if nodeid.startswith(E2E) else super()._split_scope(nodeid)
+        for folder in (E2E, KERNELS):
+            if nodeid.startswith(folder):
+                return folder
+        return super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
