@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 import signal
 import sys
+import time
 
 from kit.process import (
     LineReader,
@@ -110,7 +111,27 @@ def test_options_of_a_server_are_written_as_flags() -> None:
     assert command[-4:] == ["0", "--num-threads", "2", "--engine-process"]
 
 
-def test_the_time_and_memory_of_a_process_are_read() -> None:
-    assert list_processes(os.getpid())[0] == os.getpid()
-    assert read_cpu_seconds(os.getpid()) > 0
-    assert 1 < read_own_memory(os.getpid()) <= read_memory(os.getpid())
+# Holds 64 MB in a child. Both processes stand still until the input ends.
+HOLDER = """
+import os, sys
+if os.fork() == 0:
+    held = b"x" * 64_000_000
+    print(os.getppid(), os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_memory_is_read_with_children_or_without() -> None:
+    with trio.fail_after(30):
+        async with open_child([*PYTHON, HOLDER]) as holder:
+            pids = [int(pid) for pid in (await holder.read()).split()]
+            assert list_processes(pids[0]) == pids
+            assert 1 < read_own_memory(pids[0]) < 64 < read_own_memory(pids[1])
+            assert 64 < read_memory(pids[0])
+
+
+def test_the_cpu_time_of_a_process_is_read() -> None:
+    before = time.process_time()
+    # Linux counts hundredths of a second.
+    assert before - 0.1 <= read_cpu_seconds(os.getpid())
+    assert read_cpu_seconds(os.getpid()) <= time.process_time() + 0.1
