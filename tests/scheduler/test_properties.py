@@ -76,6 +76,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tokens: dict[SequenceId, list[int]] = {}
         self.num_added = 0
 
+    # With more, a history would be arrivals for the most part, and no step.
+    @precondition(lambda self: len(self.living) < 20)
     @rule(
         prompt_len=st.integers(1, 40),
         max_tokens=st.integers(1, 30),
@@ -169,6 +171,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 sequence = self.living.pop(output.sequence_id)
                 room = self.max_model_len - len(sequence.prompt_token_ids)
                 assert len(tokens) == min(room, sequence.sampling.max_tokens or 0)
+
+    @rule(num_steps=st.integers(1, 20))
+    def run(self, num_steps: int) -> None:
+        """Step often, so that sequences arrive and end while others are preempted."""
+        for _ in range(num_steps):
+            if len(self.in_flight) == self.depth:
+                self.update()
+            self.schedule()
 
     @invariant()
     def nothing_is_lost_shared_wrongly_or_freed_twice(self) -> None:
