@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 
 import gguf
@@ -16,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
-from trioserve.model import LoadedModel, load_packed
+from trioserve.model import LoadedModel, find_plain_llama, load_packed
 from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
 from trioserve.testing.models import TINY_MODELS
 from trioserve.weights import read_gguf, resolve_description
@@ -173,6 +176,11 @@ def compare(loaded: LoadedModel, oracle: PreTrainedModel) -> float:
     return measure_distance(expected.logits[0][COMPARED_TOKENS], actual)
 
 
+@pytest.fixture
+def plain_file(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.gguf", make_model("llama"), {}, Kind.F32)
+
+
 def read_oracle(path: Path) -> PreTrainedModel:
     oracle: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
@@ -270,3 +278,83 @@ def test_a_file_that_cannot_run_as_it_is_is_left_to_be_converted(
     assert load_packed(folder, read_gguf(path), config, name="tiny") is None
     assert "weights: not from t.gguf itself, because" in caplog.text
     assert reason in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "default"),
+    [
+        ("llama", {"tie_word_embeddings": False}, Kind.F32),
+        ("llama", {"tie_word_embeddings": True}, Kind.Q8_0),
+        ("mistral", {}, Kind.Q4_1),
+    ],
+)
+def test_a_plain_llama_has_the_logits_of_transformers(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], default: Kind
+) -> None:
+    model = make_model(model_type, initializer_range=0.2, **changes)
+    path = write_gguf(tmp_path / "tiny.gguf", model, {}, default)
+    folder = resolve_description(str(path)).folder
+    config = ModelConfig(device="cpu", dtype="float32")
+    llama = find_plain_llama(folder, read_gguf(path), config)
+    assert llama is not None
+    loaded, other = llama.load("tiny"), load(path)
+    assert (loaded.info, loaded.layers) == (other.info, other.layers)
+    assert llama.outline().kv_bytes_per_token == loaded.info.kv_bytes_per_token
+    assert compare(loaded, read_oracle(path)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "is_plain"),
+    [
+        ({}, {}, True),
+        ({"attention_bias": True}, {}, False),
+        ({"a_field_of_tomorrow": 1}, {}, False),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {}, False),
+        ({"head_dim": 16}, {}, False),
+        ({}, {"kernels": "torch"}, False),
+        ({}, {"dtype": "float16"}, False),
+    ],
+)
+def test_a_model_that_is_not_a_plain_llama_is_left_to_transformers(
+    plain_file: Path, fields: dict[str, Any], options: dict[str, Any], is_plain: bool
+) -> None:
+    folder = resolve_description(str(plain_file)).folder
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | fields))
+    config = ModelConfig(device="cpu", **options)
+    found = find_plain_llama(folder, read_gguf(plain_file), config)
+    assert (found is not None) == is_plain
+
+
+def test_a_file_with_other_tensors_is_not_a_plain_llama(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 16}
+    model = make_model("llama", rope_parameters=rope)
+    path = write_gguf(tmp_path / "tiny.gguf", model, {}, Kind.F32)
+    folder = resolve_description(str(path)).folder
+    config = ModelConfig(device="cpu")
+    assert find_plain_llama(folder, read_gguf(path), config) is None
+
+
+def test_a_plain_llama_starts_without_transformers(plain_file: Path) -> None:
+    """To import its models takes longer than the rest of a start."""
+    resolve_description(str(plain_file))
+    script = (
+        "import sys\n"
+        "import trioserve.startup.engine_process\n"
+        "from trioserve.config import EngineConfig, build_config\n"
+        "from trioserve.startup.core import build_core\n"
+        "values = {'model': sys.argv[1], 'kv_cache_memory': '16MiB'}\n"
+        "core = build_core(build_config(EngineConfig, values), 'all', None)\n"
+        "assert core.info.kernels.startswith('native')\n"
+        "large = ('transformers', 'scipy', 'sklearn', 'torch._dynamo', 'sympy')\n"
+        "print([name for name in large if name in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script, str(plain_file)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout.strip() == "[]"

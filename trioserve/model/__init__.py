@@ -15,6 +15,8 @@ turns the encoder's states into vectors and scores.
 The door:
   outline_model           a folder -> Outline, without its weights
   takes_images            whether a folder's model takes images
+  find_plain_llama        a GGUF file -> PlainLlama, if it needs no transformers;
+                          its .outline() -> Outline, its .load() -> LoadedModel
   load_packed             a GGUF file -> LoadedModel, if the kernels can run its blocks
   load_model              a folder -> LoadedModel
   count_fitting_blocks    how many KV blocks fit into the device's memory
@@ -22,7 +24,9 @@ The door:
                           its .finish() -> StepResult, in any thread
 """
 
+from importlib import import_module
 import os
+from typing import TYPE_CHECKING
 
 # GNU OpenMP's threads spin for milliseconds while they wait for each other. If anything
 # else needs a core, such as the HTTP half of this server, they spin on the core that it
@@ -36,20 +40,44 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 # isort: split
 from .attention.cache_memory import count_fitting_blocks  # noqa: E402
-from .loading.facts import takes_images  # noqa: E402
-from .loading.load import load_model  # noqa: E402
+from .loading.cache_outline import Outline  # noqa: E402
 from .loading.loaded import LoadedModel  # noqa: E402
-from .loading.outline import Outline, outline_model  # noqa: E402
-from .loading.packed import load_packed  # noqa: E402
+from .loading.plain import PlainLlama, find_plain_llama  # noqa: E402
 from .runner import ModelRunner  # noqa: E402
+
+if TYPE_CHECKING:
+    from .loading.facts import takes_images
+    from .loading.load import load_model
+    from .loading.outline import outline_model
+    from .loading.packed import load_packed
 
 __all__ = [
     "LoadedModel",
     "ModelRunner",
     "Outline",
+    "PlainLlama",
     "count_fitting_blocks",
+    "find_plain_llama",
     "load_model",
     "load_packed",
     "outline_model",
     "takes_images",
 ]
+
+# The modules of the names that need transformers. They are imported at their first use: to
+# import transformers' models takes longer than all else in the start of a model that does
+# not need them.
+_HOMES = {
+    "load_model": "load",
+    "load_packed": "packed",
+    "outline_model": "outline",
+    "takes_images": "facts",
+}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f".loading.{_HOMES[name]}", __name__), name)

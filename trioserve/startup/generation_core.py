@@ -20,18 +20,26 @@ from .plugins import load_logits_processors
 from .source import Source
 
 if TYPE_CHECKING:
-    from ..model import LoadedModel
+    from ..model import LoadedModel, PlainLlama
 
 logger = logging.getLogger(__name__)
 
 
 def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
-    from ..model import ModelRunner, count_fitting_blocks, outline_model
+    from ..model import ModelRunner, count_fitting_blocks
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
-    check_room(outline_model(source.weights.folder, config.model), config)
-    model, weights = _load(config.model, source.weights)
+    llama = _find_plain_llama(config.model, source.weights)
+    if llama is None:
+        # Imported here, because it needs transformers.
+        from ..model import outline_model
+
+        outline = outline_model(source.weights.folder, config.model)
+    else:
+        outline = llama.outline()
+    check_room(outline, config)
+    model, weights = _load(config.model, source.weights, llama)
     source = replace(source, weights=weights)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
@@ -59,11 +67,24 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     return LoadedCore(core=core, info=info)
 
 
-def _load(config: ModelConfig, weights: Weights) -> tuple[LoadedModel, Weights]:
+def _find_plain_llama(config: ModelConfig, weights: Weights) -> PlainLlama | None:
+    from ..model import find_plain_llama
+
+    if weights.gguf is None:
+        return None
+    return find_plain_llama(weights.folder, read_gguf(weights.gguf), config)
+
+
+def _load(
+    config: ModelConfig, weights: Weights, llama: PlainLlama | None
+) -> tuple[LoadedModel, Weights]:
     """Load a model; also return its weights as they were loaded."""
+    name = config.served_model_name or weights.name
+    if llama is not None:
+        return llama.load(name), weights
+    # Imported here, because they need transformers.
     from ..model import load_model, load_packed
 
-    name = config.served_model_name or weights.name
     if weights.gguf is not None:
         file = read_gguf(weights.gguf)
         packed = load_packed(weights.folder, file, config, name=name)

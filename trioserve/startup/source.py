@@ -43,6 +43,14 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
     """
     # Before the imports, so that a wrong option or name is reported at once.
     weights, sentence = _find_files(config, model_kind)
+    # The config.json of a GGUF file is our own, so it is right. To ask transformers would
+    # take longer than to load the model.
+    if (
+        weights.gguf is not None
+        and _read_task(weights.folder, sentence, config) == "generate"
+    ):
+        source = Source(weights=weights, task="generate", sentence=sentence)
+        return _check_source(source, config, model_kind)
     from ..model import takes_images
     from ..model.encoder import find_task
 

@@ -1,7 +1,7 @@
 """The one attention function that transformers' models call.
 
 transformers builds the projections, the norms and the rest of every layer. Each layer
-then calls the function registered here under `IMPLEMENTATION`. The function finds the
+then calls attend_in_context, which registered.py registers. The function finds the
 AttentionContext of the model in an attribute of the calling module, and there the
 attention of the present step. Nothing but the registration itself is global to the
 process, so two models, each with its own cache, live side by side.
@@ -18,9 +18,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
-
-IMPLEMENTATION = "trioserve_paged"
 
 _CONTEXT = "trioserve_attention"
 
@@ -174,6 +171,3 @@ def _name_unknown(
 
 def _is_causal_module(module: nn.Module) -> bool:
     return getattr(module, "is_causal", True) is not False
-
-
-AttentionInterface.register(IMPLEMENTATION, attend_in_context)

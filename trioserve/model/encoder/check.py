@@ -20,9 +20,10 @@ from transformers import PreTrainedModel
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
 from ...types.pooling import PoolingInput
-from ..attention.bridge import IMPLEMENTATION, AttentionContext
+from ..attention.bridge import AttentionContext
 from ..attention.choose import choose_encoder_backend
 from ..attention.probe import probe_layers
+from ..attention.registered import IMPLEMENTATION
 from ..loading.architecture import check_windows
 from ..loading.packing import fuse_activations, pack_products
 from .agreement import agree

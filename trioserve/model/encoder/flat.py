@@ -23,7 +23,7 @@ class FlatPass:
     """Runs a model over flat tokens.
 
     Args:
-      model: its attention implementation is attention.bridge.IMPLEMENTATION.
+      model: its attention implementation is attention.registered.IMPLEMENTATION.
       context: the link from its modules to the attention.
       backend: computes the attention.
       rules: the arguments that the model needs for each token.

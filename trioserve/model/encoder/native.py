@@ -18,8 +18,9 @@ from ...config import ModelConfig
 from ...errors import shorten_message
 from ...kernels.library import open_library
 from ...types.pooling import PoolingInput
-from ..attention.bridge import IMPLEMENTATION, AttentionContext
+from ..attention.bridge import AttentionContext
 from ..attention.probe import probe_layers
+from ..attention.registered import IMPLEMENTATION
 from ..native.choice import OutputDiffers, try_kernels
 from ..native.encoder import NativeEncoder
 from ..native.encoder_parts import EncoderParts, find_encoder_parts

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ...config import ModelConfig
-from ..attention.bridge import IMPLEMENTATION
+from ..attention.registered import IMPLEMENTATION
 from .architecture import check_architecture
 from .config_file import read_config
 from .device import resolve_device, set_threads

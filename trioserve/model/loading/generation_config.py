@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from ...config import ModelConfig
 from ...errors import InvalidConfig, InvalidParameter, shorten_message
 from ...types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # The fields of generation_config.json that vLLM takes as defaults, too
 # (ModelConfig.get_diff_sampling_param). Both ignore its do_sample.
@@ -59,6 +61,24 @@ def find_eos(model: PreTrainedModel) -> frozenset[int]:
         eos = model.generation_config.eos_token_id
     if eos is None:
         eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    return _list_ids(eos)
+
+
+def read_eos(folder: Path, in_config: int | list[int] | None) -> frozenset[int]:
+    """Return the ids of the tokens that end a text, as find_eos does without a model.
+
+    Args:
+      in_config: those in config.json, which count if generation_config.json has none.
+    """
+    try:
+        described = json.loads((folder / "generation_config.json").read_bytes())
+        eos = described.get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        eos = None
+    return _list_ids(in_config if eos is None else eos)
+
+
+def _list_ids(eos: int | list[int] | None) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)

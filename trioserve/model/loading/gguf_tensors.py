@@ -25,6 +25,7 @@ from ...types.gguf import GgufFile, GgufTensor
 from ..native.gguf_matrix import GgufMatrix
 from ..native.packer import PACKABLE_KINDS
 from ..native.products import NotRecognised
+from .gguf_content import GgufContent, GgufEmbedding, make_empty
 
 # Llama 3 divides the frequencies of rotary angles by these, and its configuration in the
 # file does not say so.
@@ -58,35 +59,13 @@ def fill_model(
         for key, parameter in list(module.named_parameters(recurse=False)):
             if isinstance(module, nn.Linear) and key == "weight":
                 sources[module] = source.find_matrix(f"{name}.weight", parameter)
-                module.weight = _make_empty(parameter.shape, dtype)
+                module.weight = make_empty(parameter.shape, dtype)
             else:
                 numbers = source.read_numbers(f"{name}.{key}", parameter)
                 setattr(module, key, nn.Parameter(numbers, requires_grad=False))
     _scale_rotary(model, source.read_rotary_factors())
     source.check_used()
     return sources
-
-
-class GgufEmbedding(nn.Module):
-    """The vectors of tokens, read from the blocks of a GGUF file.
-
-    Args:
-      matrix: its rows are the vectors.
-      scale: factor of all vectors, as some models have it.
-    """
-
-    def __init__(self, matrix: GgufMatrix, dtype: torch.dtype, scale: float) -> None:
-        super().__init__()
-        self._rows = matrix.rows
-        self._kind = gguf.GGMLQuantizationType[matrix.kind]
-        self._scale = scale
-        # Some models read the type or the shape of the weight.
-        self.weight = _make_empty((matrix.num_outputs, matrix.num_inputs), dtype)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        rows = self._rows[input_ids.flatten().numpy()]
-        vectors = torch.from_numpy(_dequantise(rows, self._kind) * self._scale)
-        return vectors.to(self.weight.dtype).view(*input_ids.shape, -1)
 
 
 class _Tensors:
@@ -100,7 +79,7 @@ class _Tensors:
         # Names of other parameters with the same numbers.
         self._tied: dict[str, str] = model.all_tied_weights_keys
         self._used: set[str] = set()
-        self._mapped = np.memmap(file.path, dtype=np.uint8, mode="r")
+        self._content = GgufContent(file)
 
     def find_matrix(self, name: str, parameter: Tensor) -> GgufMatrix:
         tensor = self._find(name, parameter)
@@ -111,16 +90,14 @@ class _Tensors:
         return GgufMatrix(
             kind=tensor.kind,
             num_inputs=tensor.shape[1],
-            rows=self._view(tensor),
+            rows=self._content.view(tensor),
             order=None if is_ordered else np.ascontiguousarray(order),
         )
 
     def read_numbers(self, name: str, parameter: Tensor) -> Tensor:
         """Return a tensor as float32, in the form that transformers wants."""
         tensor = self._find(name, parameter)
-        kind = gguf.GGMLQuantizationType[tensor.kind]
-        numbers = _dequantise(self._view(tensor), kind).reshape(tensor.shape)
-        processed = self._process(numbers, tensor)
+        processed = self._process(self._content.read(tensor), tensor)
         return torch.from_numpy(np.array(processed, dtype=np.float32))
 
     def read_rotary_factors(self) -> Tensor | None:
@@ -129,7 +106,9 @@ class _Tensors:
         if tensor is None:
             return None
         self._used.add(tensor.name)
-        return torch.from_numpy(self._view(tensor).view(np.float32).reshape(-1).copy())
+        return torch.from_numpy(
+            self._content.view(tensor).view(np.float32).reshape(-1).copy()
+        )
 
     def check_used(self) -> None:
         unused = self._tensors.keys() - self._used
@@ -145,12 +124,6 @@ class _Tensors:
             raise NotRecognised(f"{tensor.name} has an unexpected shape")
         self._used.add(tensor.name)
         return tensor
-
-    def _view(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        content = self._mapped[tensor.offset : tensor.offset + tensor.num_bytes]
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        view: NDArray[np.uint8] = content.reshape(rows, -1).view(np.ndarray)
-        return view
 
     def _process(self, numbers: NDArray[Any], tensor: GgufTensor) -> NDArray[Any]:
         """Undo what llama.cpp's conversion has done to a tensor."""
@@ -208,19 +181,3 @@ def _scale_rotary(model: nn.Module, factors: Tensor | None) -> None:
         frequencies = getattr(module, "inv_freq", None)
         if frequencies is not None:
             module.inv_freq = frequencies / factors
-
-
-def _make_empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
-    """Return a weight without numbers."""
-    return nn.Parameter(torch.empty((), dtype=dtype).expand(shape), requires_grad=False)
-
-
-def _dequantise(
-    rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType
-) -> NDArray[np.float32]:
-    if kind == gguf.GGMLQuantizationType.F32:
-        return rows.view(np.float32)
-    if kind == gguf.GGMLQuantizationType.F16:
-        return rows.view(np.float16).astype(np.float32)
-    numbers: NDArray[np.float32] = gguf.dequantize(rows, kind)
-    return numbers

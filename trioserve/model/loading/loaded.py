@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
@@ -26,7 +26,8 @@ class LoadedModel:
     Only one runner at a time may step it, because its attention uses one cache.
 
     Args:
-      model: transformers' model, in evaluation mode.
+      model: transformers' model, in evaluation mode; of a PlainLlama only a module with
+        the vectors of tokens.
       info: its description for other rooms.
       attention: the link from its modules to the attention of the present step.
       layers: its calls of attention, in order.
@@ -35,7 +36,7 @@ class LoadedModel:
       native: its layers on the native kernels, which run it in place of the modules.
     """
 
-    model: PreTrainedModel
+    model: Any
     info: ModelInfo
     attention: AttentionContext
     layers: tuple[LayerSpec, ...]

@@ -9,7 +9,6 @@ weights. One, JetMoE, reads numbers back, and gets no outline.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 import logging
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,11 @@ from ..attention.bridge import AttentionContext
 from ..attention.cache_memory import count_kv_bytes
 from ..attention.probe import LayerSpec, UnfitLayer, probe_layers
 from .architecture import check_causality, check_windows, find_class
+from .cache_outline import Outline
 from .facts import ModelFacts, read_facts
 from .quantisation import plan_dequantisation
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
-    """The facts that decide the KV cache of a model, or of one of its stages.
-
-    Args:
-      kv_bytes_per_token: bytes of keys and values of all layers.
-    """
-
-    kv_bytes_per_token: int
-    max_model_len: int
-    device: torch.device
 
 
 def outline_model(folder: Path, config: ModelConfig) -> Outline | None:

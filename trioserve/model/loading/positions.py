@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # With these kinds of scaling, max_position_embeddings counts the stretched positions
 # already; other kinds stretch it by `factor`. As vLLM's _get_and_verify_max_len.
@@ -25,11 +26,19 @@ def resolve_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
     Raises:
       InvalidConfig: the option is missing, or too small or too large for the model.
     """
+    return choose_max_model_len(count_positions(config), wanted)
+
+
+def choose_max_model_len(limit: int | None, wanted: int | None) -> int:
+    """Return the largest number of tokens of a sequence; as resolve_max_model_len.
+
+    Args:
+      limit: the positions that the model distinguishes; None if unlimited.
+    """
     if wanted is not None and wanted < 2:
         raise InvalidConfig(
             "max_model_len", f"must be at least 2, for prompt and output, got {wanted}"
         )
-    limit = count_positions(config)
     if limit is None:
         if wanted is None:
             raise InvalidConfig(

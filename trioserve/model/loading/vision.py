@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 import inspect
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...types.prompt import EmbeddedInput
 from ..tensors import read_tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,10 @@ layers by watching them (given.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ..attention.probe import LayerSpec
 from .experts import (
@@ -31,6 +30,9 @@ from .products import (
     find_products,
     get_part,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

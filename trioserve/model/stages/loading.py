@@ -12,10 +12,11 @@ from ...errors import UnsupportedModel, shorten_message
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
 from ..loading.architecture import check_causality, check_windows
+from ..loading.cache_outline import Outline
 from ..loading.facts import ModelFacts, read_facts
 from ..loading.load import describe_model, make_ready, takes_logits_to_keep
 from ..loading.native import load_on_kernels
-from ..loading.outline import Outline, build_on_meta, describe_outline, outline_layers
+from ..loading.outline import build_on_meta, describe_outline, outline_layers
 from ..loading.weights import read_weights
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers

@@ -1,0 +1,20 @@
+"""The facts that decide the KV cache of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """The facts that decide the KV cache of a model, or of one of its stages.
+
+    Args:
+      kv_bytes_per_token: bytes of keys and values of all layers.
+    """
+
+    kv_bytes_per_token: int
+    max_model_len: int
+    device: torch.device
