@@ -41,7 +41,7 @@ def kernels(
     level = ["-O1", f"-fsanitize={sanitizers}", "-g"] if sanitizers else ["-O2"]
     sources = [
         *Path(__file__).parent.glob("door*.cpp"),
-        *(NATIVE / name for name in ("encoder.cpp", "pool.cpp")),
+        *(NATIVE / name for name in ("api_logits.cpp", "encoder.cpp", "pool.cpp")),
     ]
     subprocess.run(
         [

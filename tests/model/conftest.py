@@ -28,7 +28,10 @@ from transformers import (
 
 import trioserve
 from trioserve.config import ModelConfig
+from trioserve.kernels.library import open_library
 from trioserve.model import LoadedModel, ModelRunner, load_model
+from trioserve.model.native.scans import NativeScans
+from trioserve.model.sampling.scans import Scans, TorchScans
 from trioserve.testing.models import save_tiny_model, save_tiny_vision_model
 from trioserve.testing.processors import save_tiny_processor
 from trioserve.types.ids import BlockId
@@ -48,6 +51,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(params=["torch", "native"])
+def scans(request: pytest.FixtureRequest) -> Iterator[Scans]:
+    """Those of torch, and of the native kernels."""
+    if request.param == "torch":
+        yield TorchScans()
+        return
+    request.getfixturevalue("needs_kernels")
+    library = open_library()
+    pool = library.open_pool(2)
+    yield NativeScans(library, pool, held=None)
+    library.close_pool(pool)
 
 
 # Operations for which the host waits on CUDA. A CPU runs the same operations without

@@ -15,6 +15,7 @@ from trioserve.model.sampling.draw import (
     drop_unlikely,
     make_noise,
 )
+from trioserve.model.sampling.scans import Scans
 
 
 def make_logits(num_rows: int, vocab_size: int, scale: float = 2.0) -> Tensor:
@@ -40,63 +41,69 @@ def draw_simply(logits: Tensor, noise: float, top_k: int, top_p: float) -> int:
 @pytest.mark.parametrize("top_k", [1, 5, 300, 1000])
 @pytest.mark.parametrize("scale", [0.01, 2.0])
 def test_draw_from_best_equals_a_sort_and_a_loop(
-    top_k: int, top_p: float, scale: float
+    top_k: int, top_p: float, scale: float, scans: Scans
 ) -> None:
     """This also holds if the first candidates do not reach top_p."""
     logits = make_logits(8, 1000, scale)
     noise = torch.linspace(0.0, 0.999, 8, dtype=torch.float64)
     drawn = draw_from_best(
-        logits, noise, torch.full((8,), top_k), torch.full((8,), top_p)
+        logits, noise, torch.full((8,), top_k), torch.full((8,), top_p), scans
     )
     assert drawn.tolist() == [
         draw_simply(row, u, top_k, top_p) for row, u in zip(logits, noise.tolist())
     ]
 
 
-def test_rows_of_draw_from_best_do_not_see_each_other() -> None:
+def test_rows_of_draw_from_best_do_not_see_each_other(scans: Scans) -> None:
     logits = make_logits(6, 5000, 0.5)
     noise = torch.linspace(0.05, 0.95, 6, dtype=torch.float64)
     top_k = torch.tensor([5000, 3, 5000, 700, 5000, 256])
     top_p = torch.tensor([0.99, 0.5, 0.01, 0.9, 1.0, 1.0])
-    together = draw_from_best(logits, noise, top_k, top_p)
+    together = draw_from_best(logits, noise, top_k, top_p, scans)
     alone = [
-        draw_from_best(logits[i, None], noise[i, None], top_k[i, None], top_p[i, None])
+        draw_from_best(
+            *(x[i, None] for x in (logits, noise, top_k, top_p)), scans=scans
+        )
         for i in range(6)
     ]
     assert together.tolist() == torch.cat(alone).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 255, 256, 257, 1000])
-def test_draw_from_all_inverts_the_distribution(vocab_size: int) -> None:
+def test_draw_from_all_inverts_the_distribution(vocab_size: int, scans: Scans) -> None:
     logits = make_logits(1, vocab_size).expand(512, -1)
     noise = (torch.arange(512, dtype=torch.float64) + 0.5) / 512
     sums = logits[0].double().softmax(-1).cumsum(0)
     expected = torch.searchsorted(sums, noise, right=True)
     # Rounding to single precision may move a boundary past a number that lies on it.
-    assert (draw_from_all(logits, noise) - expected).abs().sum() <= 2
+    assert (draw_from_all(logits, noise, scans) - expected).abs().sum() <= 2
 
 
 @pytest.mark.parametrize("noise", [0.0, math.nextafter(1.0, 0.0)])
-def test_noise_at_the_ends_draws_a_possible_token(noise: float) -> None:
+def test_noise_at_the_ends_draws_a_possible_token(noise: float, scans: Scans) -> None:
     logits = make_logits(1, 700)
     logits[0, 0] = logits[0, -300:] = -math.inf
     numbers = torch.tensor([noise], dtype=torch.float64)
     for drawn in (
-        draw_from_all(logits, numbers),
-        draw_from_best(logits, numbers, torch.tensor([700]), torch.tensor([1.0])),
+        draw_from_all(logits, numbers, scans),
+        draw_from_best(
+            logits, numbers, torch.tensor([700]), torch.tensor([1.0]), scans
+        ),
     ):
         assert logits[0, int(drawn)] > -math.inf
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_broken_logits_draw_some_token(broken: float) -> None:
+def test_broken_logits_draw_some_token(broken: float, scans: Scans) -> None:
     logits = make_logits(2, 700)
     logits[0] = broken
     logits[1, 3] = broken
     noise = torch.tensor([0.5, 0.5], dtype=torch.float64)
     for drawn in (
-        draw_from_all(logits, noise),
-        draw_from_best(logits, noise, torch.tensor([5, 700]), torch.tensor([0.9, 0.9])),
+        draw_from_all(logits, noise, scans),
+        draw_from_best(
+            logits, noise, torch.tensor([5, 700]), torch.tensor([0.9, 0.9]), scans
+        ),
     ):
         assert all(0 <= token_id < 700 for token_id in drawn.tolist())
 

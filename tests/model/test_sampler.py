@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 import math
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from trioserve.model.sampling.sampler import Sampler
+from trioserve.model.sampling.scans import Scans, TorchScans
 from trioserve.types.output import TokenLogprobs
 from trioserve.types.plan import SlotStart
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
@@ -47,9 +49,10 @@ def make_sampler(
     outputs: tuple[int, ...] = (),
     stops: frozenset[int] = frozenset(),
     vocab_size: int = VOCAB_SIZE,
+    scans: Scans | None = None,
 ) -> Sampler:
     """Make a sampler whose slots 0, 1, ... have these parameters."""
-    sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"))
+    sampler = Sampler(vocab_size=vocab_size, device=torch.device("cpu"), scans=scans)
     for slot, sampling in enumerate(samplings):
         sampler.start(
             SlotStart(
@@ -119,6 +122,34 @@ def test_a_row_samples_the_same_in_any_batch() -> None:
     for row, slot in enumerate([4, 2, 0, 1, 3]):
         alone = sample_one(samplings[slot], logits[row, None], num_outputs=7)
         assert together[row] == alone
+
+
+@pytest.mark.parametrize("scans", ["native"], indirect=True)
+def test_the_native_kernels_sample_what_torch_samples(scans: Scans) -> None:
+    """They report the same log probabilities, too."""
+    vocab_size = 5000
+    kinds = [
+        GREEDY,
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_p=0.9),
+        # More tokens than the first candidates are needed.
+        SamplingParams(temperature=9.0, top_p=0.99, top_k=4000),
+        SamplingParams(top_k=20, logprobs=5, presence_penalty=1.0),
+        SamplingParams(temperature=0.0, logprobs=0, logit_bias=((7, 9.0),)),
+        SamplingParams(min_p=0.1, logprobs=20),
+    ]
+    samplings = [replace(each, seed=i) for i, each in enumerate(kinds * 4)]
+    slots = list(range(len(samplings)))
+    each_way = [
+        make_sampler(*samplings, vocab_size=vocab_size, scans=each)
+        for each in (TorchScans(), scans)
+    ]
+    for index in range(8):
+        logits = make_logits(len(slots), seed=index, vocab=vocab_size)
+        expected, actual = (
+            sample(sampler, slots, [index] * len(slots), logits) for sampler in each_way
+        )
+        assert actual == expected
 
 
 def test_noise_goes_on_with_the_output_and_not_with_the_batch() -> None:

@@ -18,6 +18,7 @@ from .structs import (
     SPECS,
     DecoderSpec,
     EncoderSpec,
+    LogitsSpec,
     MatrixSpec,
     SourceSpec,
     StepSpec,
@@ -80,6 +81,14 @@ class Library:
         self.close_encoder = declare("close_encoder", None, c_void_p)
         self.run_encoder = declare(
             "run_encoder", None, c_void_p, c_void_p, POINTER(TextsSpec)
+        )
+        logits = POINTER(LogitsSpec)
+        self.find_best = declare("find_best", None, c_void_p, logits, c_void_p)
+        self.find_top = declare(
+            "find_top", None, c_void_p, logits, c_int32, c_void_p, c_void_p
+        )
+        self.sum_weights = declare(
+            "sum_weights", None, c_void_p, logits, c_int32, c_void_p, c_void_p
         )
 
     def _list_sizes(self) -> list[int]:

@@ -1,7 +1,7 @@
 """The structures that the kernels read, field by field.
 
-Those of native/matrix.h, native/pack.h, native/experts.h, native/decoder.h and
-native/encoder.h.
+Those of native/matrix.h, native/pack.h, native/experts.h, native/decoder.h,
+native/encoder.h and native/logits.h.
 """
 
 from __future__ import annotations
@@ -125,8 +125,19 @@ class TextsSpec(Structure):
     ]
 
 
+class LogitsSpec(Structure):
+    """Rows of logits."""
+
+    _fields_ = [
+        ("numbers", c_void_p),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("num_rows", "vocab_size")),
+    ]
+
+
 # As native/api_sizes.cpp lists them.
 SPECS = (
     *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, LayerSpec),
     *(DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
+    LogitsSpec,
 )

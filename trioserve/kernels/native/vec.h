@@ -80,6 +80,10 @@ struct Vec {
     __mmask16 keep = _mm512_cmp_ps_mask(x.lanes, _mm512_set1_ps(bound), _CMP_GE_OQ);
     return {_mm512_maskz_mov_ps(keep, lanes)};
   }
+  // Whether a lane is not below its bound, NaN included.
+  bool any_not_below(Vec bounds) const {
+    return _mm512_cmp_ps_mask(lanes, bounds.lanes, _CMP_NLT_UQ) != 0;
+  }
   float sum() const { return _mm512_reduce_add_ps(lanes); }
   float largest() const { return _mm512_reduce_max_ps(lanes); }
 };
@@ -139,6 +143,10 @@ struct Vec {
   Vec zero_where_below(Vec x, float bound) const {
     __m256 keep = _mm256_cmp_ps(x.lanes, _mm256_set1_ps(bound), _CMP_GE_OQ);
     return {_mm256_and_ps(keep, lanes)};
+  }
+  // Whether a lane is not below its bound, NaN included.
+  bool any_not_below(Vec bounds) const {
+    return _mm256_movemask_ps(_mm256_cmp_ps(lanes, bounds.lanes, _CMP_NLT_UQ)) != 0;
   }
   float sum() const {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));

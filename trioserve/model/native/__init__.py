@@ -8,6 +8,7 @@
     packer          packs weights for the kernels
     decoder         the layers, with packed weights
     layers          the layers with a KV cache, ready to run a step
+    scans           what sampling finds in logits, with the threads of the layers
     check           does it compute what the modules compute?
     choice          the choice between the kernels and the modules
     encoder_parts   the weights of an encoder of BERT's kind

@@ -29,6 +29,7 @@ from .gguf_matrix import GgufMatrix
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, release, split
 from .parts import DecoderParts, LayerParts
+from .scans import NativeScans
 
 
 class NativeDecoder:
@@ -97,6 +98,10 @@ class NativeDecoder:
             dtype=self._dtype,
             held=(self, layers, caches),
         )
+
+    def make_scans(self) -> NativeScans:
+        """Make the scans of the logits, on the threads that compute them."""
+        return NativeScans(self._library, self._pool, held=self)
 
     # ---- the structures --------------------------------------------------------------
 

@@ -10,7 +10,8 @@ from hashlib import blake2b
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from .scans import Scans
 
 # A nucleus is rarely larger (at a temperature of 1, natural text keeps tens of tokens
 # in 95 % of the mass), and finding so many takes a tenth of a sort of the vocabulary.
@@ -45,7 +46,7 @@ def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
     return logits.masked_fill(logits < limits[:, None], -torch.inf)
 
 
-def draw_from_all(logits: Tensor, noise: Tensor) -> Tensor:
+def draw_from_all(logits: Tensor, noise: Tensor, scans: Scans) -> Tensor:
     """Draw from the softmax of all logits, in the order of the vocabulary.
 
     Args:
@@ -56,22 +57,21 @@ def draw_from_all(logits: Tensor, noise: Tensor) -> Tensor:
       (num_rows,) int64
     """
     vocab_size = logits.shape[1]
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
-    if vocab_size % _GROUP_SIZE:
-        weights = pad(weights, (0, _GROUP_SIZE - vocab_size % _GROUP_SIZE))
-    groups = weights.unflatten(1, (-1, _GROUP_SIZE))  # (num_rows, num_groups, size)
-    sums = groups.sum(dim=-1).double()
-    chosen = _search(sums, noise * sums.sum(dim=-1))[:, None]  # (num_rows, 1)
+    largest, sums = scans.sum_weights(logits, _GROUP_SIZE)
+    total = sums.sum(dim=-1)
+    chosen = _search(sums, noise * total)[:, None]  # (num_rows, 1)
     before = sums.cumsum(dim=-1).gather(1, chosen) - sums.gather(1, chosen)
-    rest = noise * sums.sum(dim=-1) - before[:, 0]
-    rows = torch.arange(len(logits), device=logits.device)
-    within = _search(groups[rows, chosen[:, 0]].double(), rest)
-    # NaN logits may lead anywhere; the result must be a token nevertheless.
-    return (chosen[:, 0] * _GROUP_SIZE + within).clamp_(max=vocab_size - 1)
+    # The tokens of the group; the last group may be shorter.
+    token_ids = chosen * _GROUP_SIZE + torch.arange(_GROUP_SIZE, device=logits.device)
+    is_token = token_ids < vocab_size
+    token_ids.clamp_(max=vocab_size - 1)
+    weights = (logits.gather(1, token_ids) - largest).exp_() * is_token
+    within = _search(weights.double(), noise * total - before[:, 0])[:, None]
+    return token_ids.gather(1, within)[:, 0]
 
 
 def draw_from_best(
-    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor
+    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor, scans: Scans
 ) -> Tensor:
     """Draw from the most likely tokens, best first.
 
@@ -88,18 +88,25 @@ def draw_from_best(
     # On a GPU, the host would have to wait to learn whether a few hundred are enough. In
     # that time the GPU can sort the vocabulary.
     if vocab_size <= _NUM_CANDIDATES or logits.device.type != "cpu":
-        return _draw_sorted(logits, noise, top_k, top_p, vocab_size)[0]
-    drawn, is_settled = _draw_sorted(logits, noise, top_k, top_p, _NUM_CANDIDATES)
+        return _draw_sorted(logits, noise, top_k, top_p, vocab_size, scans)[0]
+    drawn, is_settled = _draw_sorted(
+        logits, noise, top_k, top_p, _NUM_CANDIDATES, scans
+    )
     if not is_settled.all():
         left = (~is_settled).nonzero()[:, 0]
         drawn[left], _ = _draw_sorted(
-            logits[left], noise[left], top_k[left], top_p[left], vocab_size
+            *(logits[left], noise[left], top_k[left], top_p[left]), vocab_size, scans
         )
     return drawn
 
 
 def _draw_sorted(
-    logits: Tensor, noise: Tensor, top_k: Tensor, top_p: Tensor, num_candidates: int
+    logits: Tensor,
+    noise: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    num_candidates: int,
+    scans: Scans,
 ) -> tuple[Tensor, Tensor]:
     """Draw among the most likely tokens.
 
@@ -107,7 +114,7 @@ def _draw_sorted(
       (num_rows,) int64, the tokens
       (num_rows,) bool, whether the other tokens could not have been drawn
     """
-    values, token_ids = logits.topk(num_candidates)
+    values, token_ids = scans.find_top(logits, num_candidates)
     best = values[:, :1]
     weights = (values - best).exp_()
     ranks = torch.arange(num_candidates, device=logits.device)
@@ -118,7 +125,8 @@ def _draw_sorted(
     if num_candidates < logits.shape[1] and not is_covered.all():
         # The mass of all tokens is known without sorting. The mass of the best top_k is
         # not known if top_k is larger than the candidates: then nothing is settled.
-        rest = _sum_all(logits, best).masked_fill_(top_k < logits.shape[1], torch.inf)
+        rest = scans.sum_weights(logits, _GROUP_SIZE)[1].sum(dim=-1)
+        rest.masked_fill_(top_k < logits.shape[1], torch.inf)
         total = torch.where(is_covered, total, rest)
     mass = top_p * total
     # A token stays if the tokens before it do not reach the mass; the first always stays.
@@ -126,10 +134,6 @@ def _draw_sorted(
     is_settled = is_covered | (sums[:, -1] >= mass)
     drawn = _search(weights.double(), noise * weights.double().sum(dim=-1))
     return token_ids.gather(1, drawn[:, None])[:, 0], is_settled
-
-
-def _sum_all(logits: Tensor, best: Tensor) -> Tensor:
-    return (logits - best).exp_().sum(dim=-1).double()
 
 
 def _search(weights: Tensor, target: Tensor) -> Tensor:

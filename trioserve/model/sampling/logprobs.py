@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...types.output import TokenLogprobs
 from .host_copy import HostCopy
+from .scans import Scans
 
 # JSON has no infinity. vLLM's server sends this number for an impossible token.
 _LOWEST_LOGPROB = -9999.0
@@ -23,13 +24,15 @@ class LogprobReports:
       num_top: for each row, how many of the most likely tokens to list.
     """
 
-    def __init__(self, logits: Tensor, token_ids: Tensor, num_top: list[int]) -> None:
+    def __init__(
+        self, logits: Tensor, token_ids: Tensor, num_top: list[int], scans: Scans
+    ) -> None:
         logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         chosen = logprobs.gather(1, token_ids[:, None])  # (num_rows, 1)
         ranks = (logprobs > chosen).sum(dim=-1) + 1
         # At least one, so that the lists have rows.
         most = min(max(1, *num_top), logprobs.shape[1])
-        top_values, top_ids = logprobs.topk(most)  # (num_rows, most)
+        top_values, top_ids = scans.find_top(logprobs, most)  # (num_rows, most)
         self._num_top = num_top
         self._ids = HostCopy(token_ids)
         self._values = HostCopy(_make_finite(chosen[:, 0]))

@@ -17,6 +17,7 @@ from .launched import LaunchedStep
 from .logprobs import LogprobReports
 from .sampled import Sampled
 from .sampler import Sampler
+from .scans import Scans, TorchScans
 
 # Rows of logits turned to float32 at once for prompts' log probabilities.
 _LOGPROB_ROWS = 256
@@ -60,10 +61,12 @@ class SamplingWriter:
     ) -> None:
         self._model = model
         self._tables = tables
+        self._scans = _make_scans(model)
         self._sampler = Sampler(
             vocab_size=model.info.vocab_size,
             device=model.device,
             logits_processors=logits_processors,
+            scans=self._scans,
         )
         # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
         self._num_prompt_top: dict[int, int] = {}
@@ -130,10 +133,17 @@ class SamplingWriter:
             ).to(rows.device, non_blocking=True)
             reports[row.slot] = [
                 LogprobReports(
-                    part, part_targets, [self._num_prompt_top[row.slot]] * len(part)
+                    part,
+                    part_targets,
+                    [self._num_prompt_top[row.slot]] * len(part),
+                    self._scans,
                 )
                 for part, part_targets in zip(
                     rows.split(_LOGPROB_ROWS), targets.split(_LOGPROB_ROWS)
                 )
             ]
         return reports
+
+
+def _make_scans(model: LoadedModel) -> Scans:
+    return TorchScans() if model.native is None else model.native.make_scans()
