@@ -9,6 +9,7 @@ import math
 import gguf
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -26,6 +27,8 @@ by_chance = settings(
 
 # FormatCode of native/matrix.h, and SourceKind of native/gguf.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+# The largest codes of inputs: of the formats for 8 bits, and of those for 16.
+INPUT_LIMITS = [127, 32767]
 GGUF_KINDS = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K".split()
 SOURCE_KINDS = {
     name: code for code, name in enumerate(["torch.float32", *GGUF_KINDS])
@@ -168,27 +171,31 @@ def multiply(
 
 
 def quantise(
-    x: Tensor, group_size: int, scale_type: torch.dtype = torch.float32
+    x: Tensor,
+    group_size: int,
+    limit: int = 127,
+    scale_type: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Round numbers as the kernels do: a group's largest magnitude becomes 127.
+    """Round numbers as the kernels do: a group's largest magnitude becomes the limit.
 
     All is computed in float32, because a number between two codes goes to either.
     """
     padded = functional.pad(x, (0, -x.shape[1] % group_size))
     groups = padded.unflatten(1, (-1, group_size))
     largest = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-    scales = (largest / 127).to(scale_type).float()
+    scales = (largest / limit).to(scale_type).float()
     if scale_type == torch.float32:
         # PyTorch divides a plain number by its reciprocal, which rounds twice.
-        codes = (groups * (torch.full_like(largest, 127) / largest)).round()
+        codes = (groups * (torch.full_like(largest, limit) / largest)).round()
     else:
         codes = (groups / scales.clamp_min(1e-30)).round()
-    codes = codes.clamp(-127, 127).double()
+    codes = codes.clamp(-limit, limit).double()
     return (codes * scales.double()).flatten(1)[:, : x.shape[1]]
 
 
 @by_chance
 @given(
+    limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(1, 40),
     num_outputs=st.integers(1, 80),
     num_inputs=st.integers(1, 150),
@@ -196,6 +203,7 @@ def quantise(
 )
 def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
     kernels: ctypes.CDLL,
+    limit: int,
     num_rows: int,
     num_outputs: int,
     num_inputs: int,
@@ -208,11 +216,14 @@ def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
     weights = make_numbers(seed + 1, num_outputs, num_inputs) * sizes[:, None]
     group_size = -(-num_inputs // 4) * 4
     spec = MatrixSpec(
-        format=2, num_outputs=num_outputs, num_inputs=num_inputs, group_size=group_size
+        format=2 + 2 * INPUT_LIMITS.index(limit),
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        group_size=group_size,
     )
     actual = multiply(kernels, spec, [describe(weights)], x) / sizes.clamp_min(1e-9)
-    weights = quantise(weights, group_size, torch.float16)
-    expected = quantise(x, group_size) @ weights.T / sizes.clamp_min(1e-9)
+    weights = quantise(weights, group_size, scale_type=torch.float16)
+    expected = quantise(x, group_size, limit) @ weights.T / sizes.clamp_min(1e-9)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert (actual - expected).abs().mean() < 3e-3
 
@@ -221,7 +232,7 @@ def test_an_int8_product_is_that_of_rounded_weights_and_inputs(
 @given(
     kind=st.sampled_from(["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]),
     wide=st.booleans(),
-    has_float_inputs=st.booleans(),
+    limit=st.sampled_from(INPUT_LIMITS),
     num_rows=st.integers(1, 40),
     num_outputs=st.integers(1, 80),
     num_groups=st.integers(1, 5),
@@ -231,7 +242,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     kernels: ctypes.CDLL,
     kind: str,
     wide: bool,
-    has_float_inputs: bool,
+    limit: int,
     num_rows: int,
     num_outputs: int,
     num_groups: int,
@@ -255,7 +266,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     format = 3 if kind in ("Q4_0", "Q4_1") and not wide else 2
     group_size = 16 if wide else 32
     spec = MatrixSpec(
-        format=format + 2 * has_float_inputs,
+        format=format + 2 * INPUT_LIMITS.index(limit),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         group_size=group_size,
@@ -263,10 +274,7 @@ def test_a_product_of_gguf_blocks_is_that_of_their_numbers(
     actual = multiply(kernels, spec, [source], x)
     numbers = gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[order.numpy()]
     weights = torch.from_numpy(numbers).double()
-    if has_float_inputs:
-        torch.testing.assert_close(actual, x.double() @ weights.T, rtol=1e-4, atol=1e-4)
-        return
-    expected = quantise(x, group_size) @ weights.T
+    expected = quantise(x, group_size, limit) @ weights.T
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert (actual - expected).abs().mean() < 3e-3
 
@@ -301,11 +309,14 @@ def test_gguf_blocks_hold_the_numbers_that_ggml_reads(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_with_infinity_or_nan_spoils_no_other(kernels: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("format", [2, 4])
+def test_a_row_with_infinity_or_nan_spoils_no_other(
+    kernels: ctypes.CDLL, format: int
+) -> None:
     x = make_numbers(0, 3, 40)
     x[0, 3], x[2, 39] = math.inf, math.nan
     weights = make_numbers(1, 20, 40)
-    spec = MatrixSpec(format=2, num_outputs=20, num_inputs=40, group_size=40)
+    spec = MatrixSpec(format=format, num_outputs=20, num_inputs=40, group_size=40)
     actual = multiply(kernels, spec, [describe(weights)], x)
     assert actual.isnan().any(dim=1).tolist() == [True, False, True]
 

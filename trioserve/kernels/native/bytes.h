@@ -21,18 +21,18 @@ struct Ints {
 
 inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.lanes, b.lanes)}; }
-inline Ints operator<<(Ints a, int bits) { return {_mm512_slli_epi32(a.lanes, bits)}; }
-// Fills in zeros, or copies of the sign.
 inline Ints operator>>(Ints a, int bits) { return {_mm512_srli_epi32(a.lanes, bits)}; }
-inline Ints shift_signed(Ints a, int bits) { return {_mm512_srai_epi32(a.lanes, bits)}; }
 inline Ints add_shorts(Ints a, Ints b) { return {_mm512_add_epi16(a.lanes, b.lanes)}; }
 // Products of bytes without a sign and bytes with one, and the sums of two neighbours, which
 // must fit into 16 bits.
 inline Ints multiply_bytes(Ints a, Ints b) { return {_mm512_maddubs_epi16(a.lanes, b.lanes)}; }
-// The sums of two neighbours of 16 bits.
-inline Ints add_neighbours(Ints pairs) {
-  return {_mm512_madd_epi16(pairs.lanes, _mm512_set1_epi16(1))};
+// Products of 16 bits, and the sums of two neighbours.
+inline Ints multiply_shorts(Ints a, Ints b) { return {_mm512_madd_epi16(a.lanes, b.lanes)}; }
+// The lower or the upper byte of each 16 bits, as a number with a sign.
+inline Ints lower_bytes(Ints a) {
+  return {_mm512_srai_epi16(_mm512_slli_epi16(a.lanes, 8), 8)};
 }
+inline Ints upper_bytes(Ints a) { return {_mm512_srai_epi16(a.lanes, 8)}; }
 
 #else
 
@@ -48,16 +48,41 @@ struct Ints {
 
 inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.lanes, b.lanes)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.lanes, b.lanes)}; }
-inline Ints operator<<(Ints a, int bits) { return {_mm256_slli_epi32(a.lanes, bits)}; }
 inline Ints operator>>(Ints a, int bits) { return {_mm256_srli_epi32(a.lanes, bits)}; }
-inline Ints shift_signed(Ints a, int bits) { return {_mm256_srai_epi32(a.lanes, bits)}; }
 inline Ints add_shorts(Ints a, Ints b) { return {_mm256_add_epi16(a.lanes, b.lanes)}; }
 inline Ints multiply_bytes(Ints a, Ints b) { return {_mm256_maddubs_epi16(a.lanes, b.lanes)}; }
-inline Ints add_neighbours(Ints pairs) {
-  return {_mm256_madd_epi16(pairs.lanes, _mm256_set1_epi16(1))};
+inline Ints multiply_shorts(Ints a, Ints b) { return {_mm256_madd_epi16(a.lanes, b.lanes)}; }
+inline Ints lower_bytes(Ints a) {
+  return {_mm256_srai_epi16(_mm256_slli_epi16(a.lanes, 8), 8)};
 }
+inline Ints upper_bytes(Ints a) { return {_mm256_srai_epi16(a.lanes, 8)}; }
 
 #endif
+
+// The sums of two neighbours of 16 bits.
+inline Ints add_neighbours(Ints pairs) { return multiply_shorts(pairs, Ints::all(0x00010001)); }
+
+// Of each 16 bits the four that begin at bit 4 * place, as a number without a sign.
+template <int place>
+inline Ints nibbles(Ints a) {
+  return a >> 4 * place & Ints::all(0x000f000f);
+}
+
+// Hides a sum from the compiler. Otherwise it adds products to each other first, and has too
+// few registers for the sums of all rows.
+inline Ints seal(Ints sums) {
+  asm("" : "+v"(sums.lanes));
+  return sums;
+}
+
+// sums += products of 16 bits; both numbers of a lane are added to its sum.
+inline Ints add_products(Ints sums, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpwssd_epi32(sums.lanes, a.lanes, b.lanes)};
+#else
+  return seal(sums + multiply_shorts(a, b));
+#endif
+}
 
 // Weights from -128 to 127. Sums begin at -kOffset times the sum of their inputs, because
 // the instruction for such products wants weights without a sign.
@@ -98,7 +123,7 @@ struct SignedWeights {
 #endif
   // Two products are at most 128 * 127 * 2, which 16 bits hold.
   Ints add_to(Ints sums, int inputs) const {
-    return sums + add_neighbours(multiply_bytes(magnitudes, sign(Ints::all(inputs))));
+    return seal(sums + add_neighbours(multiply_bytes(magnitudes, sign(Ints::all(inputs)))));
   }
 #endif
 };
@@ -117,9 +142,8 @@ struct Nibbles {
     __m512i added = _mm512_dpbusd_epi32(sums.lanes, low.lanes, _mm512_set1_epi32(low_inputs));
     return {_mm512_dpbusd_epi32(added, high.lanes, _mm512_set1_epi32(high_inputs))};
 #else
-    Ints first = multiply_bytes(low, Ints::all(low_inputs));
-    Ints second = multiply_bytes(high, Ints::all(high_inputs));
-    return add_shorts(sums, add_shorts(first, second));
+    Ints added = seal(add_shorts(sums, multiply_bytes(low, Ints::all(low_inputs))));
+    return seal(add_shorts(added, multiply_bytes(high, Ints::all(high_inputs))));
 #endif
   }
   static Ints total(Ints sums) {
@@ -131,7 +155,7 @@ struct Nibbles {
   }
 };
 
-// Stores the nearest whole numbers, which must be from -127 to 127.
+// Stores the nearest whole numbers, which must fit.
 inline void store_rounded(Vec numbers, std::int8_t* to) {
 #if defined(__AVX512F__)
   __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(numbers.lanes));
@@ -141,6 +165,17 @@ inline void store_rounded(Vec numbers, std::int8_t* to) {
   __m128i shorts =
       _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
+#endif
+}
+inline void store_rounded(Vec numbers, std::int16_t* to) {
+#if defined(__AVX512F__)
+  __m256i shorts = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(numbers.lanes));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), shorts);
+#else
+  __m256i ints = _mm256_cvtps_epi32(numbers.lanes);
+  __m128i shorts =
+      _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), shorts);
 #endif
 }
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "inputs16.h"
 #include "pool.h"
-#include "widened.h"
 
 namespace trioserve {
 
@@ -46,10 +46,13 @@ struct Pieces {
   int blocks, rows;              // of one piece
   int block_groups, row_groups;  // of all
 
-  Pieces(int num_blocks, int num_rows, std::ptrdiff_t block_bytes, int num_threads) {
-    // A piece's blocks are read again for every few rows, so they should stay in L2. One
-    // piece takes about a microsecond at least, and each thread gets several.
-    rows = std::min(num_rows, 8 * kMaxRows);
+  // tile_rows: rows that are multiplied at once
+  Pieces(int num_blocks, int num_rows, int tile_rows, std::ptrdiff_t block_bytes,
+         int num_threads) {
+    // A piece's rows are read again for every block, so they should stay in L2. One piece
+    // takes about a microsecond at least, and each thread gets several.
+    row_groups = (num_rows + kPieceRows - 1) / kPieceRows;
+    rows = round_up((num_rows + row_groups - 1) / row_groups, tile_rows);
     row_groups = (num_rows + rows - 1) / rows;
     int most = static_cast<int>(std::max<std::ptrdiff_t>(1, kPieceBytes / block_bytes));
     int fair = std::max(1, num_blocks * row_groups / (4 * num_threads));
@@ -58,28 +61,26 @@ struct Pieces {
   }
   int count() const { return block_groups * row_groups; }
 
+  static constexpr int kPieceRows = 8 * kMaxRows;
   static constexpr std::ptrdiff_t kPieceBytes = 128 * 1024;
 };
 
 // Computes rows [row, row + num_rows) of one block into `out`, kBlock numbers a row.
 template <class Format>
 inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& x, int block,
-                          int row, int num_rows, float* out) {
+                          int row, int num_rows, Ahead ahead, float* out) {
   const auto* weights = matrix.weights + block * matrix.block_size();
   with_rows<Format::kRows>(num_rows, [&](auto constant) {
     constexpr int R = decltype(constant)::value;
     Vec sums[R][kVecs] = {};
     const auto* first = x.first + row * x.stride;
-    if constexpr (kIsWidened<Format>) {
-      multiply_widened<Format, R, kVecs>(first, x.stride, matrix.num_groups(), matrix.group_size,
-                                         weights, sums);
-    } else if constexpr (Format::kIsQuantised) {
+    if constexpr (Format::kIsQuantised) {
       const int num_groups = matrix.num_groups();
       multiply_groups<Format, R, kVecs>(first, x.stride, x.groups + row * num_groups, num_groups,
-                                        matrix.group_size, weights, sums);
+                                        matrix.group_size, weights, sums, ahead);
     } else {
       multiply_block<Format, R, kVecs>(first, x.stride, weights, kBlock, matrix.num_steps(),
-                                       sums);
+                                       sums, ahead);
     }
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < kVecs; ++v) {
@@ -92,21 +93,38 @@ inline void multiply_rows(const Matrix<Format>& matrix, const Operands<Format>& 
 // Blocks [first_block, last_block) times rows [first_row, last_row) of a product.
 struct Piece {
   int first_block, last_block, first_row, last_row;
+  // Begins the piece that this thread will probably take next.
+  int next_block;
 };
 
 // Computes one piece. The matrices begin with the piece's first block.
 template <class Format, class Finish, class... Matrices>
 void multiply_piece(const Piece& piece, const Operands<Format>& x, Finish&& finish,
                     const Matrix<Format>& matrix, const Matrices&... others) {
-  for (int row = piece.first_row; row < piece.last_row; row += Format::kRows) {
-    int num_rows = std::min(Format::kRows, piece.last_row - row);
-    for (int block = 0; block < piece.last_block - piece.first_block; ++block) {
-      alignas(64) float values[1 + sizeof...(others)][Format::kRows][kBlock];
+  constexpr int kTile = Format::kRows;
+  const int num_tiles = (piece.last_row - piece.first_row + kTile - 1) / kTile;
+  const int num_blocks = piece.last_block - piece.first_block;
+  const std::ptrdiff_t block_bytes = matrix.block_size() * sizeof(typename Format::Weight);
+  for (int block = 0; block < num_blocks; ++block) {
+    const int next = block + 1 < num_blocks ? block + 1 : piece.next_block - piece.first_block;
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      // Each tile fetches a part of the next block. A single tile leaves all to the
+      // processor, which is faster at it.
+      auto look_ahead = [&](const Matrix<Format>& each) {
+        const char* begin = reinterpret_cast<const char*>(each.weights);
+        if (num_tiles == 1) return Ahead{begin + block * block_bytes, 0};
+        return Ahead{begin + next * block_bytes + block_bytes * tile / num_tiles,
+                     kBlock * kStepBytes / num_tiles};
+      };
+      const int row = piece.first_row + tile * kTile;
+      const int num_rows = std::min(kTile, piece.last_row - row);
+      alignas(64) float values[1 + sizeof...(others)][kTile][kBlock];
       int place = 0;
-      multiply_rows(matrix, x, block, row, num_rows, values[place][0]);
-      (multiply_rows(others, x, block, row, num_rows, values[++place][0]), ...);
-      int first = (piece.first_block + block) * kBlock;
-      int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
+      multiply_rows(matrix, x, block, row, num_rows, look_ahead(matrix), values[place][0]);
+      (multiply_rows(others, x, block, row, num_rows, look_ahead(others), values[++place][0]),
+       ...);
+      const int first = (piece.first_block + block) * kBlock;
+      const int count = std::min(kBlock, matrix.num_outputs - block * kBlock);
       for (int r = 0; r < num_rows; ++r) {
         if constexpr (sizeof...(others) == 0) {
           finish(row + r, first, count, values[0][r]);
@@ -130,15 +148,16 @@ Matrix<Format> skip_blocks(Matrix<Format> matrix, int num_blocks) {
 template <class Format>
 Matrix<Float32Format> widen_blocks(const Matrix<Format>& matrix, int num_blocks,
                                    std::vector<float>& buffer) {
-  Matrix<Float32Format> widened{nullptr, matrix.num_outputs, matrix.num_inputs};
+  Matrix<Float32Format> widened{nullptr, matrix.num_outputs,
+                                matrix.num_steps() * Format::kInputs};
   buffer.resize(static_cast<std::size_t>(num_blocks * widened.block_size()));
-  for (int block = 0; block < num_blocks; ++block) {
-    widen_block<Format>(matrix.weights + block * matrix.block_size(), matrix.num_groups(),
-                        matrix.group_size, &buffer[block * widened.block_size()]);
-  }
+  Format::widen(matrix.weights, num_blocks * matrix.num_steps(), buffer.data());
   widened.weights = buffer.data();
   return widened;
 }
+
+// With more rows, widening a block once costs less than for every few of them.
+constexpr int kMostWidened = 6 * kMaxRows;
 
 // Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
 //
@@ -148,19 +167,19 @@ Matrix<Float32Format> widen_blocks(const Matrix<Format>& matrix, int num_blocks,
 template <class Format, class Finish, class... Matrices>
 void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
               const Matrix<Format>& matrix, const Matrices&... others) {
-  // Many rows would widen each code many times.
-  const bool widens_first = kIsWidened<Format> && x.num_rows > Format::kRows;
-  std::ptrdiff_t block_bytes =
-      widens_first ? static_cast<std::ptrdiff_t>(matrix.num_inputs) * kBlock * sizeof(float)
-                   : matrix.block_size() * sizeof(typename Format::Weight);
-  Pieces pieces(matrix.num_blocks(), x.num_rows, block_bytes * (1 + sizeof...(others)),
-                pool.num_threads());
+  const bool widens_first = kIsWidened<Format> && x.num_rows > kMostWidened;
+  const std::ptrdiff_t block_bytes =
+      matrix.block_size() * (widens_first ? sizeof(float) : sizeof(typename Format::Weight));
+  Pieces pieces(matrix.num_blocks(), x.num_rows, Format::kRows,
+                block_bytes * (1 + sizeof...(others)), pool.num_threads());
   pool.run(pieces.count(), [&](int i, int) {
     Piece piece;
     piece.first_block = i / pieces.row_groups * pieces.blocks;
     piece.last_block = std::min(piece.first_block + pieces.blocks, matrix.num_blocks());
     piece.first_row = i % pieces.row_groups * pieces.rows;
     piece.last_row = std::min(piece.first_row + pieces.rows, x.num_rows);
+    const int next = (i + pool.num_threads()) / pieces.row_groups * pieces.blocks;
+    piece.next_block = std::min(next, matrix.num_blocks() - 1);
     if constexpr (kIsWidened<Format>) {
       if (widens_first) {
         thread_local std::vector<float> buffers[1 + sizeof...(others)];
@@ -169,6 +188,8 @@ void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
           return widen_blocks(skip_blocks(each, piece.first_block),
                               piece.last_block - piece.first_block, buffers[place++]);
         };
+        // The buffers are in the cache.
+        piece.next_block = piece.first_block;
         multiply_piece(piece, Operands<Float32Format>{x.first, x.stride, x.num_rows}, finish,
                        widen(matrix), widen(others)...);
         return;

@@ -11,7 +11,7 @@
 namespace trioserve {
 
 enum FormatCode : std::int32_t {
-  kFloat32, kBfloat16, kInt8, kInt4, kWidenedInt8, kWidenedInt4
+  kFloat32, kBfloat16, kInt8, kInt4, kInt8Inputs16, kInt4Inputs16
 };
 
 // Calls body with the format that a code stands for.
@@ -22,8 +22,8 @@ auto with_format(std::int32_t code, Body&& body) {
     case kBfloat16: return body(Bfloat16Format());
     case kInt8: return body(Int8Format());
     case kInt4: return body(Int4Format());
-    case kWidenedInt8: return body(WidenedInt8Format());
-    default: return body(WidenedInt4Format());
+    case kInt8Inputs16: return body(Int8Inputs16Format());
+    default: return body(Int4Inputs16Format());
   }
 }
 

@@ -100,8 +100,9 @@ void write_codes(const Matrix<Format>& matrix, const CodedRow& row, int output,
     for (int input = group * group_size; input < end; ++input) {
       int i = input - group * group_size;
       auto code = static_cast<std::uint8_t>(row.codes[input]);
-      std::uint8_t& to = codes[i / Format::kInputs * kBlock * Format::kStepBytes + i % 4];
-      to = static_cast<std::uint8_t>(i % Format::kInputs < 4 ? code : to | code << 4);
+      const int step = i / Format::kInputs, place = i % Format::kInputs;
+      std::uint8_t& to = codes[step * kBlock * kStepBytes + Format::byte_of(place)];
+      to = static_cast<std::uint8_t>(Format::is_upper_half(place) ? to | code << 4 : to | code);
     }
     block += group_bytes<Format>(group_size);
   }

@@ -27,6 +27,8 @@ constexpr int kMaxRows = 12;
 #else
 constexpr int kMaxRows = 6;
 #endif
+// What one step of a product reads of one output, in every format.
+constexpr int kStepBytes = 4;
 
 // sums += x times the weights of one input, for R rows that are `stride` numbers apart.
 template <int R, int V>
@@ -109,24 +111,59 @@ struct Bfloat16Format {
     for (int v = 0; v < V; ++v) weights[v] = Vec::load_high(w + 2 * v * Vec::kLanes);
     add_products(x + 1, stride, weights, sums);
   }
+
+  // Converts num_steps steps of a block to those of Float32Format.
+  static void widen(const Weight* w, int num_steps, float* to) {
+    for (int step = 0; step < num_steps; ++step) {
+      for (int v = 0; v < kBlock; v += Vec::kLanes) {
+        Vec::load_low(w + 2 * v).store(to + v);
+        Vec::load_high(w + 2 * v).store(to + kBlock + v);
+      }
+      w += kInputs * kBlock;
+      to += kInputs * kBlock;
+    }
+  }
 };
 
 #endif
+
+// Whether weights are widened to the type of the inputs.
+template <class Format>
+constexpr bool kIsWidened = sizeof(typename Format::Weight) < sizeof(typename Format::Operand) &&
+                            !Format::kIsQuantised;
+
+// Memory that the next product reads. It is fetched while this one computes, a little with
+// each step.
+struct Ahead {
+  const char* next;
+  std::ptrdiff_t stride;
+
+  void fetch() {
+    _mm_prefetch(next, _MM_HINT_T1);
+    next += stride;
+  }
+};
+
+struct NothingAhead {
+  void fetch() {}
+};
 
 // sums += x times a block, for R rows and V vectors of outputs.
 //
 //   x: R rows, `stride` operands apart; num_steps * Format::kInputs of each are read
 //   w: `width` outputs lie side by side; those of this product are the first
-template <class Format, int R, int V>
+template <class Format, int R, int V, class Next = NothingAhead>
 inline void multiply_block(const typename Format::Operand* x, std::ptrdiff_t stride,
                            const typename Format::Weight* w, int width, int num_steps,
-                           Vec (&sums)[R][V]) {
+                           Vec (&sums)[R][V], Next ahead = {}) {
   int step = 0;
   if constexpr (R <= 2) {
     // One row has too few sums to keep the multipliers busy, so every other step gets sums
     // of its own.
     Vec others[R][V] = {};
     for (; step + 2 <= num_steps; step += 2) {
+      ahead.fetch();
+      ahead.fetch();
       Format::template multiply<R, V>(x, stride, w, sums);
       Format::template multiply<R, V>(x + Format::kInputs, stride,
                                       w + width * Format::kInputs, others);
@@ -138,6 +175,7 @@ inline void multiply_block(const typename Format::Operand* x, std::ptrdiff_t str
     }
   }
   for (; step < num_steps; ++step) {
+    ahead.fetch();
     Format::template multiply<R, V>(x, stride, w, sums);
     x += Format::kInputs;
     w += width * Format::kInputs;

@@ -13,8 +13,8 @@
 //                          |     i4 i5 i6 i7 |     i4 i5 i6 i7 | ...      the upper 4 bits
 //
 // Inputs are quantised when a product begins, with one scale for each row and group. So the
-// products of a group are whole numbers. widened.h multiplies the same blocks with inputs of
-// float32. Outputs and inputs beyond the matrix are 0.
+// products of a group are whole numbers. The inputs of the formats here have 8 bits;
+// inputs16.h has the formats for 16. Outputs and inputs beyond the matrix are 0.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,6 @@ struct Int8Format {
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 4;
-  static constexpr int kStepBytes = 4;  // of one output
 #if defined(__AVX512F__)
   static constexpr int kRows = kMaxRows;
 #else
@@ -60,6 +59,9 @@ struct Int8Format {
   static constexpr int kRows = 4;
 #endif
 
+  // The byte of a step that holds input i.
+  static int byte_of(int i) { return i; }
+  static bool is_upper_half(int) { return false; }
   static Ints begin(std::int32_t sum) { return Ints::all(-SignedWeights::kOffset * sum); }
   static Ints total(Ints sums) { return sums; }
 
@@ -87,7 +89,6 @@ struct Int4Format {
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 8;
-  static constexpr int kStepBytes = 4;
   static constexpr int kGroup = 32;
 #if defined(__AVX512F__)
   static constexpr int kRows = kMaxRows;
@@ -95,6 +96,8 @@ struct Int4Format {
   static constexpr int kRows = 4;
 #endif
 
+  static int byte_of(int i) { return i % 4; }
+  static bool is_upper_half(int i) { return i >= 4; }
   static Ints begin(std::int32_t) { return Ints::all(0); }
   static Ints total(Ints sums) { return Nibbles::total(sums); }
 
@@ -120,16 +123,16 @@ struct Int4Format {
 template <class Format>
 constexpr std::ptrdiff_t group_bytes(int group_size) {
   return static_cast<std::ptrdiff_t>(kBlock) *
-         (2 * sizeof(Float16) + group_size / Format::kInputs * Format::kStepBytes);
+         (2 * sizeof(Float16) + group_size / Format::kInputs * kStepBytes);
 }
 
 // sums = x times a block, for R rows.
 //
-//   x: R rows of codes, `stride` bytes apart; groups: of each row, `num_groups` apart
+//   x: R rows of codes, `stride` of them apart; groups: of each row, `num_groups` apart
 template <class Format, int R, int V>
-inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
+inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t stride,
                             const InputGroup* groups, int num_groups, int group_size,
-                            const std::uint8_t* w, Vec (&sums)[R][V]) {
+                            const std::uint8_t* w, Vec (&sums)[R][V], Ahead ahead) {
   for (int group = 0; group < num_groups; ++group) {
     const auto* scales = reinterpret_cast<const Float16*>(w);
     const auto* minima = scales + kBlock;
@@ -139,9 +142,12 @@ inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
       auto begin = Format::begin(groups[r * num_groups + group].sum);
       for (int v = 0; v < V; ++v) ints[r][v] = begin;
     }
+    // Scales and minima are as long as a step.
+    ahead.fetch();
     for (int i = 0; i < group_size; i += Format::kInputs) {
+      ahead.fetch();
       Format::template multiply<R, V>(x + i, stride, codes, ints);
-      codes += kBlock * Format::kStepBytes;
+      codes += kBlock * kStepBytes;
     }
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
@@ -160,11 +166,13 @@ inline void multiply_groups(const std::int8_t* x, std::ptrdiff_t stride,
   }
 }
 
-// Quantises one row: a group's largest magnitude becomes 127.
+// Quantises one row: a group's largest magnitude becomes the largest code.
 //
 //   padded_size: a multiple of group_size
-inline void quantise_row(const float* x, int size, int group_size, int padded_size,
-                         std::int8_t* codes, InputGroup* groups) {
+template <class Code>
+inline void quantise_row(const float* x, int size, int group_size, int padded_size, Code* codes,
+                         InputGroup* groups) {
+  constexpr float kLargest = std::numeric_limits<Code>::max();
   for (int begin = 0; begin < padded_size; begin += group_size) {
     const int end = std::min(begin + group_size, size);
     Vec largest = Vec::zero();
@@ -175,7 +183,7 @@ inline void quantise_row(const float* x, int size, int group_size, int padded_si
     }
     float most = largest.largest();
     for (; i < end; ++i) most = std::max(most, std::fabs(x[i]));
-    const float scale = most / 127.0f, factor = most > 0.0f ? 127.0f / most : 0.0f;
+    const float scale = most / kLargest, factor = most > 0.0f ? kLargest / most : 0.0f;
     Vec total = Vec::zero();
     for (i = begin; i + Vec::kLanes <= end; i += Vec::kLanes) {
       Vec rounded = (Vec::load(x + i) * Vec::all(factor)).round();
@@ -185,8 +193,8 @@ inline void quantise_row(const float* x, int size, int group_size, int padded_si
     float sum = total.sum();
     for (; i < end; ++i) {
       float rounded = std::nearbyint(x[i] * factor);
-      // Not a number becomes 127.
-      codes[i] = static_cast<std::int8_t>(std::min(127.0f, rounded));
+      // Not a number becomes the largest code.
+      codes[i] = static_cast<Code>(std::min(kLargest, rounded));
       sum += rounded;
     }
     for (; i < begin + group_size; ++i) codes[i] = 0;

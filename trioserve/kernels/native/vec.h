@@ -121,10 +121,10 @@ struct Vec {
     __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
   }
+  // Two shifts: a mask would take a register, and kernels use all of them.
   static Vec load_high(const Bfloat16* from) {
     __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-    return {_mm256_castsi256_ps(_mm256_and_si256(both, mask))};
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(both, 16), 16))};
   }
   static Vec fma(Vec a, Vec b, Vec c) {
     return {_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)};

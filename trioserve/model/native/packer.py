@@ -16,7 +16,7 @@ from .gguf_matrix import GgufMatrix
 Weights = Tensor | GgufMatrix
 
 # FormatCode of native/matrix.h.
-_FLOAT32, _BFLOAT16, _INT8, _INT4, _WIDENED_INT8, _WIDENED_INT4 = range(6)
+_FLOAT32, _BFLOAT16, _INT8, _INT4, _INT8_INPUTS16, _INT4_INPUTS16 = range(6)
 NUMBERS = {torch.float32: _FLOAT32, torch.bfloat16: _BFLOAT16}
 
 # SourceKind of native/gguf.h, by ggml's names.
@@ -110,9 +110,9 @@ class Packer:
         if kinds & set(_TENSOR_KINDS.values()):
             return (_INT8, _INT8_GROUP) if self._int8 else (NUMBERS[self._dtype], 0)
         if kinds <= _FOUR_BITS:
-            return _INT4 if self._int8 else _WIDENED_INT4, 32
+            return _INT4 if self._int8 else _INT4_INPUTS16, 32
         group_size = 16 if kinds & _SMALL_GROUPS else 32
-        return _INT8 if self._int8 else _WIDENED_INT8, group_size
+        return _INT8 if self._int8 else _INT8_INPUTS16, group_size
 
 
 def split(weights: Weights, count: int) -> Sequence[Weights]:

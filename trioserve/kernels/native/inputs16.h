@@ -1,0 +1,81 @@
+// Products of quantised weights with inputs of 16 bits.
+//
+// Rounding an input to 16 bits changes a product less than bfloat16 would, so these formats
+// serve where 8 bits are too few. Groups are those of quantised.h. A step has another order,
+// in which shifts give the weights of two neighbours as two numbers of 16 bits:
+//
+//     int8    | o0: i0 i2 i1 i3 | o1: i0 i2 i1 i3 | ...      a byte each
+//     int4    | o0: i0 i4 i1 i5 | o1: i0 i4 i1 i5 | ...      the lower 4 bits
+//             |     i2 i6 i3 i7 |     i2 i6 i3 i7 | ...      the upper 4 bits
+#pragma once
+
+#include "quantised.h"
+
+namespace trioserve {
+
+// sums += products of two inputs, for R rows.
+//
+//   take: gives the two weights of each output from its four bytes
+template <int R, int V, class Take>
+inline void add_pairs(const std::int16_t* x, std::ptrdiff_t stride, const std::uint8_t* w,
+                      Take&& take, Ints (&sums)[R][V]) {
+  Ints weights[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) weights[v] = take(Ints::load(w + v * kStepBytes * Vec::kLanes));
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    int inputs;
+    std::memcpy(&inputs, x + r * stride, sizeof inputs);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] = add_products(sums[r][v], weights[v], Ints::all(inputs));
+    }
+  }
+}
+
+// As Int8Format. At most 256 inputs share a scale, so that sums fit into 32 bits.
+struct Int8Inputs16Format {
+  using Weight = std::uint8_t;
+  using Operand = std::int16_t;
+  static constexpr bool kIsQuantised = true;
+  static constexpr int kInputs = Int8Format::kInputs;
+  static constexpr int kRows = Int8Format::kRows;
+
+  static int byte_of(int i) { return i % 2 * 2 + i / 2; }
+  static bool is_upper_half(int) { return false; }
+  static Ints begin(std::int32_t) { return Ints::all(0); }
+  static Ints total(Ints sums) { return sums; }
+
+  template <int R, int V>
+  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
+                              Ints (&sums)[R][V]) {
+    add_pairs(x, stride, w, [](Ints bytes) { return lower_bytes(bytes); }, sums);
+    add_pairs(x + 2, stride, w, [](Ints bytes) { return upper_bytes(bytes); }, sums);
+  }
+};
+
+// As Int4Format.
+struct Int4Inputs16Format {
+  using Weight = std::uint8_t;
+  using Operand = std::int16_t;
+  static constexpr bool kIsQuantised = true;
+  static constexpr int kInputs = Int4Format::kInputs;
+  static constexpr int kGroup = Int4Format::kGroup;
+  static constexpr int kRows = Int4Format::kRows;
+
+  static int byte_of(int i) { return i % 2 * 2 + i / 4; }
+  static bool is_upper_half(int i) { return i / 2 % 2 == 1; }
+  static Ints begin(std::int32_t) { return Ints::all(0); }
+  static Ints total(Ints sums) { return sums; }
+
+  template <int R, int V>
+  static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
+                              Ints (&sums)[R][V]) {
+    add_pairs(x, stride, w, [](Ints halves) { return nibbles<0>(halves); }, sums);
+    add_pairs(x + 2, stride, w, [](Ints halves) { return nibbles<1>(halves); }, sums);
+    add_pairs(x + 4, stride, w, [](Ints halves) { return nibbles<2>(halves); }, sums);
+    add_pairs(x + 6, stride, w, [](Ints halves) { return nibbles<3>(halves); }, sums);
+  }
+};
+
+}  // namespace trioserve
