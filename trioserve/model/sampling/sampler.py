@@ -62,6 +62,11 @@ class _Choice:
     is_cut: bool
     has_penalties: bool
 
+    @property
+    def way(self) -> tuple[bool, bool]:
+        """How a token is chosen: is_greedy; is_cut, if it is drawn."""
+        return self.is_greedy, self.is_cut and not self.is_greedy
+
     def holds_back_stops(self, num_outputs: int) -> bool:
         return num_outputs < self.sampling.min_tokens and len(self.stop_ids) > 0
 
@@ -207,22 +212,30 @@ class Sampler:
     def _choose(
         self, scores: Tensor, choices: list[_Choice], num_outputs: list[int]
     ) -> Tensor:
-        token_ids = self._scans.find_best(scores)
-        for is_cut in (False, True):
-            rows = [
-                row
-                for row, choice in enumerate(choices)
-                if not choice.is_greedy and choice.is_cut is is_cut
-            ]
-            if rows:
-                index = self._make_ids(rows)
-                token_ids[index] = self._draw(
-                    scores[index],
-                    [choices[row] for row in rows],
-                    [num_outputs[row] for row in rows],
-                    is_cut,
-                )
+        rows_by_way: dict[tuple[bool, bool], list[int]] = {}
+        for row, choice in enumerate(choices):
+            rows_by_way.setdefault(choice.way, []).append(row)
+        if len(rows_by_way) == 1:
+            # Most batches end here, and the logits are not copied once more.
+            return self._choose_alike(scores, choices, num_outputs)
+        token_ids = torch.empty(len(choices), dtype=torch.int64, device=self._device)
+        for rows in rows_by_way.values():
+            index = self._make_ids(rows)
+            token_ids[index] = self._choose_alike(
+                scores[index],
+                [choices[row] for row in rows],
+                [num_outputs[row] for row in rows],
+            )
         return token_ids
+
+    def _choose_alike(
+        self, scores: Tensor, choices: list[_Choice], num_outputs: list[int]
+    ) -> Tensor:
+        """Choose for rows of one way; changes scores."""
+        is_greedy, is_cut = choices[0].way
+        if is_greedy:
+            return self._scans.find_best(scores)
+        return self._draw(scores, choices, num_outputs, is_cut)
 
     def _draw(
         self,
