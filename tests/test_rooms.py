@@ -193,6 +193,18 @@ def test_importing_the_package_loads_nothing_large() -> None:
     assert loaded.stdout.strip() == "[]"
 
 
+def test_a_server_starts_its_engine_before_it_imports_its_app() -> None:
+    large = ("torch", "transformers", "quart", "flask", "werkzeug")
+    script = (
+        "import sys, trioserve.startup.server\n"
+        f"print([name for name in {large} if name in sys.modules])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("name", trioserve.__all__)
 def test_a_public_name_is_imported_when_it_is_used(name: str) -> None:
     assert getattr(trioserve, name).__name__ == name

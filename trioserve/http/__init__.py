@@ -9,9 +9,13 @@ the ASGI app. install_guard, make_config and raise_descriptor_limit prepare hype
 its process.
 """
 
-from .app import ServingApp, create_http_app
+from typing import TYPE_CHECKING
+
 from .connection import install_guard, make_config, raise_descriptor_limit
 from .state import ServerState
+
+if TYPE_CHECKING:
+    from .app import ServingApp, create_http_app
 
 __all__ = [
     "ServerState",
@@ -21,3 +25,14 @@ __all__ = [
     "make_config",
     "raise_descriptor_limit",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # Imported at the first use, because quart and the handlers take long to import.
+        # The server does that while its engine loads the model.
+        if name not in ("ServingApp", "create_http_app"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from . import app
+
+        return getattr(app, name)

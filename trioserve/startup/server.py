@@ -10,10 +10,12 @@ two seconds for the ends of streams, and one step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import logging
 import signal
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import hypercorn.trio
 import trio
@@ -25,13 +27,16 @@ from ..engine import EngineProcessDied
 from ..errors import EngineDied, StartupError, find_first
 from ..http import (
     ServerState,
-    create_http_app,
     install_guard,
     make_config,
     raise_descriptor_limit,
 )
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
+from ..threads.fresh_thread import open_fresh_thread
 from .open import open_served_engine
+
+if TYPE_CHECKING:
+    from ..http import ServingApp
 
 logger = logging.getLogger(__name__)
 
@@ -88,23 +93,30 @@ class Server:
         install_guard(enable_h2c=self._config.http.enable_h2c)
         trio.lowlevel.add_instrument(state.loop_stall)
         prepare_interpreter()
-        async with open_served_engine(
-            self._config.engine, process=self._config.process.engine_process
-        ) as state.engine:
+        async with (
+            open_fresh_thread(_import_app) as importing,
+            open_served_engine(
+                self._config.engine, process=self._config.process.engine_process
+            ) as state.engine,
+        ):
+            create_app = await importing.wait()
             await settle_interpreter()
             async with trio.open_nursery() as nursery:
-                binds = await nursery.start(self._serve_http)
+                binds = await nursery.start(self._serve_http, create_app(state))
                 self._is_ready = True
                 seconds = time.perf_counter() - self._began
                 logger.info("ready after %.1f s on %s", seconds, binds[0])
 
     async def _serve_http(
-        self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+        self,
+        app: ServingApp,
+        *,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         # hypercorn logs the address, too, and has no option to turn that off.
         logging.getLogger("hypercorn.error").addFilter(_is_no_address)
         await hypercorn.trio.serve(
-            create_http_app(self._state),
+            app,
             # hypercorn takes the descriptor over and closes it.
             make_config(bind=[f"fd://{self._sock.detach()}"]),
             shutdown_trigger=self._state.finish_drain,
@@ -153,6 +165,13 @@ def describe_config(config: ServeConfig) -> list[str]:
             start = ""
         start = f"{start} {flag}" if start else f"with {flag}"
     return [*lines, start] if start else lines
+
+
+def _import_app() -> Callable[[ServerState], ServingApp]:
+    # Here and not above, so that the engine process starts before and loads meanwhile.
+    from ..http import create_http_app
+
+    return create_http_app
 
 
 def _is_no_address(record: logging.LogRecord) -> bool:
