@@ -38,7 +38,7 @@ def kernels(
         pytest.skip(f"the processor has no {request.param}")
     path = tmp_path_factory.mktemp("kernels") / f"{request.param}.so"
     sanitizers = os.environ.get("KERNEL_SANITIZERS")
-    level = ["-O1", f"-fsanitize={sanitizers}", "-g"] if sanitizers else ["-O2"]
+    checks = [f"-fsanitize={sanitizers}", "-g"] if sanitizers else []
     sources = [
         *Path(__file__).parent.glob("door*.cpp"),
         *(NATIVE / name for name in ("api_logits.cpp", "encoder.cpp", "pool.cpp")),
@@ -46,7 +46,9 @@ def kernels(
     subprocess.run(
         [
             *("g++", "-std=c++17", "-fPIC", "-shared", "-pthread"),
-            *(*FLAGS[request.param], *level, f"-I{NATIVE}", "-o", path, *sources),
+            # tests/model/ runs the library with all optimisations, which take longer.
+            *(*FLAGS[request.param], "-O1", *checks),
+            *(f"-I{NATIVE}", "-o", path, *sources),
         ],
         check=True,
         # The library of a sanitizer would make the compiler slow, too.
