@@ -93,9 +93,8 @@ def drained(model_folder: Path) -> Iterator[dict[str, Wait]]:
     """Servers for the tests to stop, one for each test."""
     options = {
         "unread": ["--drain-timeout", "0.5"],
-        "streaming": [],
         "full": ["--max-num-seqs", "2"],
-        "idle": [],
+        "streaming": [],
     }
     serve = [*SERVE, str(model_folder), INSIDE, "--port", "0"]
     serve += ["--kv-cache-memory", "64MiB"]
@@ -120,15 +119,6 @@ def test_a_client_that_never_reads_cannot_hold_up_the_exit(
         assert server.stop(signal.SIGTERM) == 0
 
 
-def test_a_drain_lets_a_stream_end(drained: dict[str, Wait], open_stream: Open) -> None:
-    server = drained["streaming"]()
-    with open_stream(server.url) as stream:
-        server.process.send_signal(signal.SIGTERM)
-        last = stream.read_last()
-    assert last["choices"][0]["finish_reason"]
-    assert server.process.wait(END_SECONDS) == 0
-
-
 def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
     server = drained["full"]()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -144,11 +134,11 @@ def test_a_second_signal_cuts_the_drain(drained: dict[str, Wait]) -> None:
     assert re.search(r"draining \(open requests: [12]\); another signal", log)
 
 
-def test_sigusr1_logs_the_stalls_of_the_loop_and_sigterm_ends_an_idle_server(
-    drained: dict[str, Wait],
+def test_sigusr1_logs_the_stalls_of_the_loop_and_a_drain_lets_a_stream_end(
+    drained: dict[str, Wait], open_stream: Open
 ) -> None:
-    """test_pooling.py tests SIGINT."""
-    server = drained["idle"]()
+    """test_pooling.py tests a server without streams, and SIGINT."""
+    server = drained["streaming"]()
 
     def count_lines() -> int:
         return sum("task steps, longest" in line for line in server.log)
@@ -160,8 +150,13 @@ def test_sigusr1_logs_the_stalls_of_the_loop_and_sigterm_ends_an_idle_server(
     metrics = httpx.get(f"{server.url}/metrics").text
     assert "trioserve_event_loop_turn_seconds_count" in metrics
     assert "trioserve_task_step_seconds_count 0.0" not in metrics
+    # The other connection, which is idle, does not hold up the exit.
     with socket.create_connection(("127.0.0.1", server.port)):
-        assert server.stop(signal.SIGTERM) == 0
+        with open_stream(server.url) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            last = stream.read_last()
+        assert last["choices"][0]["finish_reason"]
+        assert server.process.wait(END_SECONDS) == 0
     assert "Traceback" not in server.read_log()
     # The server logs the third line at its end.
     assert count_lines() == 3
@@ -428,7 +423,8 @@ import trio
 import trioserve
 
 async def main():
-    async with trioserve.open_engine(MODEL, kv_cache_memory="16MiB"):
+    # Everything is imported.
+    async with trioserve.open_engine(SMALL, kv_cache_memory="16MiB"):
         pass
     token = trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:
@@ -439,7 +435,7 @@ async def main():
             return make(*args, **kwargs)
 
         logging.set_tqdm_hook(cancel)
-        async with trioserve.open_engine(MODEL, kv_cache_memory="16MiB"):
+        async with trioserve.open_engine(DEEP, kv_cache_memory="16MiB"):
             raise AssertionError("it was cancelled before")
     print(scope.cancelled_caught)
 
@@ -448,10 +444,11 @@ trio.run(main)
 
 
 def test_a_program_that_cancels_a_load_ends_with_its_own_exit_code(
-    tmp_path: Path,
+    model_folder: Path, tmp_path: Path
 ) -> None:
     """A thread inside torch when the interpreter ends would give exit code 134."""
-    script = CANCELLING.replace("MODEL", repr(str(save_deep_model(tmp_path))))
+    script = CANCELLING.replace("DEEP", repr(str(save_deep_model(tmp_path))))
+    script = script.replace("SMALL", repr(str(model_folder)))
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
