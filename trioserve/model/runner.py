@@ -25,6 +25,7 @@ from .layers import make_layers
 from .loading.loaded import LoadedModel
 from .sampling.launched import LaunchedStep
 from .slots import SlotTables
+from .torch_threads import torch_threads
 
 # Enough for a matrix product of the kind that chunks need.
 _WARM_UP_TOKENS = 32
@@ -87,6 +88,12 @@ class ModelRunner:
         Call it in one thread at a time, in the order of the plans. Earlier steps need not
         be finished.
         """
+        if self._model.native is None:
+            return self._launch(plan)
+        with torch_threads(1):
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._reader.begin(plan)
         for start in plan.starts:
             self._tables.start(start)

@@ -29,7 +29,8 @@ namespace trioserve {
 // What the inputs of a row and group share: a number is scale * code.
 struct InputGroup {
   float scale;
-  std::int32_t sum;  // of the codes
+  float sum;               // of the numbers
+  std::int32_t code_sum;
 };
 
 using Float16 = std::uint16_t;
@@ -139,7 +140,7 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
     const std::uint8_t* codes = w + 2 * kBlock * sizeof(Float16);
     Ints ints[R][V];
     for (int r = 0; r < R; ++r) {
-      auto begin = Format::begin(groups[r * num_groups + group].sum);
+      auto begin = Format::begin(groups[r * num_groups + group].code_sum);
       for (int v = 0; v < V; ++v) ints[r][v] = begin;
     }
     // Scales and minima are as long as a step.
@@ -156,9 +157,9 @@ inline void multiply_groups(const typename Format::Operand* x, std::ptrdiff_t st
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const InputGroup& input = groups[r * num_groups + group];
-        Vec weighted = scale * Format::total(ints[r][v]).to_float();
-        weighted = Vec::fma(minimum, Vec::all(static_cast<float>(input.sum)), weighted);
-        sums[r][v] = Vec::fma(weighted, Vec::all(input.scale), sums[r][v]);
+        sums[r][v] = Vec::fma(minimum, Vec::all(input.sum), sums[r][v]);
+        sums[r][v] = Vec::fma(scale * Vec::all(input.scale),
+                              Format::total(ints[r][v]).to_float(), sums[r][v]);
       }
     }
     x += group_size;
@@ -199,8 +200,10 @@ inline void quantise_row(const float* x, int size, int group_size, int padded_si
     }
     for (; i < begin + group_size; ++i) codes[i] = 0;
     // Infinity and NaN spoil the outputs of their row, as they do in float32.
-    *groups++ = std::isfinite(sum) ? InputGroup{scale, static_cast<std::int32_t>(sum)}
-                                   : InputGroup{std::numeric_limits<float>::quiet_NaN(), 0};
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    *groups++ = std::isfinite(sum)
+                    ? InputGroup{scale, scale * sum, static_cast<std::int32_t>(sum)}
+                    : InputGroup{kNan, kNan, 0};
   }
 }
 

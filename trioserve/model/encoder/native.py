@@ -25,6 +25,7 @@ from ..native.choice import OutputDiffers, try_kernels
 from ..native.encoder import NativeEncoder
 from ..native.encoder_parts import EncoderParts, find_encoder_parts
 from ..native.products import NotRecognised
+from ..torch_threads import torch_threads
 from .agreement import agree, measure_error
 from .encoder import EncodedInputs
 from .tokens import TokenRules, lay_flat, place_spans
@@ -54,7 +55,8 @@ class NativePass:
 
     def encode(self, inputs: Sequence[PoolingInput]) -> EncodedInputs:
         self._stand_in.inputs = inputs
-        states: Tensor = self._model(**lay_flat(inputs, self._rules))[0]
+        with torch_threads(1):
+            states: Tensor = self._model(**lay_flat(inputs, self._rules))[0]
         return EncodedInputs(
             states=states[0], spans=place_spans(inputs, range(len(inputs)))
         )

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from ...types.prompt import EmbeddedInput
 from ..tensors import read_tensor
+from ..torch_threads import torch_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -72,6 +73,7 @@ class ImageEncoder:
         self._model: Any = model
         encode: Any = model.get_image_features
         self._takes = frozenset(inspect.signature(encode).parameters)
+        self._num_threads = torch.get_num_threads()
 
     def encode(self, image: EmbeddedInput) -> Tensor:
         """Return the vectors of an image, (num_vectors, hidden_size) on the device.
@@ -85,7 +87,8 @@ class ImageEncoder:
             for name, tensor in image.tensors.items()
             if name in self._takes
         }
-        output = self._model.get_image_features(**tensors, return_dict=True)
+        with torch_threads(self._num_threads):
+            output = self._model.get_image_features(**tensors, return_dict=True)
         # One tensor for each image, or for each of its parts.
         vectors = torch.cat(
             [part.flatten(0, -2) for part in output.pooler_output]
