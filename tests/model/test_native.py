@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 from trioserve.config import ModelConfig
@@ -20,6 +21,8 @@ from trioserve.model.native import parts
 from trioserve.model.native.check import measure_distance
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.logits import LogitsProcessor, LogitsRow
+from trioserve.types.sampling import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -171,3 +174,31 @@ def test_int8_needs_a_model_that_the_kernels_run(tmp_path: Path) -> None:
     assert caught.value.field == "quantization"
     with pytest.raises(InvalidConfig, match="not --kernels torch"):
         ModelConfig(quantization="int8", kernels="torch")
+
+
+class CountThreads(LogitsProcessor):
+    """Records the threads that PyTorch has in a step."""
+
+    name = "count-threads"
+    counts: list[int] = []
+
+    def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> None:
+        self.counts.append(torch.get_num_threads())
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [("native", 1), ("torch", 2)])
+def test_pytorch_takes_no_core_from_the_kernels(
+    tmp_path: Path, make_planner: Callable[..., Any], kernels: str, expected: int
+) -> None:
+    before = torch.get_num_threads()
+    folder = save_tiny_model("llama", tmp_path / "model")
+    loaded = load(folder, kernels=kernels, num_threads=2)
+    try:
+        planner = make_planner(loaded, logits_processors=(CountThreads,))
+        sampling = SamplingParams(logits_processors=((CountThreads.name, {}),))
+        CountThreads.counts.clear()
+        planner.run(planner.begin([1, 2, 3], sampling=sampling), num_tokens=2)
+        assert CountThreads.counts == [expected] * 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
