@@ -12,10 +12,10 @@ import torch
 def torch_threads(count: int) -> Iterator[None]:
     """Let PyTorch compute with so many threads.
 
-    After each operation that it spreads over threads they spin for some milliseconds, to
-    be there for the next one. Around the native kernels they took half of the second core
-    (35 % of all cycles of a step of one sequence), so there PyTorch gets one thread, which
-    does not wait for others.
+    After each operation that it spreads over threads they spin, to be there for the next
+    one (model/__init__.py bounds how long). Beside the native kernels this took 35 % of
+    all cycles of a step of one sequence, on the core that the kernels' second thread
+    needs. There PyTorch gets one thread, which does not wait for others.
 
     OpenMP keeps the number for each thread, so other threads of the process keep theirs.
     """
