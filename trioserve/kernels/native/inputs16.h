@@ -33,18 +33,23 @@ inline void add_pairs(const std::int16_t* x, std::ptrdiff_t stride, const std::u
   }
 }
 
-// As Int8Format. At most 256 inputs share a scale, so that sums fit into 32 bits.
-struct Int8Inputs16Format {
+// A format of quantised weights, with inputs of 16 bits. At most 256 inputs share a scale, so
+// that sums fit into 32 bits.
+template <class Codes>
+struct Inputs16Format {
   using Weight = std::uint8_t;
   using Operand = std::int16_t;
   static constexpr bool kIsQuantised = true;
-  static constexpr int kInputs = Int8Format::kInputs;
-  static constexpr int kRows = Int8Format::kRows;
+  static constexpr int kInputs = Codes::kInputs;
+  static constexpr int kRows = Codes::kRows;
 
-  static int byte_of(int i) { return i % 2 * 2 + i / 2; }
-  static bool is_upper_half(int) { return false; }
   static Ints begin(std::int32_t) { return Ints::all(0); }
   static Ints total(Ints sums) { return sums; }
+};
+
+struct Int8Inputs16Format : Inputs16Format<Int8Format> {
+  static int byte_of(int i) { return i % 2 * 2 + i / 2; }
+  static bool is_upper_half(int) { return false; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,
@@ -54,19 +59,9 @@ struct Int8Inputs16Format {
   }
 };
 
-// As Int4Format.
-struct Int4Inputs16Format {
-  using Weight = std::uint8_t;
-  using Operand = std::int16_t;
-  static constexpr bool kIsQuantised = true;
-  static constexpr int kInputs = Int4Format::kInputs;
-  static constexpr int kGroup = Int4Format::kGroup;
-  static constexpr int kRows = Int4Format::kRows;
-
+struct Int4Inputs16Format : Inputs16Format<Int4Format> {
   static int byte_of(int i) { return i % 2 * 2 + i / 4; }
   static bool is_upper_half(int i) { return i / 2 % 2 == 1; }
-  static Ints begin(std::int32_t) { return Ints::all(0); }
-  static Ints total(Ints sums) { return sums; }
 
   template <int R, int V>
   static inline void multiply(const Operand* x, std::ptrdiff_t stride, const Weight* w,

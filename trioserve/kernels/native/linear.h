@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "inputs16.h"
 #include "pool.h"
@@ -144,21 +143,6 @@ Matrix<Format> skip_blocks(Matrix<Format> matrix, int num_blocks) {
   return matrix;
 }
 
-// The first blocks of a matrix, widened to float32 in `buffer`.
-template <class Format>
-Matrix<Float32Format> widen_blocks(const Matrix<Format>& matrix, int num_blocks,
-                                   std::vector<float>& buffer) {
-  Matrix<Float32Format> widened{nullptr, matrix.num_outputs,
-                                matrix.num_steps() * Format::kInputs};
-  buffer.resize(static_cast<std::size_t>(num_blocks * widened.block_size()));
-  Format::widen(matrix.weights, num_blocks * matrix.num_steps(), buffer.data());
-  widened.weights = buffer.data();
-  return widened;
-}
-
-// With more rows, widening a block once costs less than for every few of them.
-constexpr int kMostWidened = 6 * kMaxRows;
-
 // Multiplies by one or two matrices of the same shape, and gives the results to `finish`:
 //
 //   finish(row, first output, number of outputs, values of each matrix...)
@@ -167,9 +151,7 @@ constexpr int kMostWidened = 6 * kMaxRows;
 template <class Format, class Finish, class... Matrices>
 void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
               const Matrix<Format>& matrix, const Matrices&... others) {
-  const bool widens_first = kIsWidened<Format> && x.num_rows > kMostWidened;
-  const std::ptrdiff_t block_bytes =
-      matrix.block_size() * (widens_first ? sizeof(float) : sizeof(typename Format::Weight));
+  const std::ptrdiff_t block_bytes = matrix.block_size() * sizeof(typename Format::Weight);
   Pieces pieces(matrix.num_blocks(), x.num_rows, Format::kRows,
                 block_bytes * (1 + sizeof...(others)), pool.num_threads());
   pool.run(pieces.count(), [&](int i, int) {
@@ -180,21 +162,6 @@ void multiply(Pool& pool, const Operands<Format>& x, Finish&& finish,
     piece.last_row = std::min(piece.first_row + pieces.rows, x.num_rows);
     const int next = (i + pool.num_threads()) / pieces.row_groups * pieces.blocks;
     piece.next_block = std::min(next, matrix.num_blocks() - 1);
-    if constexpr (kIsWidened<Format>) {
-      if (widens_first) {
-        thread_local std::vector<float> buffers[1 + sizeof...(others)];
-        int place = 0;
-        auto widen = [&](const Matrix<Format>& each) {
-          return widen_blocks(skip_blocks(each, piece.first_block),
-                              piece.last_block - piece.first_block, buffers[place++]);
-        };
-        // The buffers are in the cache.
-        piece.next_block = piece.first_block;
-        multiply_piece(piece, Operands<Float32Format>{x.first, x.stride, x.num_rows}, finish,
-                       widen(matrix), widen(others)...);
-        return;
-      }
-    }
     multiply_piece(piece, x, finish, skip_blocks(matrix, piece.first_block),
                    skip_blocks(others, piece.first_block)...);
   });

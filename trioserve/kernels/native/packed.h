@@ -111,26 +111,9 @@ struct Bfloat16Format {
     for (int v = 0; v < V; ++v) weights[v] = Vec::load_high(w + 2 * v * Vec::kLanes);
     add_products(x + 1, stride, weights, sums);
   }
-
-  // Converts num_steps steps of a block to those of Float32Format.
-  static void widen(const Weight* w, int num_steps, float* to) {
-    for (int step = 0; step < num_steps; ++step) {
-      for (int v = 0; v < kBlock; v += Vec::kLanes) {
-        Vec::load_low(w + 2 * v).store(to + v);
-        Vec::load_high(w + 2 * v).store(to + kBlock + v);
-      }
-      w += kInputs * kBlock;
-      to += kInputs * kBlock;
-    }
-  }
 };
 
 #endif
-
-// Whether weights are widened to the type of the inputs.
-template <class Format>
-constexpr bool kIsWidened = sizeof(typename Format::Weight) < sizeof(typename Format::Operand) &&
-                            !Format::kIsQuantised;
 
 // Memory that the next product reads. It is fetched while this one computes, a little with
 // each step.

@@ -90,7 +90,6 @@ struct Int4Format {
   using Operand = std::int8_t;
   static constexpr bool kIsQuantised = true;
   static constexpr int kInputs = 8;
-  static constexpr int kGroup = 32;
 #if defined(__AVX512F__)
   static constexpr int kRows = kMaxRows;
 #else
