@@ -11,6 +11,7 @@ from ..config import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, EngineConfig, ModelC
 from ..engine import LocalCore
 from ..executor import make_local_executor
 from ..pipeline.pipeline import Pipeline
+from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
@@ -30,7 +31,8 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
 
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
-    llama = _find_plain_llama(config.model, source.weights)
+    file = None if source.weights.gguf is None else read_gguf(source.weights.gguf)
+    llama = _find_plain_llama(config.model, source.weights, file)
     if llama is None:
         # Imported here, because it needs transformers.
         from ..model import outline_model
@@ -39,7 +41,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     else:
         outline = llama.outline()
     check_room(outline, config)
-    model, weights = _load(config.model, source.weights, llama)
+    model, weights = _load(config.model, source.weights, file, llama)
     source = replace(source, weights=weights)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
@@ -67,26 +69,35 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     return LoadedCore(core=core, info=info)
 
 
-def _find_plain_llama(config: ModelConfig, weights: Weights) -> PlainLlama | None:
+def _find_plain_llama(
+    config: ModelConfig, weights: Weights, file: GgufFile | None
+) -> PlainLlama | None:
     from ..model import find_plain_llama
 
-    if weights.gguf is None:
+    if file is None:
         return None
-    return find_plain_llama(weights.folder, read_gguf(weights.gguf), config)
+    return find_plain_llama(weights.folder, file, config)
 
 
 def _load(
-    config: ModelConfig, weights: Weights, llama: PlainLlama | None
+    config: ModelConfig,
+    weights: Weights,
+    file: GgufFile | None,
+    llama: PlainLlama | None,
 ) -> tuple[LoadedModel, Weights]:
-    """Load a model; also return its weights as they were loaded."""
+    """Load a model; also return its weights as they were loaded.
+
+    Args:
+      file: the GGUF file of the weights, if there is one.
+      llama: that file's, if it has a plain Llama.
+    """
     name = config.served_model_name or weights.name
     if llama is not None:
         return llama.load(name), weights
     # Imported here, because they need transformers.
     from ..model import load_model, load_packed
 
-    if weights.gguf is not None:
-        file = read_gguf(weights.gguf)
+    if file is not None:
         packed = load_packed(weights.folder, file, config, name=name)
         if packed is not None:
             return packed, weights

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...types.gguf import GgufFile, GgufTensor
 from ..native.gguf_matrix import GgufMatrix
+from ..native.packer import make_empty
 
 
 class GgufContent:
@@ -44,18 +45,12 @@ class GgufEmbedding(nn.Module):
         self._rows = matrix.rows
         self._kind = gguf.GGMLQuantizationType[matrix.kind]
         self._scale = scale
-        # Some models read the type or the shape of the weight.
         self.weight = make_empty((matrix.num_outputs, matrix.num_inputs), dtype)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         rows = self._rows[input_ids.flatten().numpy()]
         vectors = torch.from_numpy(_dequantise(rows, self._kind) * self._scale)
         return vectors.to(self.weight.dtype).view(*input_ids.shape, -1)
-
-
-def make_empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
-    """Return a weight without numbers."""
-    return nn.Parameter(torch.empty((), dtype=dtype).expand(shape), requires_grad=False)
 
 
 def _dequantise(

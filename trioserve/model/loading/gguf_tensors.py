@@ -23,9 +23,9 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from ...types.gguf import GgufFile, GgufTensor
 from ..native.gguf_matrix import GgufMatrix
-from ..native.packer import PACKABLE_KINDS
+from ..native.packer import PACKABLE_KINDS, make_empty
 from ..native.products import NotRecognised
-from .gguf_content import GgufContent, GgufEmbedding, make_empty
+from .gguf_content import GgufContent, GgufEmbedding
 
 # Llama 3 divides the frequencies of rotary angles by these, and its configuration in the
 # file does not say so.

@@ -30,11 +30,12 @@ from ..native.choice import log_kernels
 from ..native.decoder import NativeDecoder
 from ..native.experts import MlpParts
 from ..native.gguf_matrix import GgufMatrix
+from ..native.packer import make_empty
 from ..native.parts import DecoderParts, LayerParts
 from .cache_outline import Outline
 from .device import resolve_device, set_threads
 from .generation_config import read_default_sampling, read_eos
-from .gguf_content import GgufContent, GgufEmbedding, make_empty
+from .gguf_content import GgufContent, GgufEmbedding
 from .loaded import LoadedModel
 from .plain_config import ARCHITECTURE, PlainConfig, read_plain_config
 from .plain_tensors import has_plain_tensors, name_head, order_rows

@@ -126,9 +126,12 @@ def release(modules: Sequence[nn.Module], name: str = "weight") -> None:
     """Take a weight from modules that are packed."""
     for module in modules:
         weight: Tensor = getattr(module, name)
-        # Some models read the type or the shape of a weight.
-        empty = weight.new_empty(()).expand(weight.shape)
-        setattr(module, name, nn.Parameter(empty, requires_grad=False))
+        setattr(module, name, make_empty(weight.shape, weight.dtype))
+
+
+def make_empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
+    """Return a weight without numbers: some models read its type or its shape."""
+    return nn.Parameter(torch.empty((), dtype=dtype).expand(shape), requires_grad=False)
 
 
 def _count_outputs(weights: Weights) -> int:
