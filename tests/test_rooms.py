@@ -180,29 +180,27 @@ def test_only_the_connection_guard_uses_hypercorns_private_names() -> None:
                 assert not name.startswith("hypercorn") or name in public
 
 
-def test_importing_the_package_loads_nothing_large() -> None:
-    """--help must be fast, and an interrupt must have an effect from the beginning."""
-    large = ("torch", "transformers", "quart", "trio", "msgspec")
+def list_loaded(imports: str, names: tuple[str, ...]) -> str:
+    """Return those of some modules that a new interpreter has after an import."""
     script = (
-        "import sys, trioserve, trioserve.__main__\n"
-        f"print([name for name in {large} if name in sys.modules])"
+        f"import sys, {imports}\n"
+        f"print([name for name in {names} if name in sys.modules])"
     )
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert loaded.stdout.strip() == "[]"
+    return loaded.stdout.strip()
+
+
+def test_importing_the_package_loads_nothing_large() -> None:
+    """--help must be fast, and an interrupt must have an effect from the beginning."""
+    large = ("torch", "transformers", "quart", "trio", "msgspec")
+    assert list_loaded("trioserve, trioserve.__main__", large) == "[]"
 
 
 def test_a_server_starts_its_engine_before_it_imports_its_app() -> None:
     large = ("torch", "transformers", "quart", "flask", "werkzeug")
-    script = (
-        "import sys, trioserve.startup.server\n"
-        f"print([name for name in {large} if name in sys.modules])"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "[]"
+    assert list_loaded("trioserve.startup.server", large) == "[]"
 
 
 @pytest.mark.parametrize("name", trioserve.__all__)

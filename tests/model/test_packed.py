@@ -230,12 +230,17 @@ def test_each_type_of_blocks_runs(tmp_path: Path, kind: str) -> None:
     assert compare(load(path, quantization="int8"), oracle) < ROUNDING
 
 
-@pytest.mark.slow
-def test_the_rotary_angles_of_llama_3_are_those_of_the_file(tmp_path: Path) -> None:
+def make_llama_3() -> PreTrainedModel:
+    """Make a Llama whose rotary angles are scaled by factors in its GGUF file."""
     rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 16}
-    model = make_model("llama", rope_parameters=rope)
+    return make_model("llama", rope_parameters=rope)
+
+
+@pytest.mark.slow
+def test_the_rotary_angles_of_llama_3_are_those_of_the_file(tmp_path: Path) -> None:
+    model = make_llama_3()
     path = write_gguf(tmp_path / "tiny.gguf", model, {}, Kind.F32)
     assert compare(load(path), model) < 1e-5
     # transformers ignores the tensor.
@@ -334,11 +339,7 @@ def test_a_model_that_is_not_a_plain_llama_is_left_to_transformers(
 
 
 def test_a_file_with_other_tensors_is_not_a_plain_llama(tmp_path: Path) -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}
-    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    rope |= {"original_max_position_embeddings": 16}
-    model = make_model("llama", rope_parameters=rope)
-    path = write_gguf(tmp_path / "tiny.gguf", model, {}, Kind.F32)
+    path = write_gguf(tmp_path / "tiny.gguf", make_llama_3(), {}, Kind.F32)
     folder = resolve_description(str(path)).folder
     config = ModelConfig(device="cpu")
     assert find_plain_llama(folder, read_gguf(path), config) is None
