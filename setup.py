@@ -8,44 +8,39 @@ loads them.
 
 import copy
 from glob import glob
+import json
 import os
 import platform
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
+_NATIVE = "trioserve/kernels/native"
+
 # GCC 12 warns of its own headers for AVX-512, thousands of times.
-_COMMON = [
-    "-std=c++17",
-    "-O3",
-    # Without the symbols that Python's own flags ask for.
-    "-g0",
-    "-pthread",
-    "-Wno-uninitialized",
-    "-Wno-maybe-uninitialized",
-]
-_FLAGS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": _AVX512,
-    "avx512_bf16": [*_AVX512, "-mavx512bf16", "-mavx512vnni"],
-}
+_QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
 
 def list_libraries():
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
+    # Tests and benches compile with the same flags.
+    with open(f"{_NATIVE}/flags.json", encoding="utf-8") as file:
+        sets = json.load(file)
+    flags = sets.pop("all")
+    # -g0: without the symbols that Python's own flags ask for.
+    flags += ["-g0", "-pthread", *_QUIET]
     return [
         Extension(
             f"trioserve.kernels._{name}",
-            sorted(glob("trioserve/kernels/native/*.cpp")),
-            depends=sorted(glob("trioserve/kernels/native/*.h")),
-            extra_compile_args=[*_COMMON, *flags],
+            sorted(glob(f"{_NATIVE}/*.cpp")),
+            depends=sorted(glob(f"{_NATIVE}/*.h")) + [f"{_NATIVE}/flags.json"],
+            extra_compile_args=flags + own,
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,
         )
-        for name, flags in _FLAGS.items()
+        for name, own in sets.items()
     ]
 
 

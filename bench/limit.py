@@ -12,8 +12,8 @@ Question
 
 Machine
   A CPU that the kernels run on, with g++; the report names it. Run it alone. The kernels
-  are compiled for this processor, which may use more of it than the libraries of an
-  installation. Weights are random; they take as much time as real ones.
+  are compiled with the flags of an installation. Weights are random; they take as much
+  time as real ones.
 
 How to read the answer
   MB, read ms    the packed weights, and the time in which all threads read them once.
@@ -52,6 +52,7 @@ from kit.rounds import take_turns
 from kit.table import write_markdown, write_milliseconds, write_number
 import torch
 
+from trioserve.kernels.library import NoKernels
 from trioserve.kernels.threads import count_threads
 
 PROMPT_ROWS = 512
@@ -108,7 +109,7 @@ def measure(
     """Measure all formats in turns.
 
     Raises:
-      OSError, subprocess.CalledProcessError: the kernels cannot be compiled.
+      NoKernels, OSError, subprocess.CalledProcessError: the kernels cannot be compiled.
     """
     machine = describe_machine()
     tell("compiling the kernels")
@@ -279,7 +280,7 @@ def run(options: argparse.Namespace) -> Report:
     """Run the bench as the options say.
 
     Raises:
-      OSError, ValueError, subprocess.CalledProcessError: it cannot be run.
+      OSError, ValueError, NoKernels, subprocess.CalledProcessError: it cannot be run.
     """
     load = Load(
         clients=options.clients,
@@ -296,7 +297,7 @@ def run(options: argparse.Namespace) -> Report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options = parse_arguments(arguments)
-    expected = (OSError, ValueError, subprocess.CalledProcessError)
+    expected = (OSError, ValueError, NoKernels, subprocess.CalledProcessError)
     report = run_or_explain(partial(run, options), expected)
     if report is None:
         return 2

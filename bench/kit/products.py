@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import ctypes
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
+import json
 from pathlib import Path
 import subprocess
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from gguf.quants import quantize
 import torch
 
 import trioserve.kernels
-from trioserve.kernels.library import Library
+from trioserve.kernels.library import Library, NoKernels, find_instruction_sets
 from trioserve.kernels.structs import MatrixSpec
 from trioserve.model.native.gguf_matrix import GgufMatrix
 from trioserve.model.native.packer import Packer, Weights
@@ -64,10 +65,10 @@ class Shape:
 
 
 class Kernels(Library):
-    """The library of kernels, compiled for this processor with doors to products."""
+    """The library of kernels, with doors to products."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__("this processor", path)
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, path)
         library = ctypes.CDLL(str(path))
         self.multiply = library.bench_multiply
         self.multiply.restype = None
@@ -82,20 +83,29 @@ class Kernels(Library):
 
 @contextmanager
 def open_kernels() -> Iterator[Kernels]:
-    """Compile the kernels and the doors.
+    """Compile the kernels and the doors, with the flags of an installation.
+
+    With -march=native the compiler keeps other numbers in registers, and the bound would
+    be that of other kernels.
 
     Raises:
+      NoKernels: the processor has none of their instruction sets.
       OSError: there is no g++.
       CalledProcessError: it fails.
     """
+    sets = find_instruction_sets()
+    if not sets:
+        raise NoKernels("this processor has no instruction set of the kernels")
+    name = sets[0]
+    flags = json.loads((NATIVE / "flags.json").read_bytes())
     sources = [*NATIVE.glob("*.cpp"), Path(__file__).with_name("products.cpp")]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "products.so"
-        options = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"]
+        options = [*flags["all"], *flags[name], "-fPIC", "-shared", "-pthread"]
         subprocess.run(
             ["g++", *options, f"-I{NATIVE}", "-o", path, *sources], check=True
         )
-        yield Kernels(path)
+        yield Kernels(name, path)
 
 
 class Products:

@@ -7,6 +7,7 @@ then be started with the library of the first one in LD_PRELOAD; .ci/run shows h
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from pathlib import Path
 import shutil
@@ -19,12 +20,8 @@ from trioserve.kernels.library import find_instruction_sets
 
 NATIVE = Path(trioserve.kernels.__file__).parent / "native"
 
-_AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c"
-FLAGS = {
-    "avx2": "-mavx2 -mfma -mf16c".split(),
-    "avx512": _AVX512.split(),
-    "avx512_bf16": f"{_AVX512} -mavx512bf16 -mavx512vnni".split(),
-}
+FLAGS: dict[str, list[str]] = json.loads((NATIVE / "flags.json").read_bytes())
+ALL = FLAGS.pop("all")
 
 
 @pytest.fixture(scope="session", params=FLAGS)
@@ -45,7 +42,7 @@ def kernels(
     ]
     subprocess.run(
         [
-            *("g++", "-std=c++17", "-fPIC", "-shared", "-pthread"),
+            *("g++", *ALL, "-fPIC", "-shared", "-pthread"),
             # tests/model/ runs the library with all optimisations, which take longer.
             *(*FLAGS[request.param], "-O1", *checks),
             *(f"-I{NATIVE}", "-o", path, *sources),
