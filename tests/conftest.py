@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 import gc
 from pathlib import Path
+import sys
 from typing import Any
 
 from hypothesis import settings
@@ -65,6 +66,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Let PyTorch compute in one thread, where any test of this process imports it.
+
+    The models are tiny. Two threads only wait for each other, and they spin meanwhile on
+    cores that servers and the other process of pytest need.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -45,14 +45,6 @@ from trioserve.types.tensors import TensorBytes
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture(params=["torch", "native"])
 def scans(request: pytest.FixtureRequest) -> Iterator[Scans]:
     """Those of torch, and of the native kernels."""

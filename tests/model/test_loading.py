@@ -69,8 +69,13 @@ def test_dtype(folder: Path) -> None:
 
 
 def test_num_threads(folder: Path) -> None:
-    load(folder, num_threads=1)
-    assert torch.get_num_threads() == 1
+    before = torch.get_num_threads()
+    try:
+        for number in (3, 1):
+            load(folder, num_threads=number)
+            assert torch.get_num_threads() == number
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_end_of_sequence_is_an_id_or_a_list_and_generation_config_decides(
