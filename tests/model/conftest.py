@@ -68,6 +68,7 @@ _WAITING = {
 # The size of their output is the sum of a tensor, unless `output_size` is given.
 _SIZED = {"aten.repeat_interleave.Tensor", "aten.repeat_interleave.self_Tensor"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_SUSPECTS = {*_WAITING, *_INDEXING, "where", "repeat_interleave"}
 # These call no operation that a TorchDispatchMode sees.
 _READING = {"tolist", "numpy", "cpu", "__array__"}
 _MASKS = {torch.bool, torch.uint8}
@@ -103,15 +104,21 @@ class _RefuseOperations(_Refusing, TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [x for x in tree_leaves(args[1:2]) if isinstance(x, torch.Tensor)]
-        if (
-            name in _WAITING
-            or (name == "where" and len(args) == 1)
-            or (name in _INDEXING and any(x.dtype in _MASKS for x in tensors))
-            or (str(func) in _SIZED and kwargs.get("output_size") is None)
-        ):
+        if name in _SUSPECTS and self._waits(func, name, args, kwargs):
             self.refuse(name)
         return func(*args, **kwargs)
+
+    @staticmethod
+    def _waits(func: Any, name: str, args: Any, kwargs: Any) -> bool:
+        if name == "where":
+            return len(args) == 1
+        if name in _INDEXING:
+            leaves = tree_leaves(args[1:2])
+            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+            return any(x.dtype in _MASKS for x in tensors)
+        if name == "repeat_interleave":
+            return str(func) in _SIZED and kwargs.get("output_size") is None
+        return name in _WAITING
 
 
 class _RefuseCalls(_Refusing, TorchFunctionMode):
@@ -206,56 +213,83 @@ def record_operations() -> Callable[[], Any]:
     return record
 
 
+class Oracle:
+    """A model that transformers alone has loaded.
+
+    It remembers its outputs, because many tests ask for the same ones: for each kind of
+    kernels, and for each size of chunks.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._outputs: dict[Any, list[int]] = {}
+
+    def generate(self, num_tokens: int, **inputs: Any) -> list[int]:
+        """Return the greedy output, past any end of sequence.
+
+        Args:
+          inputs: arguments of transformers' `generate`; a prompt of tokens is repeated
+            at the beginning of the output.
+        """
+        known = num_tokens, *((name, _identify(inputs[name])) for name in inputs)
+        if known not in self._outputs:
+            output = self.model.generate(
+                **{name: self._place(value) for name, value in inputs.items()},
+                do_sample=False,
+                max_new_tokens=num_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            self._outputs[known] = output[0].tolist()
+        return list(self._outputs[known])
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self.model.device)
+        return value
+
+
+def _identify(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    return repr(value)
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A model that is loaded twice: by trioserve, and by transformers alone."""
 
     folder: Path
     loaded: LoadedModel
-    reference: PreTrainedModel
+    oracle: Oracle
 
     def generate(
         self, prompt: Sequence[int], num_tokens: int, **settings: Any
     ) -> list[int]:
         """Return the greedy output of transformers, past any end of sequence."""
-        output = self.reference.generate(
-            torch.tensor([list(prompt)], device=self.reference.device),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            **settings,
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        inputs = torch.tensor([list(prompt)])
+        output = self.oracle.generate(num_tokens, inputs=inputs, **settings)
+        return output[len(prompt) :]
 
     def generate_from(
         self, vectors: torch.Tensor, num_tokens: int, **settings: Any
     ) -> list[int]:
         """Return the same for a prompt of vectors, (num_vectors, hidden_size)."""
-        output = self.reference.generate(
-            inputs_embeds=vectors[None].to(self.reference.device),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            **settings,
-        )
-        tokens: list[int] = output[0].tolist()
-        return tokens
+        vectors = vectors[None].cpu()
+        return self.oracle.generate(num_tokens, inputs_embeds=vectors, **settings)
 
     @torch.inference_mode()
     def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
         """The model's own vectors of some tokens, (len(token_ids), hidden_size)"""
-        embeddings: Any = self.reference.get_input_embeddings()
-        ids = torch.tensor(list(token_ids), device=self.reference.device)
+        embeddings: Any = self.oracle.model.get_input_embeddings()
+        ids = torch.tensor(list(token_ids), device=self.oracle.model.device)
         vectors: torch.Tensor = embeddings(ids).cpu()
         return vectors
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """(len(token_ids), vocab_size) float32, in one forward pass"""
-        output = self.reference(torch.tensor([list(token_ids)]), use_cache=False)
+        output = self.oracle.model(torch.tensor([list(token_ids)]), use_cache=False)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
@@ -300,24 +334,28 @@ def tiny_vision_by_kernels(
     )
 
 
+def load_oracle(auto: Any, folder: Path, device: str) -> Oracle:
+    model = auto.from_pretrained(folder, attn_implementation="eager")
+    return Oracle(model.eval().to(device))
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tiny]:
     """Build a tiny model of a type, once for all tests."""
 
     @functools.cache
+    def save(model_type: str, device: str) -> tuple[Path, Oracle]:
+        folder = save_tiny_model(model_type, tmp_path_factory.mktemp(model_type))
+        return folder, load_oracle(AutoModelForCausalLM, folder, device)
+
+    @functools.cache
     def build(
         model_type: str = "llama", device: str = "cpu", kernels: str = "torch"
     ) -> Tiny:
-        folder = save_tiny_model(model_type, tmp_path_factory.mktemp(model_type))
-        reference = AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="eager"
-        )
+        folder, oracle = save(model_type, device)
         config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
-        return Tiny(
-            folder=folder,
-            loaded=load_model(folder, config, name=model_type),
-            reference=reference.eval().to(device),
-        )
+        loaded = load_model(folder, config, name=model_type)
+        return Tiny(folder=folder, loaded=loaded, oracle=oracle)
 
     return build
 
@@ -355,16 +393,11 @@ class TinyVision(Tiny):
 
     def generate_at(self, mixed: MixedPrompt, num_tokens: int) -> list[int]:
         """Return the greedy output of transformers for a prompt with images."""
-        device = self.reference.device
-        return self.generate(
-            mixed.prompt,
-            num_tokens,
-            **{name: value.to(device) for name, value in mixed.arguments.items()},
-        )
+        return self.generate(mixed.prompt, num_tokens, **mixed.arguments)
 
     @property
     def _image_token_id(self) -> int:
-        image_token_id: int = self.reference.config.image_token_id
+        image_token_id: int = self.oracle.model.config.image_token_id
         return image_token_id
 
     def _place(self, image: Image.Image, prompt: list[int]) -> EmbeddedInput:
@@ -450,22 +483,24 @@ def tiny_vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyV
     """Build a tiny model that takes images, once for all tests."""
 
     @functools.cache
-    def build(
-        model_type: str, device: str = "cpu", kernels: str = "torch"
-    ) -> TinyVision:
+    def save(model_type: str, device: str) -> tuple[Path, Oracle]:
         folder = save_tiny_processor(
             "smolvlm" if model_type == "idefics3" else model_type,  # type: ignore
             tmp_path_factory.mktemp(model_type),
         )
         save_tiny_vision_model(model_type, folder)
-        reference = AutoModelForImageTextToText.from_pretrained(
-            folder, attn_implementation="eager"
-        )
+        return folder, load_oracle(AutoModelForImageTextToText, folder, device)
+
+    @functools.cache
+    def build(
+        model_type: str, device: str = "cpu", kernels: str = "torch"
+    ) -> TinyVision:
+        folder, oracle = save(model_type, device)
         config = ModelConfig(device=device, kernels=kernels)  # type: ignore[arg-type]
         return TinyVision(
             folder=folder,
             loaded=load_model(folder, config, name=model_type),
-            reference=reference.eval().to(device),
+            oracle=oracle,
             processor=AutoImageProcessor.from_pretrained(folder),
         )
 
