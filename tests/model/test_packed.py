@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 import subprocess
@@ -19,9 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trioserve.config import ModelConfig
 from trioserve.kernels.library import open_library
-from trioserve.model import LoadedModel, find_plain_llama, load_packed
+from trioserve.model import LoadedModel, load_packed, load_plain
 from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
-from trioserve.testing.models import TINY_MODELS
+from trioserve.testing.models import TINY_MODELS, save_tiny_model
 from trioserve.weights import read_gguf, resolve_description
 
 # With inputs of 8 bits. They give 0.001 to 0.03 for models as small as these.
@@ -307,60 +306,41 @@ def test_a_plain_llama_has_the_logits_of_transformers(
     path = write_gguf(tmp_path / "tiny.gguf", model, {}, default)
     folder = resolve_description(str(path)).folder
     config = ModelConfig(device="cpu", dtype="float32")
-    llama = find_plain_llama(folder, read_gguf(path), config)
-    assert llama is not None
-    loaded, other = llama.load("tiny"), load(path)
+    loaded, other = load_plain(folder, config, name="tiny", file=read_gguf(path)), load(
+        path
+    )
+    assert loaded is not None
     assert (loaded.info, loaded.layers) == (other.info, other.layers)
-    assert llama.outline().kv_bytes_per_token == loaded.info.kv_bytes_per_token
     assert compare(loaded, read_oracle(path)) < rounding
-
-
-@pytest.mark.parametrize(
-    ("fields", "options", "is_plain"),
-    [
-        ({}, {}, True),
-        ({"attention_bias": True}, {}, False),
-        ({"a_field_of_tomorrow": 1}, {}, False),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {}, False),
-        ({"head_dim": 16}, {}, False),
-        ({}, {"kernels": "torch"}, False),
-        ({}, {"dtype": "float16"}, False),
-    ],
-)
-def test_a_model_that_is_not_a_plain_llama_is_left_to_transformers(
-    plain_file: Path, fields: dict[str, Any], options: dict[str, Any], is_plain: bool
-) -> None:
-    folder = resolve_description(str(plain_file)).folder
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(described | fields))
-    config = ModelConfig(device="cpu", **options)
-    found = find_plain_llama(folder, read_gguf(plain_file), config)
-    assert (found is not None) == is_plain
 
 
 def test_a_file_with_other_tensors_is_not_a_plain_llama(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", make_llama_3(), {}, Kind.F32)
     folder = resolve_description(str(path)).folder
-    config = ModelConfig(device="cpu")
-    assert find_plain_llama(folder, read_gguf(path), config) is None
+    config = ModelConfig(device="cpu", dtype="float32")
+    assert load_plain(folder, config, name="tiny", file=read_gguf(path)) is None
 
 
-def test_a_plain_llama_starts_without_transformers(plain_file: Path) -> None:
+def test_a_plain_llama_starts_without_transformers(
+    plain_file: Path, tmp_path: Path
+) -> None:
     """To import its models takes longer than the rest of a start."""
     resolve_description(str(plain_file))
+    folder = save_tiny_model("llama", tmp_path / "folder")
     script = (
         "import sys\n"
         "import trioserve.startup.engine_process\n"
         "from trioserve.config import EngineConfig, build_config\n"
         "from trioserve.startup.core import build_core\n"
-        "values = {'model': sys.argv[1], 'kv_cache_memory': '16MiB'}\n"
-        "core = build_core(build_config(EngineConfig, values), 'all', None)\n"
-        "assert core.info.kernels.startswith('native')\n"
+        "for model in sys.argv[1:]:\n"
+        "    values = {'model': model, 'kv_cache_memory': '16MiB'}\n"
+        "    core = build_core(build_config(EngineConfig, values), 'all', None)\n"
+        "    assert core.info.kernels.startswith('native')\n"
         "large = ('transformers', 'scipy', 'sklearn', 'torch._dynamo', 'sympy')\n"
         "print([name for name in large if name in sys.modules])"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", script, str(plain_file)],
+        [sys.executable, "-c", script, str(plain_file), str(folder)],
         capture_output=True,
         text=True,
         check=True,

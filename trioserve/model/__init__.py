@@ -15,8 +15,9 @@ turns the encoder's states into vectors and scores.
 The door:
   outline_model           a folder -> Outline, without its weights
   takes_images            whether a folder's model takes images
-  find_plain_llama        a GGUF file -> PlainLlama, if it needs no transformers;
-                          its .outline() -> Outline, its .load() -> LoadedModel
+  describes_plain_llama   whether a folder's model may need no transformers
+  outline_plain           a folder -> Outline, if its model needs no transformers
+  load_plain              a folder or a GGUF file -> LoadedModel, if it needs none
   load_packed             a GGUF file -> LoadedModel, if the kernels can run its blocks
   load_model              a folder -> LoadedModel
   count_fitting_blocks    how many KV blocks fit into the device's memory
@@ -42,7 +43,11 @@ if "OMP_WAIT_POLICY" not in os.environ:
 from .attention.cache_memory import count_fitting_blocks  # noqa: E402
 from .loading.cache_outline import Outline  # noqa: E402
 from .loading.loaded import LoadedModel  # noqa: E402
-from .loading.plain import PlainLlama, find_plain_llama  # noqa: E402
+from .loading.plain import (  # noqa: E402
+    describes_plain_llama,
+    load_plain,
+    outline_plain,
+)
 from .runner import ModelRunner  # noqa: E402
 
 if TYPE_CHECKING:
@@ -55,12 +60,13 @@ __all__ = [
     "LoadedModel",
     "ModelRunner",
     "Outline",
-    "PlainLlama",
     "count_fitting_blocks",
-    "find_plain_llama",
+    "describes_plain_llama",
     "load_model",
     "load_packed",
+    "load_plain",
     "outline_model",
+    "outline_plain",
     "takes_images",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, EngineConfig, ModelConfig
@@ -21,7 +22,7 @@ from .plugins import load_logits_processors
 from .source import Source
 
 if TYPE_CHECKING:
-    from ..model import LoadedModel, PlainLlama
+    from ..model import LoadedModel, Outline
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +33,8 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     # First, so that a mistake in an option is reported before gigabytes are read.
     processors = load_logits_processors(config.model.logits_processor)
     file = None if source.weights.gguf is None else read_gguf(source.weights.gguf)
-    llama = _find_plain_llama(config.model, source.weights, file)
-    if llama is None:
-        # Imported here, because it needs transformers.
-        from ..model import outline_model
-
-        outline = outline_model(source.weights.folder, config.model)
-    else:
-        outline = llama.outline()
-    check_room(outline, config)
-    model, weights = _load(config.model, source.weights, file, llama)
+    check_room(_outline(source.weights.folder, config.model), config)
+    model, weights = _load(config.model, source.weights, file)
     source = replace(source, weights=weights)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
@@ -69,40 +62,56 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
     return LoadedCore(core=core, info=info)
 
 
-def _find_plain_llama(
-    config: ModelConfig, weights: Weights, file: GgufFile | None
-) -> PlainLlama | None:
-    from ..model import find_plain_llama
+def _outline(folder: Path, config: ModelConfig) -> Outline | None:
+    from ..model import outline_plain
 
-    if file is None:
-        return None
-    return find_plain_llama(weights.folder, file, config)
+    outline = outline_plain(folder, config)
+    if outline is not None:
+        return outline
+    # Imported here, because it needs transformers.
+    from ..model import outline_model
+
+    return outline_model(folder, config)
 
 
 def _load(
-    config: ModelConfig,
-    weights: Weights,
-    file: GgufFile | None,
-    llama: PlainLlama | None,
+    config: ModelConfig, weights: Weights, file: GgufFile | None
 ) -> tuple[LoadedModel, Weights]:
     """Load a model; also return its weights as they were loaded.
 
     Args:
       file: the GGUF file of the weights, if there is one.
-      llama: that file's, if it has a plain Llama.
     """
-    name = config.served_model_name or weights.name
-    if llama is not None:
-        return llama.load(name), weights
-    # Imported here, because they need transformers.
-    from ..model import load_model, load_packed
+    from ..model import load_plain
 
+    name = config.served_model_name or weights.name
     if file is not None:
-        packed = load_packed(weights.folder, file, config, name=name)
-        if packed is not None:
-            return packed, weights
+        model = _load_blocks(config, weights.folder, file, name)
+        if model is not None:
+            return model, weights
     weights = complete_weights(weights)
-    return load_model(weights.folder, config, name=name), weights
+    model = load_plain(weights.folder, config, name=name)
+    if model is None:
+        # Imported here, because it needs transformers.
+        from ..model import load_model
+
+        model = load_model(weights.folder, config, name=name)
+    return model, weights
+
+
+def _load_blocks(
+    config: ModelConfig, folder: Path, file: GgufFile, name: str
+) -> LoadedModel | None:
+    """Load a model with the weights in its GGUF file; None if it must be converted."""
+    from ..model import load_plain
+
+    model = load_plain(folder, config, name=name, file=file)
+    if model is not None:
+        return model
+    # Imported here, because it needs transformers.
+    from ..model import load_packed
+
+    return load_packed(folder, file, config, name=name)
 
 
 async def build_pipeline_core(

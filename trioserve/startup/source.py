@@ -43,11 +43,9 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
     """
     # Before the imports, so that a wrong option or name is reported at once.
     weights, sentence = _find_files(config, model_kind)
-    # The config.json of a GGUF file is our own, so it is right. To ask transformers would
-    # take longer than to load the model.
-    if (
-        weights.gguf is not None
-        and _read_task(weights.folder, sentence, config) == "generate"
+    # To ask transformers would take longer than to load a small model.
+    if _read_task(weights.folder, sentence, config) == "generate" and _is_clear(
+        weights
     ):
         source = Source(weights=weights, task="generate", sentence=sentence)
         return _check_source(source, config, model_kind)
@@ -105,6 +103,14 @@ def _read_task(
     if config.pooling.task != "auto":
         return config.pooling.task
     return guess_task(architecture, sentence) or "embed"
+
+
+def _is_clear(weights: Weights) -> bool:
+    """Whether transformers would read the same in a config.json with a model's class."""
+    from ..model import describes_plain_llama
+
+    # Of a GGUF file, config.json is our own.
+    return weights.gguf is not None or describes_plain_llama(weights.folder)
 
 
 def _check_source(

@@ -4,9 +4,8 @@ load                a folder -> LoadedModel
 packed              a GGUF file -> LoadedModel, on native kernels
 gguf_tensors        the tensors of a GGUF file in a model
 gguf_content        the numbers of a GGUF file
-plain               a GGUF file -> LoadedModel without transformers, if it has a plain Llama
-plain_config        config.json of such a model
-plain_tensors       the tensors that its file must have
+plain/              a folder or a GGUF file -> LoadedModel without transformers, if it has a
+                    plain Llama
 loaded              LoadedModel
 outline             the size of a model's KV cache before its weights are read
 cache_outline       Outline

@@ -26,8 +26,8 @@ class LoadedModel:
     Only one runner at a time may step it, because its attention uses one cache.
 
     Args:
-      model: transformers' model, in evaluation mode; of a PlainLlama only a module with
-        the vectors of tokens.
+      model: transformers' model, in evaluation mode; of a plain Llama (plain/) only a
+        module with the vectors of tokens.
       info: its description for other rooms.
       attention: the link from its modules to the attention of the present step.
       layers: its calls of attention, in order.

@@ -19,6 +19,7 @@ from ..attention.layout import StepInputs
 from ..native.check import (
     COMPARED_TOKENS,
     INT8_TOLERANCE,
+    NUM_CHECKED,
     TOLERANCES,
     draw_hidden,
     make_check,
@@ -109,7 +110,7 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
         return find_parts(
             model.model,
             model.layers,
-            model.info.max_model_len,
+            max(model.info.max_model_len, NUM_CHECKED),
             begin=model.begin,
             is_last=model.has_head,
             has_plane=_has_plane(model),

@@ -11,12 +11,13 @@ from ...types.sampling import SamplingParams
 from ..attention.layout import StepInputs, lay_out
 from ..slots import SlotTables
 
-# Few, because a server waits for them when it starts.
-_NUM_TOKENS = 12
+# Few, because a server waits for them when it starts. They take so many positions, even if
+# the server allows no sequence as long.
+NUM_CHECKED = 12
 _BLOCK_SIZE = 8
 
 # Flat tokens whose logits are compared.
-COMPARED_TOKENS = range(_NUM_TOKENS - 4, _NUM_TOKENS)
+COMPARED_TOKENS = range(NUM_CHECKED - 4, NUM_CHECKED)
 
 # Standard deviation of the hidden states that a later stage of a pipeline reads in place
 # of tokens: small beside what its layers add, and large beside the epsilon of a norm.
@@ -32,10 +33,10 @@ INT8_TOLERANCE = 0.3
 def make_check(vocab_size: int) -> tuple[SlotTables, StepInputs]:
     """Make a step of one prompt of random tokens."""
     chance = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(vocab_size, (_NUM_TOKENS,), generator=chance).tolist()
+    token_ids = torch.randint(vocab_size, (NUM_CHECKED,), generator=chance).tolist()
     tables = SlotTables(
         max_num_seqs=1,
-        max_model_len=_NUM_TOKENS,
+        max_model_len=NUM_CHECKED,
         block_size=_BLOCK_SIZE,
         device=torch.device("cpu"),
     )
@@ -51,7 +52,7 @@ def make_check(vocab_size: int) -> tuple[SlotTables, StepInputs]:
     row = StepRow(
         slot=0,
         start=0,
-        num_tokens=_NUM_TOKENS,
+        num_tokens=NUM_CHECKED,
         new_block_ids=(BlockId(0), BlockId(1)),
         sample=True,
     )

@@ -25,7 +25,6 @@ from ..attention.kv_cache import make_zeros
 from ..slots import SlotTables
 from .experts import MixtureParts, MlpParts
 from .formulas import ACTIVATION_CODES
-from .gguf_matrix import GgufMatrix
 from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, release, split
 from .parts import DecoderParts, LayerParts
@@ -50,7 +49,7 @@ class NativeDecoder:
         num_threads: int,
         *,
         int8: bool = False,
-        sources: Mapping[nn.Linear, GgufMatrix] | None = None,
+        sources: Mapping[nn.Linear, Weights] | None = None,
     ) -> None:
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
@@ -71,6 +70,8 @@ class NativeDecoder:
         self._spec = self._make_spec(parts)
         if parts.head is not None:
             release([parts.head])
+        # A file that the weights came from need not stay mapped.
+        self._sources = {}
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it.

@@ -78,7 +78,7 @@ class Packer:
             num_outputs=sum(_count_outputs(each) for each in weights),
             num_inputs=num_inputs,
         )
-        kinds = {_name_kind(each) for each in [*weights, *alike]}
+        kinds = {name_kind(each) for each in [*weights, *alike]}
         spec.format, spec.group_size = (
             (_FLOAT32, 0) if is_exact else self._choose_format(kinds)
         )
@@ -142,14 +142,15 @@ def _count_inputs(weights: Weights) -> int:
     return weights.shape[1] if isinstance(weights, Tensor) else weights.num_inputs
 
 
-def _name_kind(weights: Weights) -> str:
+def name_kind(weights: Weights) -> str:
+    """Return ggml's name of the type of weights."""
     if isinstance(weights, Tensor):
         return _TENSOR_KINDS[weights.dtype]
     return weights.kind
 
 
 def _describe(weights: Weights) -> SourceSpec:
-    kind, num_outputs = _KINDS[_name_kind(weights)], _count_outputs(weights)
+    kind, num_outputs = _KINDS[name_kind(weights)], _count_outputs(weights)
     if isinstance(weights, Tensor):
         assert weights.stride(1) == 1, "the inputs of a row lie side by side"
         return SourceSpec(

@@ -1,0 +1,263 @@
+"""A plain Llama in a folder of safetensors is loaded without transformers, and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig
+from trioserve.model import LoadedModel, load_model, load_plain, outline_plain
+from trioserve.model.loading.plain import llama
+from trioserve.model.loading.plain.check import measure_difference
+from trioserve.model.loading.plain.description import read_plain_config
+from trioserve.model.native.check import COMPARED_TOKENS, make_check
+from trioserve.testing.models import save_tiny_model
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
+# config.json as transformers 4 wrote it; None removes a field.
+OLD = {
+    "dtype": None,
+    "head_dim": None,
+    "mlp_bias": None,
+    "rope_parameters": None,
+    "rope_scaling": "null",
+    "rope_theta": 5000,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model("llama", tmp_path / "model")
+
+
+def load(folder: Path, **options: Any) -> LoadedModel | None:
+    config = ModelConfig(device="cpu", **options)
+    return load_plain(folder, config, name="tiny")
+
+
+def change(folder: Path, **fields: object) -> None:
+    """Set fields of config.json; None removes a field, and "null" is null."""
+    path = folder / "config.json"
+    described = json.loads(path.read_text()) | fields
+    for key, value in fields.items():
+        if value is None:
+            described.pop(key, None)
+    path.write_text(json.dumps(described).replace('"null"', "null"))
+
+
+@torch.inference_mode()
+def compute(loaded: LoadedModel) -> Tensor:
+    """Return the logits of some tokens."""
+    assert loaded.native is not None, "the kernels run it"
+    tables, inputs = make_check(loaded.info.vocab_size)
+    layers = loaded.native.open(tables, num_blocks=tables.block_ids.shape[1])
+    vectors = loaded.model.get_input_embeddings()(inputs.input_ids)[0]
+    return layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "fields"),
+    [
+        ("llama", {"tie_word_embeddings": True}, {}),
+        ("llama", {"tie_word_embeddings": False, "head_dim": 16}, {}),
+        ("llama", {"rope_parameters": {**LLAMA_3, "rope_theta": 100.0}}, {}),
+        ("llama", {}, {**OLD, "rope_scaling": LLAMA_3}),
+        ("mistral", {"sliding_window": None, "rms_norm_eps": 0.1}, {}),
+    ],
+)
+def test_the_output_is_that_of_generate(
+    tmp_path: Path,
+    make_planner: Callable[..., Any],
+    make_prompt: Callable[..., list[int]],
+    model_type: str,
+    changes: dict[str, Any],
+    fields: dict[str, Any],
+) -> None:
+    folder = save_tiny_model(model_type, tmp_path, **changes)
+    change(folder, **fields)
+    loaded = load(folder)
+    assert loaded is not None
+    planner = make_planner(loaded)
+    sequence = planner.begin(make_prompt(70))
+    planner.run(sequence, num_tokens=12)
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    whole = torch.tensor([sequence.prompt + sequence.outputs])
+    with torch.inference_mode():
+        best = reference(whole).logits[0, 69:-1].argmax(dim=-1)
+    assert sequence.outputs == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float32", {}),
+        ("float32", {"quantization": "int8", "max_model_len": 2}),
+        ("bfloat16", {}),
+        ("bfloat16", {"dtype": "float32"}),
+        ("float16", {"dtype": "float32"}),
+    ],
+)
+def test_the_kernels_have_the_weights_of_the_modules(
+    tmp_path: Path, dtype: str, options: dict[str, Any]
+) -> None:
+    folder = save_tiny_model("llama", tmp_path, initializer_range=0.1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=20_000)
+    (folder / "model.safetensors").unlink()
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    loaded = load(folder, **options)
+    assert loaded is not None
+    other = load_model(folder, ModelConfig(device="cpu", **options), name="tiny")
+    assert (loaded.info, loaded.layers) == (other.info, other.layers)
+    assert loaded.dtype == other.dtype
+    outline = outline_plain(folder, ModelConfig(device="cpu", **options))
+    assert outline is not None
+    assert outline.kv_bytes_per_token == other.info.kv_bytes_per_token
+    assert outline.max_model_len == other.info.max_model_len
+    # Rotary angles may differ in their last bit.
+    torch.testing.assert_close(compute(loaded), compute(other), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        OLD,
+        {**OLD, "rope_theta": None, "rope_scaling": None, "attention_bias": None},
+        {**OLD, "num_key_value_heads": None, "rope_scaling": LLAMA_3},
+        {"rope_parameters": {**LLAMA_3, "rope_theta": 500000.0}},
+        {"tie_word_embeddings": None, "eos_token_id": None, "dtype": None},
+        {"eos_token_id": [2, 3], "head_dim": "null", "num_key_value_heads": "null"},
+        {"eos_token_id": "null", "pretraining_tp": None, "rope_interleaved": False},
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+        | {"sliding_window": "null"},
+    ],
+)
+def test_config_json_is_read_as_transformers_reads_it(
+    folder: Path, fields: dict[str, Any]
+) -> None:
+    change(folder, **fields)
+    config: Any = AutoConfig.from_pretrained(folder)
+    plain = read_plain_config(folder)
+    assert plain is not None
+    assert [plain.architecture] == config.architectures
+    dtype = None if config.dtype is None else str(config.dtype).removeprefix("torch.")
+    assert plain.dtype == dtype
+    for name in (
+        *("head_dim", "hidden_size", "intermediate_size", "max_position_embeddings"),
+        *("num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+        *("vocab_size", "eos_token_id", "rms_norm_eps", "tie_word_embeddings"),
+    ):
+        assert getattr(plain, name) == getattr(config, name), name
+    rope = dict(config.rope_parameters)
+    assert plain.rope_theta == rope.pop("rope_theta")
+    is_scaled = rope.pop("rope_type") == "llama3"
+    assert (plain.rope_scaling is not None) == is_scaled
+    for name, value in rope.items():
+        assert getattr(plain.rope_scaling, name) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"attention_bias": True}, {}),
+        ({"hidden_act": "gelu"}, {}),
+        ({"a_field_of_tomorrow": 1}, {}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}),
+        ({"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 2.0}}, {}),
+        ({"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, {}),
+        ({"rope_theta": 5000.0}, {}),
+        ({"torch_dtype": "bfloat16"}, {}),
+        ({"head_dim": 16}, {}),
+        ({"num_hidden_layers": 1}, {}),
+        ({"tie_word_embeddings": False}, {}),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, {}),
+        ({"sliding_window": 8}, {}),
+        ({"dtype": None}, {}),
+        ({}, {"dtype": "float16"}),
+        ({}, {"dtype": "bfloat16"}),
+        ({}, {"kernels": "torch"}),
+    ],
+)
+def test_any_other_model_is_left_to_transformers(
+    folder: Path, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
+    assert load(folder) is not None
+    change(folder, **fields)
+    assert load(folder, **options) is None
+
+
+def add_bias(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}
+    save_file(load_file(path) | bias, path)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        add_bias,
+        truncate,
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    ],
+)
+def test_other_files_are_left_to_transformers(
+    folder: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(folder)
+    assert load(folder) is None
+
+
+def test_kernels_that_compute_something_else_are_left_to_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def measure(*args: Any) -> float:
+        measured.append(measure_difference(*args))
+        return 0.1
+
+    monkeypatch.setattr(llama, "measure_difference", measure)
+    assert load(folder) is None
+    assert load(folder, quantization="int8") is not None
+    # 0.0 would be no quantisation.
+    assert 0 < measured[0] < 1e-5 < 1e-3 < measured[1] < 0.1
+
+
+def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
+    for options, field in (
+        ({"max_model_len": 129}, "max_model_len"),
+        ({"max_model_len": 1}, "max_model_len"),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            load(folder, **options)
+        assert caught.value.field == field
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(InvalidConfig, match="generation_config.json cannot be used"):
+        outline_plain(folder, ModelConfig(device="cpu"))

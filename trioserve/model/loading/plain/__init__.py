@@ -1,0 +1,22 @@
+"""Plain Llamas, loaded without transformers.
+
+To import transformers' models takes longer than all else in the start of a small model. The
+native kernels need none of them, only the weights and a dozen facts. Here these come from
+config.json, and from safetensors or a GGUF file. Nothing is guessed: a model with any fact
+or tensor besides those of the plain architecture is left to transformers.
+
+    llama           a folder -> Outline, LoadedModel
+    description     config.json of such a model
+    tensors         the tensors that it must have
+    safetensors_source, gguf_source
+                    the files that have them
+    parts           the parts of its decoder
+    check           do the kernels compute what PyTorch computes of them?
+
+tests/model/test_plain.py compares the logits with those of transformers.
+"""
+
+from .description import describes_plain_llama
+from .llama import load_plain, outline_plain
+
+__all__ = ["describes_plain_llama", "load_plain", "outline_plain"]

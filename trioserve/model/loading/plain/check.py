@@ -1,0 +1,104 @@
+"""Compare the kernels with what PyTorch computes of the same parts.
+
+Other models are compared with transformers' modules when they are loaded (native.py). This
+finds kernels that compute something else on this machine, as that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...native.check import COMPARED_TOKENS, make_check, measure_distance
+from ...native.decoder import NativeDecoder
+from ...native.experts import MlpParts
+from ...native.packer import Weights
+from ...native.parts import DecoderParts, LayerParts
+
+
+@torch.inference_mode()
+def measure_difference(
+    decoder: NativeDecoder,
+    parts: DecoderParts,
+    sources: Mapping[nn.Linear, Weights],
+    embedding: nn.Module,
+) -> float:
+    """Return the distance of a decoder's logits from PyTorch's, as measure_distance.
+
+    Args:
+      parts: what the decoder was made of; its layers are plain.
+      sources: the weights of its products.
+    """
+    assert parts.head is not None, "the whole model is here"
+    tables, inputs = make_check(parts.head.out_features)
+    vectors = embedding(inputs.input_ids)[0]
+    layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
+    actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
+    expected = _Modules(parts, sources).compute(vectors.float())
+    return measure_distance(expected, actual)
+
+
+class _Modules:
+    """A plain decoder by PyTorch's operators, in float32."""
+
+    def __init__(
+        self, parts: DecoderParts, sources: Mapping[nn.Linear, Weights]
+    ) -> None:
+        self._parts = parts
+        self._sources = sources
+
+    def compute(self, hidden: Tensor) -> Tensor:
+        """Return the logits of COMPARED_TOKENS.
+
+        Args:
+          hidden: (num_tokens, hidden_size), the vectors of one sequence's tokens
+        """
+        assert self._parts.final_norm is not None and self._parts.head is not None
+        for layer in self._parts.layers:
+            hidden = hidden + self._attend(
+                layer, self._normalize(hidden, layer.input_norm)
+            )
+            hidden = hidden + self._feed(layer, self._normalize(hidden, layer.mlp_norm))
+        last = self._normalize(hidden[COMPARED_TOKENS], self._parts.final_norm)
+        return self._multiply(self._parts.head, last)
+
+    def _attend(self, layer: LayerParts, hidden: Tensor) -> Tensor:
+        queries, keys, values = (
+            self._multiply(product, hidden)
+            .unflatten(-1, (-1, layer.attention.key_dim))
+            .transpose(0, 1)[None]  # (1, num_heads, num_tokens, key_dim)
+            for product in layer.qkv
+        )
+        attended = functional.scaled_dot_product_attention(
+            _rotate(layer, queries),
+            _rotate(layer, keys),
+            values,
+            is_causal=True,
+            scale=layer.attention.scaling,
+            enable_gqa=True,
+        )
+        return self._multiply(layer.output, attended[0].transpose(0, 1).flatten(1))
+
+    def _feed(self, layer: LayerParts, hidden: Tensor) -> Tensor:
+        assert isinstance(layer.mlp, MlpParts), "its layers are plain"
+        gate, up = (self._multiply(product, hidden) for product in layer.mlp.gate_up)
+        return self._multiply(layer.mlp.down, functional.silu(gate) * up)
+
+    def _normalize(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, weight.shape, weight, self._parts.epsilon)
+
+    def _multiply(self, product: nn.Linear, hidden: Tensor) -> Tensor:
+        weights = self._sources[product]
+        assert isinstance(weights, Tensor), "blocks of a GGUF file are not compared"
+        return functional.linear(hidden, weights.float())
+
+
+def _rotate(layer: LayerParts, heads: Tensor) -> Tensor:
+    """Turn the halves of each head by the angle of its token."""
+    first, second = heads.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    num_tokens = heads.shape[2]
+    return heads * layer.cos[:num_tokens] + turned * layer.sin[:num_tokens]

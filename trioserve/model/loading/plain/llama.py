@@ -1,0 +1,220 @@
+"""Outline a plain Llama, and put it on the native kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import logging
+from pathlib import Path
+
+from safetensors import SafetensorError
+import torch
+from torch import nn
+
+from ....config import ModelConfig
+from ....kernels.library import Library, NoKernels, open_library
+from ....types.gguf import GgufFile
+from ....types.model_info import ModelInfo
+from ...attention.bridge import AttentionContext
+from ...attention.cache_memory import count_kv_bytes
+from ...attention.probe import LayerSpec
+from ...native.check import INT8_TOLERANCE, NUM_CHECKED, TOLERANCES
+from ...native.choice import log_kernels
+from ...native.decoder import NativeDecoder
+from ...native.packer import name_kind
+from ..cache_outline import Outline
+from ..device import resolve_device, set_threads
+from ..generation_config import read_default_sampling, read_eos
+from ..loaded import LoadedModel
+from ..positions import choose_max_model_len
+from .check import measure_difference
+from .description import PlainConfig, read_plain_config
+from .parts import PartsBuilder, list_calls
+from .safetensors_source import SafetensorsTensors
+from .tensors import PlainTensors, list_shapes
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def outline_plain(folder: Path, config: ModelConfig) -> Outline | None:
+    """Outline a plain Llama that the native kernels can run, by its config.json.
+
+    Returns:
+      None if transformers must be asked.
+
+    Raises:
+      InvalidConfig: an option does not fit the model or the machine.
+    """
+    llama = _find_plain_llama(folder, config)
+    if llama is None:
+        return None
+    return Outline(
+        kv_bytes_per_token=count_kv_bytes(llama.calls, llama.dtype),
+        max_model_len=llama.max_model_len,
+        device=torch.device("cpu"),
+    )
+
+
+def load_plain(
+    folder: Path, config: ModelConfig, *, name: str, file: GgufFile | None = None
+) -> LoadedModel | None:
+    """Load a plain Llama on the native kernels.
+
+    Args:
+      folder: holds config.json, and safetensors if `file` is None.
+      name: the model's name for clients.
+      file: the GGUF file with the weights.
+
+    Returns:
+      None if transformers must be asked.
+
+    Raises:
+      InvalidConfig: an option does not fit the model or the machine.
+    """
+    llama = _find_plain_llama(folder, config)
+    if llama is None:
+        return None
+    tensors = _open_tensors(llama, folder, file)
+    if tensors is None or not tensors.fit(list_shapes(llama.described)):
+        return None
+    packed = _pack(llama, tensors, file)
+    if packed is None:
+        return None
+    native, embedding = packed
+    log_kernels(native)
+    model = _Vectors(embedding, llama.dtype)
+    return LoadedModel(
+        model=model,
+        info=llama.describe(name, native),
+        attention=AttentionContext(model),
+        layers=llama.calls,
+        takes_logits_to_keep=True,
+        native=native,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlainLlama:
+    """A plain Llama that fits the native kernels.
+
+    Args:
+      dtype: of the KV cache and of the vectors of tokens.
+      calls: those of attention, one for each layer.
+    """
+
+    described: PlainConfig
+    config: ModelConfig
+    dtype: torch.dtype
+    library: Library
+    max_model_len: int
+    calls: tuple[LayerSpec, ...]
+    eos_token_ids: frozenset[int]
+    default_sampling: tuple[tuple[str, float], ...]
+
+    @property
+    def int8(self) -> bool:
+        return self.config.quantization == "int8"
+
+    def describe(self, name: str, native: NativeDecoder) -> ModelInfo:
+        return ModelInfo(
+            name=name,
+            architecture=self.described.architecture,
+            vocab_size=self.described.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            default_sampling=self.default_sampling,
+            kv_bytes_per_token=count_kv_bytes(self.calls, self.dtype),
+            hidden_size=self.described.hidden_size,
+            dtype=str(self.dtype).removeprefix("torch."),
+            kernels=native.name,
+        )
+
+
+def _find_plain_llama(folder: Path, config: ModelConfig) -> _PlainLlama | None:
+    described = read_plain_config(folder)
+    if described is None or config.kernels == "torch":
+        return None
+    device = resolve_device(config.device)
+    named = described.dtype if config.dtype == "auto" else config.dtype
+    dtype = _DTYPES.get(named or "")
+    if dtype is None or device.type != "cpu":
+        return None
+    try:
+        library = open_library()
+    except NoKernels:
+        return None
+    set_threads(config)
+    return _PlainLlama(
+        described=described,
+        config=config,
+        dtype=dtype,
+        library=library,
+        max_model_len=choose_max_model_len(
+            described.max_position_embeddings, config.max_model_len
+        ),
+        calls=list_calls(described),
+        eos_token_ids=read_eos(folder, described.eos_token_id),
+        default_sampling=read_default_sampling(folder, config),
+    )
+
+
+def _open_tensors(
+    llama: _PlainLlama, folder: Path, file: GgufFile | None
+) -> PlainTensors | None:
+    if file is not None:
+        # Imported here, because folders do not need gguf.
+        from .gguf_source import GgufTensors
+
+        return GgufTensors(file, llama.described, llama.dtype)
+    try:
+        return SafetensorsTensors(folder, llama.dtype)
+    # Whoever reads the files next names the mistake.
+    except (OSError, ValueError, LookupError, SafetensorError):
+        return None
+
+
+@torch.inference_mode()
+def _pack(
+    llama: _PlainLlama, tensors: PlainTensors, file: GgufFile | None
+) -> tuple[NativeDecoder, nn.Module] | None:
+    """Return the layers, and the vectors of tokens.
+
+    Returns:
+      None if the layers do not compute what PyTorch does. Blocks of a GGUF file are not
+      compared.
+    """
+    num_positions = max(llama.max_model_len, NUM_CHECKED)
+    builder = PartsBuilder(llama.described, tensors, llama.dtype, num_positions)
+    parts = builder.build(llama.calls)
+    native = NativeDecoder(
+        parts,
+        llama.library,
+        torch.get_num_threads(),
+        int8=llama.int8,
+        sources=builder.sources,
+    )
+    embedding = tensors.make_embedding()
+    if file is not None:
+        kinds = sorted({name_kind(each) for each in builder.sources.values()})
+        logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
+        return native, embedding
+    distance = measure_difference(native, parts, builder.sources, embedding)
+    # Not a number is no small distance.
+    if not distance <= (INT8_TOLERANCE if llama.int8 else TOLERANCES[llama.dtype]):
+        logger.debug("the kernels' output differs by %.2g of its size", distance)
+        return None
+    return native, embedding
+
+
+class _Vectors(nn.Module):
+    """The only module of such a model: the vectors of its tokens."""
+
+    def __init__(self, embedding: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._embedding = embedding
+        self.dtype = dtype
+        self.device = torch.device("cpu")
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self._embedding
