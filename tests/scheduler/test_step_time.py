@@ -185,7 +185,7 @@ def test_every_request_has_a_row_in_each_step() -> None:
     assert seconds_of(plan) > TARGET
 
 
-def test_prompts_have_half_of_a_step_that_is_full() -> None:
+def test_prompts_have_three_quarters_of_a_step_that_is_full() -> None:
     server = Server(max_num_batched_tokens=2048)
     for _ in range(100):
         server.ask(prompt_len=1500)
@@ -200,8 +200,8 @@ def test_prompts_have_half_of_a_step_that_is_full() -> None:
         assert seconds > TARGET
         shares.append(1 - seconds / seconds_of(plan))
     # Two steps were planned before the prompt came, and the last one has its end.
-    assert max(shares) <= 0.51
-    assert min(shares[2:-1]) > 0.4
+    assert max(shares) <= 0.76
+    assert min(shares[2:-1]) > 0.65
 
 
 @pytest.mark.parametrize("target", [1e-9, 0.01])
