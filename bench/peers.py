@@ -1,7 +1,8 @@
 """How fast is trioserve beside other servers, each with the same model on this machine?
 
 Question
-  1, 16 and 64 clients each hold one streaming request open: 128 words in, 64 tokens out.
+  1, 16 and 64 clients each hold one streaming request open: 128 words in, 64 tokens out,
+  or --words and --output-tokens.
   How many tokens a second does each server write? How long does a client wait for the
   first token, and between two? How long does ``GET /health`` take meanwhile? How much
   memory do the server's processes take, and how long until it is ready?
@@ -9,6 +10,7 @@ Question
       python bench/peers.py --venvs /work/peers --json peers.json --plot peers.png
       python bench/peers.py --venvs /work/peers --dtype float32 --rounds 3
       python bench/peers.py --venvs /work/peers --peers trioserve,llama.cpp --quick
+      python bench/peers.py --venvs /work/peers --words 7000 --clients 1 --requests 3
 
   One command starts every server that is installed, one at a time, and stops it. Those
   that are not installed or do not start are listed with the reason. bench/README.md
@@ -37,6 +39,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+import math
 import os
 from pathlib import Path
 import statistics
@@ -48,7 +51,7 @@ from kit.generation.plot import save_plot
 from kit.generation.table import write_notes
 from kit.measured_servers import Server, ServerUnusable
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
-from kit.peers import MOST_CLIENTS, Peer, PeerAbsent, choose, list_peers, open_peer
+from kit.peers import Peer, PeerAbsent, choose, list_peers, open_peer
 from kit.process import ProcessEnded, list_errors, stopping_at_sigterm, tell
 from kit.report import describe_machine, run_or_explain, save, write_now
 from kit.rounds import alternate
@@ -59,6 +62,9 @@ import trio
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
 from trioserve.weights import resolve_weights
+
+# More than any template of a chat without tools adds.
+TEMPLATE_TOKENS = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,7 +224,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add(
         "--requests-per-client", type=read_positive, default=2, help="at least 8 in all"
     )
+    add("--requests", type=read_positive, help="of a round, whatever the clients")
     add("--clients", type=read_clients, default=load.concurrency, metavar="1,16,64")
+    add("--words", type=read_positive, default=load.input_words, help="of a prompt")
+    add("--output-tokens", type=read_positive, default=load.output_tokens)
     add(
         "--timeout",
         type=read_seconds,
@@ -235,16 +244,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def read_clients(text: str) -> tuple[int, ...]:
     """Read 1,16,64."""
-    levels = tuple(map(read_positive, text.split(",")))
-    if max(levels) > MOST_CLIENTS:
-        raise argparse.ArgumentTypeError(f"must be at most {MOST_CLIENTS}")
-    return levels
+    return tuple(map(read_positive, text.split(",")))
 
 
 def read_load(options: argparse.Namespace) -> Load:
     load = Load(
         concurrency=options.clients,
+        requests=options.requests,
         requests_per_client=options.requests_per_client,
+        input_words=options.words,
+        output_tokens=options.output_tokens,
         rounds=options.rounds,
         seed=options.seed,
         timeout=options.timeout,
@@ -252,6 +261,12 @@ def read_load(options: argparse.Namespace) -> Load:
     if not options.quick:
         return load
     return replace(load, concurrency=(1, 4), requests=4, rounds=1, output_tokens=8)
+
+
+def count_tokens(load: Load) -> int:
+    """Return the tokens that a request may have: its words are common ones."""
+    words = math.ceil(1.1 * load.input_words)
+    return words + TEMPLATE_TOKENS + load.output_tokens
 
 
 def run(options: argparse.Namespace) -> PeersReport:
@@ -263,8 +278,14 @@ def run(options: argparse.Namespace) -> PeersReport:
     gguf = options.gguf or next(iter(sorted(options.venvs.glob("*.gguf"))), None)
     names = [name for name in options.peers.split(",") if name]
     folder = resolve_weights(options.model).folder
-    peers = choose(list(list_peers(folder, gguf, options.venvs, options.dtype)), names)
-    return trio.run(measure, read_load(options), peers, options.dtype)
+    load = read_load(options)
+    peers = list_peers(
+        *(folder, gguf, options.venvs),
+        dtype=options.dtype,
+        num_requests=max(load.concurrency),
+        num_tokens=count_tokens(load),
+    )
+    return trio.run(measure, load, choose(list(peers), names), options.dtype)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

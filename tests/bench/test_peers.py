@@ -56,7 +56,8 @@ async def test_a_server_that_does_not_start_is_absent(script: str, reason: str) 
 
 
 async def test_a_server_that_is_not_installed_is_absent(tmp_path: Path) -> None:
-    for peer in list_peers(tmp_path, None, tmp_path, "float32"):
+    folders = (tmp_path, None, tmp_path)
+    for peer in list_peers(*folders, dtype="float32", num_requests=1, num_tokens=1):
         if peer.needs:
             with pytest.raises(PeerAbsent, match="there is no"):
                 async with open_peer(peer):
