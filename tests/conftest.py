@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+import functools
 import gc
 from pathlib import Path
 import sys
@@ -77,6 +78,23 @@ def one_thread() -> None:
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def same_certificates() -> Iterator[None]:
+    """Let all clients of HTTP read the system's certificates once.
+
+    A client would read them when it is made, which is half of the processor time of a
+    test of the API.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        # Without httpx2, no test of this process has such a client.
+        if "httpx2" in sys.modules:
+            import httpcore2
+
+            read = functools.cache(httpcore2.default_ssl_context)
+            patch.setattr(httpcore2, "default_ssl_context", read)
+        yield
 
 
 @pytest.fixture(scope="session")
