@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 import functools
 import gc
+import os
 from pathlib import Path
 import sys
 from typing import Any
@@ -19,6 +20,11 @@ from trioserve.testing.tokenizer import tiny_tokenizer
 # No deadlines, because the machine may be busy and no test is about them.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# Some eighty processes of the tests import trioserve. They keep what they have compiled of
+# it, in __pycache__, even where a machine's setting says otherwise.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # These tests start many processes and take half of the suite's time. One process of
 # pytest runs them all, because two such tests at once would slow each other down.
