@@ -66,6 +66,9 @@ from trioserve.weights import resolve_weights
 # More than any template of a chat without tools adds.
 TEMPLATE_TOKENS = 128
 
+# Room for a request, even if it needs less: servers reserve memory for it.
+LEAST_TOKENS = 512
+
 
 @dataclass(slots=True, kw_only=True)
 class Visits:
@@ -266,7 +269,7 @@ def read_load(options: argparse.Namespace) -> Load:
 def count_tokens(load: Load) -> int:
     """Return the tokens that a request may have: its words are common ones."""
     words = math.ceil(1.1 * load.input_words)
-    return words + TEMPLATE_TOKENS + load.output_tokens
+    return max(LEAST_TOKENS, words + TEMPLATE_TOKENS + load.output_tokens)
 
 
 def run(options: argparse.Namespace) -> PeersReport:

@@ -18,7 +18,7 @@ from gguf.quants import quantize
 import torch
 
 import trioserve.kernels
-from trioserve.kernels.library import Library, NoKernels, find_instruction_sets
+from trioserve.kernels.library import Library, open_library
 from trioserve.kernels.structs import MatrixSpec
 from trioserve.model.native.gguf_matrix import GgufMatrix
 from trioserve.model.native.packer import Packer, Weights
@@ -89,14 +89,11 @@ def open_kernels() -> Iterator[Kernels]:
     be that of other kernels.
 
     Raises:
-      NoKernels: the processor has none of their instruction sets.
+      NoKernels: the installation has none for this processor.
       OSError: there is no g++.
       CalledProcessError: it fails.
     """
-    sets = find_instruction_sets()
-    if not sets:
-        raise NoKernels("this processor has no instruction set of the kernels")
-    name = sets[0]
+    name = open_library().name
     flags = json.loads((NATIVE / "flags.json").read_bytes())
     sources = [*NATIVE.glob("*.cpp"), Path(__file__).with_name("products.cpp")]
     with TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def kernels(
     path = tmp_path_factory.mktemp("kernels") / f"{request.param}.so"
     sanitizers = os.environ.get("KERNEL_SANITIZERS")
     # The sizes are small, so that to optimise takes longer than it saves. Sanitizers see
-    # optimised code, and tests/model/ runs the library with all optimisations.
+    # optimised code, and tests/model/ runs the best library of this processor.
     checks = ["-O1", f"-fsanitize={sanitizers}", "-g"] if sanitizers else ["-O0"]
     sources = [
         *Path(__file__).parent.glob("door*.cpp"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 import logging
 from pathlib import Path
 import subprocess
@@ -21,6 +23,7 @@ from trioserve.kernels.library import open_library
 from trioserve.model import LoadedModel, load_packed, load_plain
 from trioserve.model.native.check import COMPARED_TOKENS, make_check, measure_distance
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
+from trioserve.types.gguf import GgufFile
 from trioserve.weights import read_gguf, resolve_description
 
 # With inputs of 8 bits. They give 0.001 to 0.03 for models as small as these.
@@ -306,12 +309,32 @@ def test_a_plain_llama_has_the_logits_of_transformers(
     path = write_gguf(tmp_path / "tiny.gguf", model, {}, default)
     folder = resolve_description(str(path)).folder
     config = ModelConfig(device="cpu", dtype="float32")
-    loaded, other = load_plain(folder, config, name="tiny", file=read_gguf(path)), load(
-        path
-    )
+    loaded = load_plain(folder, config, name="tiny", file=read_gguf(path))
+    other = load(path)
     assert loaded is not None
     assert (loaded.info, loaded.layers) == (other.info, other.layers)
     assert compare(loaded, read_oracle(path)) < rounding
+
+
+def rename_architecture(file: GgufFile) -> GgufFile:
+    return replace(file, architecture="other")
+
+
+def change_kind(file: GgufFile) -> GgufFile:
+    """Give one matrix a kind that the kernels cannot pack."""
+    first, *others = file.tensors
+    return replace(file, tensors=(replace(first, kind="TQ1_0"), *others))
+
+
+@pytest.mark.parametrize("spoil", [rename_architecture, change_kind])
+def test_a_file_of_another_kind_is_not_a_plain_llama(
+    plain_file: Path, spoil: Callable[[GgufFile], GgufFile]
+) -> None:
+    folder = resolve_description(str(plain_file)).folder
+    config = ModelConfig(device="cpu", dtype="float32")
+    file = read_gguf(plain_file)
+    assert load_plain(folder, config, name="tiny", file=file) is not None
+    assert load_plain(folder, config, name="tiny", file=spoil(file)) is None
 
 
 def test_a_file_with_other_tensors_is_not_a_plain_llama(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig
@@ -19,6 +20,7 @@ from trioserve.model import LoadedModel, load_model, load_plain, outline_plain
 from trioserve.model.loading.plain import llama
 from trioserve.model.loading.plain.check import measure_difference
 from trioserve.model.loading.plain.description import read_plain_config
+from trioserve.model.loading.plain.parts import compute_rotary
 from trioserve.model.native.check import COMPARED_TOKENS, make_check
 from trioserve.testing.models import save_tiny_model
 
@@ -32,6 +34,8 @@ LLAMA_3 = {
     "low_freq_factor": 1.0,
     "original_max_position_embeddings": 64,
 }
+
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 
 # config.json as transformers 4 wrote it; None removes a field.
 OLD = {
@@ -85,7 +89,7 @@ def compute(loaded: LoadedModel) -> Tensor:
         ("mistral", {"sliding_window": None, "rms_norm_eps": 0.1}, {}),
     ],
 )
-def test_the_output_is_that_of_generate(
+def test_the_output_is_that_of_transformers(
     tmp_path: Path,
     make_planner: Callable[..., Any],
     make_prompt: Callable[..., list[int]],
@@ -105,6 +109,21 @@ def test_the_output_is_that_of_generate(
     with torch.inference_mode():
         best = reference(whole).logits[0, 69:-1].argmax(dim=-1)
     assert sequence.outputs == best.tolist()
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, LLAMA_3])
+def test_rotary_angles_are_those_of_transformers(
+    folder: Path, rope: dict[str, Any]
+) -> None:
+    change(folder, rope_parameters={**rope, "rope_theta": 500000.0}, head_dim=8)
+    plain = read_plain_config(folder)
+    assert plain is not None
+    config: Any = AutoConfig.from_pretrained(folder)
+    positions = torch.arange(4096)
+    expected = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    for actual, one in zip(compute_rotary(plain, len(positions)), expected):
+        # An angle of 4,096 has a rounding error of 2e-4.
+        torch.testing.assert_close(actual, one[0], rtol=0, atol=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +168,9 @@ def test_the_kernels_have_the_weights_of_the_modules(
         {"tie_word_embeddings": None, "eos_token_id": None, "dtype": None},
         {"eos_token_id": [2, 3], "head_dim": "null", "num_key_value_heads": "null"},
         {"eos_token_id": "null", "pretraining_tp": None, "rope_interleaved": False},
-        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
-        | {"sliding_window": "null"},
+        {**MISTRAL, "sliding_window": "null"},
+        {**MISTRAL, **OLD, "sliding_window": "null", "rope_theta": None}
+        | {"rope_scaling": None, "eos_token_id": None, "tie_word_embeddings": None},
     ],
 )
 def test_config_json_is_read_as_transformers_reads_it(
@@ -191,7 +211,7 @@ def test_config_json_is_read_as_transformers_reads_it(
         ({"head_dim": 16}, {}),
         ({"num_hidden_layers": 1}, {}),
         ({"tie_word_embeddings": False}, {}),
-        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, {}),
+        (MISTRAL, {}),
         ({"sliding_window": 8}, {}),
         ({"dtype": None}, {}),
         ({}, {"dtype": "float16"}),
@@ -250,14 +270,16 @@ def test_kernels_that_compute_something_else_are_left_to_transformers(
     assert 0 < measured[0] < 1e-5 < 1e-3 < measured[1] < 0.1
 
 
-def test_options_that_do_not_fit_are_refused(folder: Path) -> None:
-    for options, field in (
-        ({"max_model_len": 129}, "max_model_len"),
-        ({"max_model_len": 1}, "max_model_len"),
-    ):
-        with pytest.raises(InvalidConfig) as caught:
-            load(folder, **options)
-        assert caught.value.field == field
+@pytest.mark.parametrize("max_model_len", [1, 129])
+def test_a_length_that_does_not_fit_is_refused(
+    folder: Path, max_model_len: int
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load(folder, max_model_len=max_model_len)
+    assert caught.value.field == "max_model_len"
+
+
+def test_a_generation_config_that_cannot_be_used_is_refused(folder: Path) -> None:
     (folder / "generation_config.json").write_text("[]")
     with pytest.raises(InvalidConfig, match="generation_config.json cannot be used"):
         outline_plain(folder, ModelConfig(device="cpu"))

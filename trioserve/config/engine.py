@@ -56,9 +56,9 @@ class SchedulerConfig:
         seconds. To keep it, chunks of long prompts shrink, and the sequences of a
         request with many sequences take turns. If prompts wait, three quarters of the
         time are theirs. The step exceeds its limit if one token for each request takes
-        more than the rest, up to four times the time of these tokens. The default is
-        0.1 on a GPU (a guess; it was never measured there) and 0.25 on a CPU, where
-        decoding alone takes 0.03 to 0.3. inf sets no limit.
+        more than the last quarter; it then takes up to four times as long as these
+        tokens. The default is 0.1 on a GPU (a guess; it was never measured there) and
+        0.25 on a CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
       max_num_waiting: Most sequences that may wait; further requests are answered 429.
         One request may take half of the free places, or more if all of its sequences
         can run at once.

@@ -106,7 +106,7 @@ def _read_task(
 
 
 def _is_clear(weights: Weights) -> bool:
-    """Whether transformers would read the same in a config.json with a model's class."""
+    """Whether config.json needs no reading by transformers."""
     from ..model import describes_plain_llama
 
     # Of a GGUF file, config.json is our own.

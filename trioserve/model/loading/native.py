@@ -18,10 +18,10 @@ from ..attention.choose import choose_paged_backend
 from ..attention.layout import StepInputs
 from ..native.check import (
     COMPARED_TOKENS,
-    INT8_TOLERANCE,
     NUM_CHECKED,
     TOLERANCES,
     draw_hidden,
+    is_close,
     make_check,
     measure_distance,
 )
@@ -99,8 +99,7 @@ def _make_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder:
         expected = expected[COMPARED_TOKENS] - given
         actual = actual[COMPARED_TOKENS] - given
     distance = measure_distance(expected, actual)
-    # Not a number is no small distance.
-    if not distance <= (INT8_TOLERANCE if int8 else TOLERANCES[model.dtype]):
+    if not is_close(distance, model.dtype, int8=int8):
         raise OutputDiffers(f"its output would differ by {distance:.2g} of its size")
     return decoder
 

@@ -11,8 +11,8 @@ from ...types.sampling import SamplingParams
 from ..attention.layout import StepInputs, lay_out
 from ..slots import SlotTables
 
-# Few, because a server waits for them when it starts. They take so many positions, even if
-# the server allows no sequence as long.
+# Few, because a server waits for them when it starts. The check needs this many positions
+# even if the server allows only shorter sequences.
 NUM_CHECKED = 12
 _BLOCK_SIZE = 8
 
@@ -74,3 +74,14 @@ def measure_distance(expected: Tensor, actual: Tensor) -> float:
     expected = expected - expected.mean(dim=-1, keepdim=True)
     actual = actual - actual.mean(dim=-1, keepdim=True)
     return float((actual - expected).norm() / expected.norm())
+
+
+def is_close(distance: float, dtype: torch.dtype, *, int8: bool) -> bool:
+    """Whether such a distance comes from rounding alone.
+
+    Args:
+      dtype: of the model.
+      int8: the decoder has weights of eight bits.
+    """
+    # Not a number is no small distance.
+    return distance <= (INT8_TOLERANCE if int8 else TOLERANCES[dtype])

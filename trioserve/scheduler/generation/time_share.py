@@ -26,9 +26,7 @@ from .turns import DecodingTurns
 # or with many streams, prompts are then computed at three quarters of the possible speed,
 # and streams run at a quarter of theirs during that time.
 #
-# With 64 clients at once, the median of the first tokens comes after 0.33 of the time that
-# all answers take, and the last after 0.65; with a share of 0.5, after 0.37 and 0.85. With 0.9
-# it is 0.31 and 0.64, but streams would run at a tenth of their speed.
+# bench/RESULTS.md ("The share of prompts in a step") compares 0.5, 0.75 and 0.9.
 PROMPT_SHARE = 0.75
 
 

@@ -1,7 +1,7 @@
 """Compare the kernels with what PyTorch computes of the same parts.
 
-Other models are compared with transformers' modules when they are loaded (native.py). This
-finds kernels that compute something else on this machine, as that does.
+native.py compares other models with transformers' modules. Like that comparison, this one
+finds kernels that compute something else on this machine.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ...native.decoder import NativeDecoder
 from ...native.experts import MlpParts
 from ...native.packer import Weights
 from ...native.parts import DecoderParts, LayerParts
+
+_WIDENED_ROWS = 4096
 
 
 @torch.inference_mode()
@@ -93,7 +95,11 @@ class _Modules:
     def _multiply(self, product: nn.Linear, hidden: Tensor) -> Tensor:
         weights = self._sources[product]
         assert isinstance(weights, Tensor), "blocks of a GGUF file are not compared"
-        return functional.linear(hidden, weights.float())
+        # A wide head would take gigabytes in float32, beside the packed weights.
+        parts = weights.split(_WIDENED_ROWS)
+        return torch.cat(
+            [functional.linear(hidden, part.float()) for part in parts], -1
+        )
 
 
 def _rotate(layer: LayerParts, heads: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ....types.model_info import ModelInfo
 from ...attention.bridge import AttentionContext
 from ...attention.cache_memory import count_kv_bytes
 from ...attention.probe import LayerSpec
-from ...native.check import INT8_TOLERANCE, NUM_CHECKED, TOLERANCES
+from ...native.check import NUM_CHECKED, is_close
 from ...native.choice import log_kernels
 from ...native.decoder import NativeDecoder
 from ...native.packer import name_kind
@@ -200,8 +200,7 @@ def _pack(
         logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
         return native, embedding
     distance = measure_difference(native, parts, builder.sources, embedding)
-    # Not a number is no small distance.
-    if not distance <= (INT8_TOLERANCE if llama.int8 else TOLERANCES[llama.dtype]):
+    if not is_close(distance, llama.dtype, int8=llama.int8):
         logger.debug("the kernels' output differs by %.2g of its size", distance)
         return None
     return native, embedding

@@ -16,7 +16,7 @@ from .tensors import EMBEDDING, Shapes
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
-# Type of the model's numbers -> types in files whose numbers it has, by safetensors' names.
+# The model's type -> types in files that convert to it without loss, by safetensors' names.
 _EXACT = {
     torch.float32: frozenset({"F32", "BF16", "F16"}),
     torch.bfloat16: frozenset({"BF16"}),
