@@ -25,8 +25,9 @@ How to read the answer
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 import statistics
 import sys
 
@@ -43,7 +44,11 @@ import trio
 
 from trioserve.config import DEFAULT_MODEL
 
-MODES = ("alone", "beside")
+# Each mode opens what else the machine does.
+MODES: dict[str, Callable[[], AbstractAsyncContextManager[object]]] = {
+    "alone": nullcontext,
+    "beside": partial(open_process, (sys.executable, "-c", "while True: pass")),
+}
 
 # (clients, mode) -> seconds between two tokens, of each round.
 Paces = Mapping[tuple[int, str], Sequence[float]]
@@ -51,6 +56,7 @@ Paces = Mapping[tuple[int, str], Sequence[float]]
 
 async def measure(load: Load, command: Sequence[str]) -> Paces:
     """Measure one server with and without a neighbour in turns."""
+    modes = list(MODES)
     paces: dict[tuple[int, str], list[float]] = {}
     async with stopping_at_sigterm(), open_server(command) as running:
         server = Server(label="trioserve", url=running.url)
@@ -58,24 +64,15 @@ async def measure(load: Load, command: Sequence[str]) -> Paces:
         await warm_up(server, dialect, load)
         for clients in load.concurrency:
             for number in range(load.rounds):
-                for mode in alternate(MODES, number):
+                for mode in alternate(modes, number):
                     tell(f"{clients} clients, round {number + 1}: {mode}")
-                    async with AsyncExitStack() as stack:
-                        if mode == "beside":
-                            await stack.enter_async_context(open_neighbour())
-                        prompts = (clients, number, mode)
+                    prompts = (clients, number, mode)
+                    async with MODES[mode]():
                         pace = await measure_pace(
                             server, dialect, load, clients, prompts
                         )
                     paces.setdefault((clients, mode), []).append(pace)
     return paces
-
-
-@asynccontextmanager
-async def open_neighbour() -> AsyncIterator[None]:
-    """Compute in another process until the block is left."""
-    async with open_process([sys.executable, "-c", "while True: pass"]):
-        yield
 
 
 async def measure_pace(

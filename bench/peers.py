@@ -2,10 +2,10 @@
 
 Question
   1, 16 and 64 clients each hold one streaming request open: 128 words in, 64 tokens out,
-  or --words and --output-tokens.
-  How many tokens a second does each server write? How long does a client wait for the
-  first token, and between two? How long does ``GET /health`` take meanwhile? How much
-  memory do the server's processes take, and how long until it is ready?
+  or --words and --output-tokens. How many tokens a second does each server write? How
+  long does a client wait for the first token, and between two? How long does
+  ``GET /health`` take meanwhile? How much memory do the server's processes take, and how
+  long until it is ready?
 
       python bench/peers.py --venvs /work/peers --json peers.json --plot peers.png
       python bench/peers.py --venvs /work/peers --dtype float32 --rounds 3
@@ -267,7 +267,7 @@ def read_load(options: argparse.Namespace) -> Load:
 
 
 def count_tokens(load: Load) -> int:
-    """Return the tokens that a request may have: its words are common ones."""
+    """Return the tokens that a request may have; its words are about one token each."""
     words = math.ceil(1.1 * load.input_words)
     return max(LEAST_TOKENS, words + TEMPLATE_TOKENS + load.output_tokens)
 

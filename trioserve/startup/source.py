@@ -43,11 +43,10 @@ def find_source(config: EngineConfig, model_kind: ModelKind) -> Source:
     """
     # Before the imports, so that a wrong option or name is reported at once.
     weights, sentence = _find_files(config, model_kind)
+    task = _read_task(weights.folder, sentence, config)
     # To ask transformers would take longer than to load a small model.
-    if _read_task(weights.folder, sentence, config) == "generate" and _is_clear(
-        weights
-    ):
-        source = Source(weights=weights, task="generate", sentence=sentence)
+    if task == "generate" and _is_clear(weights):
+        source = Source(weights=weights, task=task, sentence=sentence)
         return _check_source(source, config, model_kind)
     from ..model import takes_images
     from ..model.encoder import find_task

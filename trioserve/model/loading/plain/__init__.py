@@ -13,7 +13,7 @@ or tensor besides those of the plain architecture is left to transformers.
     parts           the parts of its decoder
     check           do the kernels compute what PyTorch computes of them?
 
-tests/model/test_plain.py compares the logits with those of transformers.
+tests/model/test_plain.py compares the output with that of transformers.
 """
 
 from .description import describes_plain_llama

@@ -11,7 +11,7 @@ from typing import Any
 # Mistral without a window is the same.
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 
-# The fields that must be there.
+# The sizes that must be there.
 _NUMBERS = (
     *("hidden_size", "intermediate_size", "max_position_embeddings"),
     *("num_attention_heads", "num_hidden_layers", "vocab_size"),
@@ -32,13 +32,8 @@ _PLAIN: dict[str, object] = {
 _INERT = frozenset(
     {
         *("_model_name_or_path", "_name_or_path", "attention_dropout", "bos_token_id"),
-        *(
-            "initializer_range",
-            "is_llama_config",
-            "pad_token_id",
-            "transformers.js_config",
-        ),
-        *("transformers_version", "unk_token_id", "use_cache"),
+        *("initializer_range", "is_llama_config", "pad_token_id", "unk_token_id"),
+        *("transformers.js_config", "transformers_version", "use_cache"),
     }
 )
 
