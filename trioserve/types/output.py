@@ -97,6 +97,33 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A piece of a tool call.
+
+    Args:
+      index: number of the call in its sequence, from 0.
+      id: the id of the call; only in its first piece.
+      name: the name of the function; only in its first piece.
+      arguments: a piece of the JSON text of the arguments. The pieces of one call, joined
+        in order, are a JSON object, unless the sequence ended within the call.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    @classmethod
+    def join(cls, pieces: Sequence[ToolCallDelta]) -> ToolCallDelta:
+        """Join successive pieces of one call; at least one."""
+        return cls(
+            index=pieces[0].index,
+            id=pieces[0].id,
+            name=pieces[0].name,
+            arguments="".join(piece.arguments for piece in pieces),
+        )
+
+
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New text of one sequence, from its detokenizer to the reader of a stream.
 
@@ -107,6 +134,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       reasoning: the reasoning of the model before its answer, if the server separates
         the two; it is not in `text`.
       num_reasoning_tokens: tokens that were found to be reasoning, including its tags.
+      tool_calls: pieces of tool calls, at most one of each call, in the order of their
+        indices; they are not in `text`. A call's text in the model's format is left out.
       token_ids: the tokens that were read, including the one that ended the sequence;
         their text may still be held back.
       logprobs, prompt_logprobs, num_cached_tokens: as in TokenDelta.
@@ -118,6 +147,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     text: str = ""
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -133,10 +163,20 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             text="".join(delta.text for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),
             num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
+            tool_calls=_join_calls(delta.tool_calls for delta in deltas),
             token_ids=_chain(delta.token_ids for delta in deltas),
             logprobs=_chain(delta.logprobs for delta in deltas),
             prompt_logprobs=_chain(delta.prompt_logprobs for delta in deltas),
         )
+
+
+def _join_calls(
+    parts: Iterable[tuple[ToolCallDelta, ...]],
+) -> tuple[ToolCallDelta, ...]:
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for piece in itertools.chain.from_iterable(parts):
+        calls.setdefault(piece.index, []).append(piece)
+    return tuple(ToolCallDelta.join(pieces) for pieces in calls.values())
 
 
 def _chain(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
