@@ -25,7 +25,7 @@ SWITCHES = {
 # The options of vLLM that are the most frequent in recipes and questions on the web.
 MOST_USED = """
     tensor-parallel-size gpu-memory-utilization enable-prefix-caching
-    enable-auto-tool-choice tool-call-parser trust-remote-code api-key uvicorn-log-level
+    enable-auto-tool-choice trust-remote-code api-key uvicorn-log-level
     swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
     download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
     root-path enable-lora lora-modules data-parallel-size distributed-executor-backend
@@ -83,11 +83,11 @@ def test_a_key_of_another_server_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "serve.toml"
-    path.write_text('tool_call_parser = "hermes"\nport = 1\n')
+    path.write_text("enable_auto_tool_choice = true\nport = 1\n")
     assert run(capsys, ["--config", str(path)]) == (
         2,
-        f"trioserve: --config: {path}: --tool-call-parser: tool calls are not parsed, and come back as the "
-        "text that the model writes\n",
+        f"trioserve: --config: {path}: --enable-auto-tool-choice: --tool-call-parser "
+        "alone is enough\n",
     )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from .startup.open import open_engine, open_pooling_engine
     from .types.logits import LogitsProcessor, LogitsRow
-    from .types.output import TextDelta
+    from .types.output import TextDelta, ToolCallDelta
     from .types.pooling import PoolingInfo
     from .types.sampling import SamplingParams
 
@@ -58,6 +58,7 @@ __all__ = [
     "TextDelta",
     "TextEngine",
     "TextStream",
+    "ToolCallDelta",
     "TrioserveError",
     "open_engine",
     "open_pooling_engine",
@@ -87,7 +88,7 @@ _HOMES = {
         "TextStream",
     ),
     "types.sampling": ("SamplingParams",),
-    "types.output": ("TextDelta",),
+    "types.output": ("TextDelta", "ToolCallDelta"),
 }
 
 if not TYPE_CHECKING:

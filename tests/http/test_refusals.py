@@ -22,7 +22,6 @@ from trioserve.http.decode.requests import (
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body
 
-TOOL = {"type": "function", "function": {"name": "look"}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -72,11 +71,6 @@ def read_refusal(request_type: type[ModelRequest], fields: dict[str, Any]) -> st
         (
             {"add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message: cannot be combined with add_generation_prompt",
-        ),
-        (
-            {"tools": [TOOL], "parallel_tool_calls": False},
-            "parallel_tool_calls is not supported by this server: "
-            "the number of calls cannot be limited",
         ),
     ],
 )

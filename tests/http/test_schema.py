@@ -569,7 +569,7 @@ def nest(depth: int) -> object:
 
 FREE_FORMS: dict[str, Callable[[int], object]] = {
     "chat_template_kwargs": nest,
-    "tools": lambda depth: [nest(depth - 1)],
+    "tools": lambda depth: [{"function": {"name": "f", "a": nest(depth - 3)}}],
     "logits_processors": lambda depth: {"a": {"b": nest(depth - 2)}},
 }
 
@@ -1088,21 +1088,36 @@ def test_a_call_cannot_be_forced(endpoint: str, choice: object) -> None:
     [
         {"tools": [TOOL], "parallel_tool_calls": True},
         {"tools": [TOOL], "parallel_tool_calls": None},
-        # Without tool calls there are never two in parallel.
+        {"tools": [TOOL], "parallel_tool_calls": False},
         {"parallel_tool_calls": False},
-        {"tools": [], "parallel_tool_calls": False},
         {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
     ],
 )
-def test_parallel_tool_calls_may_be_allowed(fields: dict[str, Any]) -> None:
+def test_parallel_tool_calls_may_be_allowed_or_forbidden(
+    fields: dict[str, Any],
+) -> None:
     request = chat(**fields)
     assert request.parallel_tool_calls == fields["parallel_tool_calls"]
 
 
-def test_parallel_tool_calls_cannot_be_forbidden() -> None:
-    with pytest.raises(NotSupported) as caught:
-        chat(tools=[TOOL], parallel_tool_calls=False)
-    assert caught.value.param == "parallel_tool_calls"
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom", "custom": {"name": "f"}}, "tools[1].type"),
+        ({"type": "web_search"}, "tools[1].type"),
+        ({"type": "function"}, "tools[1].function"),
+        ({"name": "f", "input_schema": {}}, "tools[1].function"),
+        ({"type": "function", "function": {"name": 7}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": ""}}, "tools[1].function.name"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+def test_a_tool_that_is_no_function_is_named(
+    endpoint: str, tool: object, param: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        DECODERS[endpoint](encode("chat", tools=[TOOL, tool]))
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ GENERATION: dict[str, Any] = {
     "max_step_seconds": 0.5,
     "enable_prompt_embeds": True,
     "reasoning_parser": "qwen3",
+    "tool_call_parser": "hermes",
     "quantization": "int8",
 }
 POOLING: dict[str, Any] = {
@@ -45,6 +46,7 @@ OFF: dict[str, Any] = {
     "generation_config": "none",
     "max_images": 0,
     "processor_cache_memory": "0",
+    "tool_call_parser": "none",
 }
 
 

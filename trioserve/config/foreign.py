@@ -69,9 +69,6 @@ _NO_TENSOR_PARALLELISM = (
 )
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
-_NO_TOOL_PARSER = (
-    "tool calls are not parsed, and come back as the text that the model writes"
-)
 _NO_TLS = (
     "there is no TLS here, so put a proxy in front, or serve by hypercorn's command"
 )
@@ -148,8 +145,7 @@ _EXPLAINED = {
     "seed": "seeds belong to requests (`seed`)",
     "max-logprobs": "a request may have up to 20",
     "model-impl": "all models are run by transformers",
-    "enable-auto-tool-choice": _NO_TOOL_PARSER,
-    "tool-call-parser": _NO_TOOL_PARSER,
+    "enable-auto-tool-choice": "--tool-call-parser alone is enough",
     "enable-reasoning": "--reasoning-parser alone is enough",
     "guided-decoding-backend": "there is no structured output",
     "structured-outputs-config": "there is no structured output",

@@ -35,6 +35,11 @@ class RenderConfig:
         reasoning and answer in separate fields. none leaves the reasoning in the text.
         The others are deepseek_r1, deepseek_v3, glm45, granite, kimi, minimax_m2,
         mistral, olmo3, qwen3 and seed_oss.
+      tool_call_parser: Family of models whose form tool calls have. Chats then have calls
+        and text in separate fields. auto recognises the family by the chat template, if
+        the template tells. none leaves calls in the text. The others are deepseek_v3,
+        functiongemma, gemma4, glm4, granite, hermes, kimi_k2, llama3_json,
+        llama4_pythonic, mistral, phi4_mini and qwen3_coder.
     """
 
     renderer_num_workers: int = 2
@@ -57,6 +62,22 @@ class RenderConfig:
         "qwen3",
         "seed_oss",
     ] = "none"
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "deepseek_v3",
+        "functiongemma",
+        "gemma4",
+        "glm4",
+        "granite",
+        "hermes",
+        "kimi_k2",
+        "llama3_json",
+        "llama4_pythonic",
+        "mistral",
+        "phi4_mini",
+        "qwen3_coder",
+    ] = "auto"
 
     def __post_init__(self) -> None:
         check_at_least("renderer_num_workers", self.renderer_num_workers, 1)

@@ -8,8 +8,14 @@ from dataclasses import fields, replace
 from functools import partial
 
 from ..engine import TokenEngine
-from ..errors import InvalidParameter
-from ..render import Detokenizer, Renderer, count_characters
+from ..errors import InvalidParameter, NotSupported
+from ..render import (
+    ChatOptions,
+    Renderer,
+    SequenceText,
+    ToolTable,
+    count_characters,
+)
 from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
 from ..types.sampling import ReasoningBudget, SamplingParams
@@ -61,17 +67,21 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         *,
         priority: int = 0,
         splits_reasoning: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> AsyncIterator[TextStream]:
         """Generate from rendered prompts until the block is left.
 
         Args:
           splits_reasoning: separate reasoning from the answer, if the server has a parser
             for that; for chats.
+          tools: the tools that the prompts show to the model, as OpenAI's clients send
+            them. Calls are separated from the answer, if the server has a parser for that.
 
         Raises:
           all errors of TokenEngine.open_stream, and
           InvalidParameter: the request has a reasoning budget, but the server has no
             reasoning parser; or a plug-in refuses its arguments.
+          NotSupported: parallel calls are forbidden, but the server has no parser for calls.
         """
         if text.thinking_token_budget is not None:
             if not splits_reasoning:
@@ -80,7 +90,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             sampling = replace(sampling, reasoning_budget=budget)
         await self._check_arguments(sampling)
 
-        def open_detokenizer(index: int) -> Detokenizer:
+        table = self._make_table(tools, text)
+
+        def open_detokenizer(index: int) -> SequenceText:
             return self.renderer.open_detokenizer(
                 prompts[index // sampling.n],
                 stop=text.stop,
@@ -88,6 +100,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 skip_special_tokens=text.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
                 splits_reasoning=splits_reasoning,
+                tools=table,
+                takes_one_call=not text.parallel_tool_calls,
             )
 
         async with self.engine.open_stream(
@@ -101,7 +115,21 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 num_sequences=len(prompts) * sampling.n,
                 splits_reasoning=splits_reasoning
                 and self.renderer.reasoning is not None,
+                splits_tool_calls=table is not None,
             )
+
+    def _make_table(
+        self, tools: Sequence[Mapping[str, object]], text: TextParams
+    ) -> ToolTable | None:
+        """Return the tools whose calls are separated from the answer; None for none."""
+        if tools and self.renderer.tool_format is not None:
+            return ToolTable(tools)
+        if tools and not text.parallel_tool_calls:
+            raise NotSupported(
+                "parallel_tool_calls",
+                "the number of calls is only limited with --tool-call-parser",
+            )
+        return None
 
     def _make_budget(
         self, prompts: Sequence[Prompt], num_tokens: int
@@ -148,19 +176,31 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
     @asynccontextmanager
     async def open_chat(
-        self, messages: Sequence[Mapping[str, object]], **options: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        **options: object,
     ) -> AsyncIterator[TextStream]:
         """Answer a conversation; `options` as in open_completion.
 
         Args:
           messages: {"role": ..., "content": ...} each, oldest first; content is a text
             or a list of OpenAI's parts, with images if the model takes images.
+          tools: the tools that the model may call, in OpenAI's form.
         """
         sampling, text, priority = self._split(options)
         with self.admit(sampling.n, count_characters(messages)):
-            rendered = await self.renderer.render_chat(messages)
+            rendered = await self.renderer.render_chat(
+                messages, ChatOptions(tools=tools)
+            )
         async with self.open_text(
-            [rendered], sampling, text, priority=priority, splits_reasoning=True
+            [rendered],
+            sampling,
+            text,
+            priority=priority,
+            splits_reasoning=True,
+            tools=tools,
         ) as stream:
             yield stream
 

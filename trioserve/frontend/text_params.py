@@ -23,6 +23,8 @@ class TextParams:
       skip_special_tokens: leave out tokens such as <|im_end|>.
       thinking_token_budget: tokens of reasoning after which a chat's answer begins; None
         sets no limit.
+      parallel_tool_calls: a sequence may call several tools; otherwise it ends behind its
+        first call.
 
     Raises:
       InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
@@ -33,6 +35,7 @@ class TextParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     thinking_token_budget: int | None = None
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..engine import StreamPhase, TokenStream
-from ..render import Detokenizer
+from ..render import SequenceText
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt
 from .text_params import TextParams
@@ -25,25 +25,28 @@ class TextStream:
     Attributes:
       splits_reasoning: the text of the answer has no reasoning in it; deltas have the
         reasoning in a field of its own.
+      splits_tool_calls: the same for tool calls.
     """
 
     def __init__(
         self,
         tokens: TokenStream,
-        open_detokenizer: Callable[[int], Detokenizer],
+        open_detokenizer: Callable[[int], SequenceText],
         prompts: Sequence[Prompt],
         text: TextParams,
         *,
         num_sequences: int,
         splits_reasoning: bool = False,
+        splits_tool_calls: bool = False,
     ) -> None:
         self._tokens = tokens
         self._open_detokenizer = open_detokenizer
-        self._detokenizers: dict[int, Detokenizer] = {}
+        self._detokenizers: dict[int, SequenceText] = {}
         self._text = text
         self.prompts = prompts
         self.num_sequences = num_sequences
         self.splits_reasoning = splits_reasoning
+        self.splits_tool_calls = splits_tool_calls
 
     @property
     def phase(self) -> StreamPhase:
@@ -124,7 +127,7 @@ class TextStream:
             stop_reason=text.stop_reason if stopped else tokens.stop_token_id,
         )
 
-    def _find_detokenizer(self, index: int) -> Detokenizer:
+    def _find_detokenizer(self, index: int) -> SequenceText:
         if index not in self._detokenizers:
             self._detokenizers[index] = self._open_detokenizer(index)
         return self._detokenizers[index]

@@ -27,6 +27,8 @@ from .text.detokenizer import Detokenizer
 from .text.stop import check_stop_strings
 from .text.template import ChatOptions
 from .text.tokenizer import TokenizeOptions
+from .tools.detokenizer import SequenceText
+from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
 from .workers.threads import RendererStatistics, RendererWorkers
 from .workers.together import run_together
@@ -42,10 +44,12 @@ __all__ = [
     "Renderer",
     "RendererStatistics",
     "RendererWorkers",
+    "SequenceText",
     "TextInput",
     "TextOptions",
     "TextParts",
     "TokenizeOptions",
+    "ToolTable",
     "check_stop_strings",
     "count_characters",
     "count_text",

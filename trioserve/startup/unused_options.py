@@ -14,6 +14,7 @@ from ..types.pooling import Task
 _FOR_GENERATION = (
     *("logits_processor", "kv_cache_memory", "kv_cache_fraction", "block_size"),
     *("max_step_seconds", "enable_prompt_embeds", "reasoning_parser", "quantization"),
+    "tool_call_parser",
 )
 _FOR_POOLING = ("pooling", "matryoshka", "long_texts")
 _FOR_STAGES = ("step_timeout",)
@@ -23,8 +24,8 @@ _FOR_IMAGES = (
     *("media_num_workers", "max_images_memory", "processor_cache_memory"),
 )
 
-# Values that turn off images or their cache. A model without them obeys.
-_OFF = (0, "0")
+# Values that turn off images, their cache, or a parser. A model without them obeys.
+_OFF = (0, "0", "none")
 
 
 def check_options(config: EngineConfig, task: Task, *, takes_images: bool) -> None:

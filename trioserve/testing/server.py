@@ -45,7 +45,7 @@ class FakeServer:
 
     Attributes:
       url: its address, as http://127.0.0.1:PORT.
-      answer: the text that every sequence repeats until max_tokens.
+      answer: the text of every sequence.
       answer_ids: the tokens of this text.
       device: its `plans` are all plans so far.
     """
@@ -76,12 +76,22 @@ async def open_fake_server(
     takes_images: bool = False,
     logits_processors: Sequence[type[LogitsProcessor]] = (),
     answer: str = ANSWER,
+    eos_token: str | None = None,
     chat_template: str | None = None,
 ) -> AsyncIterator[FakeServer]:
-    """Serve until the block is left; the device does not call the plug-ins."""
+    """Serve until the block is left; the device does not call the plug-ins.
+
+    Args:
+      answer: the text of every sequence.
+      eos_token: the token that ends it; None repeats it until max_tokens.
+    """
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     ids = tuple(tokenizer.encode(answer).ids)
-    device = FakeDevice(lambda seed, index: ids[index % len(ids)], block_size=16)
+    ends = () if eos_token is None else tuple(tokenizer.encode(eos_token).ids)
+    written = ids + ends
+    device = FakeDevice(
+        lambda seed, index: written[index % len(written)], block_size=16
+    )
     info = replace(
         make_info(
             max_model_len,
@@ -90,6 +100,7 @@ async def open_fake_server(
             takes_images=takes_images,
         ),
         logits_processors=tuple(each.name for each in logits_processors),
+        eos_token_ids=frozenset(ends),
     )
     core = LocalCore(
         Scheduler(

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from . import unsupported
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, NotSupported
 from ...render.text.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
 from .requests import ToolChoice
@@ -37,10 +37,29 @@ def decode_template_kwargs(
 def decode_tools(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> tuple[dict[str, object], ...] | None:
+    """Decode the functions that a model may call.
+
+    Raises:
+      InvalidParameter: a tool has no name, or the tools are too large or too deep.
+      NotSupported: a tool is not a function.
+    """
     tools: tuple[dict[str, object], ...] | None = _decode_free_form(
         name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
     )
+    for index, tool in enumerate(tools or ()):
+        _check_tool(f"{name}[{index}]", tool)
     return tools or None
+
+
+def _check_tool(path: str, tool: dict[str, object]) -> None:
+    if tool.get("type", "function") != "function":
+        raise NotSupported(f"{path}.type", "must be function")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidParameter(f"{path}.function", "must be an object")
+    called = function.get("name")
+    if not isinstance(called, str) or not called:
+        raise InvalidParameter(f"{path}.function.name", "must be a text")
 
 
 def decode_tool_choice(

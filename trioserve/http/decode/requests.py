@@ -186,8 +186,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     Args:
       tool_choice: `none` hides the tools from the model, because that is the only way to
         keep it from calling them. By default it sees them.
-      parallel_tool_calls: False is refused if there are tools, because nothing limits the
-        number of calls that a model writes.
+      parallel_tool_calls: False ends an answer behind its first call.
     """
 
     messages: Messages
@@ -210,10 +209,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         check_continuation(self.add_generation_prompt, self.continue_final_message)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
-        if self.parallel_tool_calls is False and self.shown_tools:
-            raise NotSupported(
-                "parallel_tool_calls", "the number of calls cannot be limited"
-            )
 
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from quart import Response
 
 from ...frontend import TextEngine
-from ...types.output import TextDelta
+from ...types.output import TextDelta, ToolCallDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
@@ -20,21 +20,16 @@ from ..decode.requests import ChatRequest
 from ..respond import respond_built
 from ..state import ServerState
 from ..stream_meter import StreamMeter
-from ..wire.chunks import ChatChunks, ReasoningChunks, StreamHeader, usage_event
-from ..wire.logprobs import (
-    TokenTexts,
-    build_chat_logprobs,
-    build_prompt_logprobs,
-    count_entries,
-)
+from ..wire.chunks import StreamHeader
+from ..wire.logprobs import TokenTexts, build_prompt_logprobs, count_entries
 from ..wire.responses import (
+    AnswerFunction,
+    AnswerToolCall,
     ChatChoice,
-    ChatChunk,
     ChatCompletion,
-    ChatLogprobs,
     ChatMessage,
-    Usage,
 )
+from .chat_events import ChatEvents, make_logprobs, tell_finish_reason
 from .generation_steps import (
     make_header,
     make_sampling,
@@ -59,7 +54,7 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
         return respond_events(
             request,
             meter,
-            _ChatEvents(body, header, meter, texts),
+            ChatEvents(body, header, meter, texts),
             engine.renderer.workers,
         )
     completed = await meter.collect()
@@ -80,85 +75,6 @@ async def _render(
             make_tokenize_options(body, sampling, engine),
         )
     return prompt, sampling
-
-
-class _ChatEvents:
-    """Writes the events of a streamed chat."""
-
-    def __init__(
-        self,
-        body: ChatRequest,
-        header: StreamHeader,
-        meter: StreamMeter,
-        texts: TokenTexts,
-    ) -> None:
-        self._body = body
-        self._header = header
-        self._meter = meter
-        self._texts = texts
-        self._chunks: dict[int, ChatChunks] = {}
-        self._reasoning_chunks: dict[int, ReasoningChunks] = {}
-
-    def write(self, delta: TextDelta) -> bytes:
-        # The event with the role is sent with the first token, and not before it. So a
-        # client that measures the time to the first chunk measures the first token.
-        events = b""
-        if delta.index not in self._chunks:
-            self._chunks[delta.index] = ChatChunks(self._header, delta.index)
-            events = self._start(self._chunks[delta.index])
-        reasoning = delta.reasoning if self._body.includes_reasoning else ""
-        # If the tokens are partly reasoning and partly answer, the answer's event gets the
-        # log probabilities.
-        if reasoning and delta.text:
-            events += self._find_chunks(delta.index, reasoning).text(
-                reasoning, usage=self._current_usage()
-            )
-            reasoning = ""
-        return events + self._write_rest(delta, reasoning)
-
-    def end(self) -> bytes:
-        if not self._body.reports_usage:
-            return b""
-        return usage_event(ChatChunk, self._header, self._meter.usage)
-
-    def _write_rest(self, delta: TextDelta, reasoning: str) -> bytes:
-        """Write one event with the reasoning or the answer, and all other fields."""
-        logprobs = _build_logprobs(self._body, delta, self._texts)
-        token_ids = delta.token_ids if self._body.return_token_ids else None
-        text = reasoning or delta.text
-        # All text may be held back, because it may be the beginning of a stop string.
-        if not (text or delta.finish_reason or logprobs or token_ids):
-            return b""
-        return self._find_chunks(delta.index, reasoning).text(
-            text,
-            logprobs=logprobs,
-            token_ids=token_ids,
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-            usage=self._current_usage(),
-        )
-
-    def _find_chunks(self, index: int, reasoning: str) -> ChatChunks:
-        if not reasoning:
-            return self._chunks[index]
-        # Most models do not reason, so this is made when it is needed.
-        if index not in self._reasoning_chunks:
-            self._reasoning_chunks[index] = ReasoningChunks(self._header, index)
-        return self._reasoning_chunks[index]
-
-    def _start(self, chunks: ChatChunks) -> bytes:
-        shows_prompt = self._body.return_token_ids
-        return chunks.start(
-            prompt_token_ids=(
-                self._meter.prompts[0].token_ids if shows_prompt else UNSET
-            ),
-            usage=self._current_usage(),
-        )
-
-    def _current_usage(self) -> Usage | None:
-        if not self._body.reports_usage_continuously:
-            return None
-        return self._meter.usage
 
 
 def _build_answer(
@@ -199,22 +115,22 @@ def _build_choice(
     splits_reasoning: bool,
 ) -> ChatChoice:
     shows_reasoning = splits_reasoning and body.includes_reasoning
+    calls = tuple(map(_build_call, whole.tool_calls))
     return ChatChoice(
         index=whole.index,
         message=ChatMessage(
-            content=whole.text,
+            content=whole.text if whole.text or not calls else None,
             reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
+            tool_calls=calls or UNSET,
         ),
-        logprobs=_build_logprobs(body, whole, texts),
-        finish_reason=whole.finish_reason,
+        logprobs=make_logprobs(body, whole, texts),
+        finish_reason=tell_finish_reason(whole.finish_reason, calls=bool(calls)),
         stop_reason=whole.stop_reason,
         token_ids=whole.token_ids if body.return_token_ids else UNSET,
     )
 
 
-def _build_logprobs(
-    body: ChatRequest, delta: TextDelta, texts: TokenTexts
-) -> ChatLogprobs | None:
-    if not body.logprobs or not delta.logprobs:
-        return None
-    return build_chat_logprobs(delta.logprobs, texts)
+def _build_call(call: ToolCallDelta) -> AnswerToolCall:
+    return AnswerToolCall(
+        id=call.id, function=AnswerFunction(name=call.name, arguments=call.arguments)
+    )

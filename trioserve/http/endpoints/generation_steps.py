@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import trio
@@ -106,10 +106,15 @@ async def open_stream(
         stop=body.stop_strings,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skips_special_tokens,
-        thinking_token_budget=(
-            body.thinking_token_budget if isinstance(body, ChatRequest) else None
-        ),
     )
+    tools: Sequence[Mapping[str, object]] = ()
+    if isinstance(body, ChatRequest):
+        tools = body.shown_tools
+        text = replace(
+            text,
+            thinking_token_budget=body.thinking_token_budget,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+        )
     stream = await request.resources.enter_async_context(
         engine.open_text(
             prompts,
@@ -117,6 +122,7 @@ async def open_stream(
             text,
             priority=body.priority or 0,
             splits_reasoning=isinstance(body, ChatRequest),
+            tools=tools,
         )
     )
     state.counts.count_params(sampling)

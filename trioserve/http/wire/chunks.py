@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,6 +24,8 @@ from .responses import (
     CompletionChunkChoice,
     CompletionLogprobs,
     ErrorBody,
+    FunctionChunk,
+    ToolCallChunk,
     Usage,
     encode,
 )
@@ -132,19 +134,46 @@ class ChatChunks(_Chunks[ChatLogprobs]):
     def start(
         self,
         *,
+        content: str | None = "",
         prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
         usage: Usage | None = None,
     ) -> bytes:
-        """Write the first event of the choice, which has the role and no text."""
-        return self._write(
-            "", role="assistant", prompt_token_ids=prompt_token_ids, usage=usage
+        """Write the first event of the choice, which has the role and no text.
+
+        Args:
+          content: None if the choice may have no text.
+        """
+        return self._write_delta(
+            ChatDelta(role="assistant", content=content),
+            prompt_token_ids=prompt_token_ids,
+            usage=usage,
         )
 
     def _write(
         self,
         text: str,
         *,
-        role: Literal["assistant"] | UnsetType = UNSET,
+        logprobs: ChatLogprobs | None = None,
+        token_ids: tuple[int, ...] | UnsetType = UNSET,
+        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
+        finish_reason: str | None = None,
+        stop_reason: int | str | UnsetType = UNSET,
+        usage: Usage | None = None,
+    ) -> bytes:
+        return self._write_delta(
+            self._make_delta(text),
+            logprobs=logprobs,
+            token_ids=token_ids,
+            prompt_token_ids=prompt_token_ids,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            usage=usage,
+        )
+
+    def _write_delta(
+        self,
+        delta: ChatDelta,
+        *,
         logprobs: ChatLogprobs | None = None,
         token_ids: tuple[int, ...] | UnsetType = UNSET,
         prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
@@ -154,7 +183,7 @@ class ChatChunks(_Chunks[ChatLogprobs]):
     ) -> bytes:
         choice = ChatChunkChoice(
             index=self._index,
-            delta=self._make_delta(text, role),
+            delta=delta,
             logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
@@ -172,19 +201,54 @@ class ChatChunks(_Chunks[ChatLogprobs]):
         )
         return _event(chunk)
 
-    def _make_delta(
-        self, text: str, role: Literal["assistant"] | UnsetType
-    ) -> ChatDelta:
-        return ChatDelta(role=role, content=text)
+    def _make_delta(self, text: str) -> ChatDelta:
+        return ChatDelta(content=text)
 
 
 class ReasoningChunks(ChatChunks):
     """Writes the events of a choice's reasoning."""
 
-    def _make_delta(
-        self, text: str, role: Literal["assistant"] | UnsetType
-    ) -> ChatDelta:
-        return ChatDelta(role=role, reasoning=text)
+    def _make_delta(self, text: str) -> ChatDelta:
+        return ChatDelta(reasoning=text)
+
+
+class EndChunks(ChatChunks):
+    """Writes events without text; the text that they are given is empty."""
+
+    def _make_delta(self, text: str) -> ChatDelta:
+        return ChatDelta()
+
+
+class ToolCallChunks(ChatChunks):
+    """Writes events of a tool call, whose text is its arguments.
+
+    Args:
+      call_index: the call's number in its choice.
+      call_id, name: of the call, for its first event.
+    """
+
+    def __init__(
+        self,
+        header: StreamHeader,
+        index: int,
+        call_index: int,
+        *,
+        call_id: str = "",
+        name: str = "",
+    ) -> None:
+        self._call_index = call_index
+        self._call_id = call_id
+        self._name = name
+        super().__init__(header, index)
+
+    def _make_delta(self, text: str) -> ChatDelta:
+        call = ToolCallChunk(
+            index=self._call_index,
+            id=self._call_id or UNSET,
+            type="function" if self._call_id else UNSET,
+            function=FunctionChunk(name=self._name or UNSET, arguments=text),
+        )
+        return ChatDelta(tool_calls=(call,))
 
 
 class CompletionChunks(_Chunks[CompletionLogprobs]):

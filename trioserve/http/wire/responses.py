@@ -104,18 +104,35 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 
 
+class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The function that a model calls; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A tool call of a model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of the assistant.
 
     Args:
+      content: null if there are calls alone.
       reasoning: the text before the answer; null if there is none. It is not sent if the
         server does not split it off, or the client does not want it.
     """
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     reasoning: str | UnsetType | None = UNSET
+    tool_calls: tuple[AnswerToolCall, ...] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,12 +160,29 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
+class FunctionChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The part of a called function in one chunk; the first one has the name."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The part of a tool call in one chunk; the first one has the id and the type."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionChunk
+
+
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The text that a chunk adds to the content or to the reasoning."""
+    """The text that a chunk adds to the content, to the reasoning or to a tool call."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallChunk, ...] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from ..text.reasoning import ReasoningTags, load_reasoning_tags
 from ..text.template import ChatTemplate
 from ..text.tokenizer import TextTokenizer
 from ..text.vocabulary import Vocabulary
+from ..tools.families import ToolFormat, load_tool_format
 from .renderer import Renderer
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ class TextParts:
 
     Args:
       reasoning: the tags of the model's reasoning; None if it is not separated.
+      tool_format: the form of the model's tool calls; None if they stay text.
       images: prepares images; None for a model that sees none.
     """
 
     tokenizer: ModelTokenizer
     vocabulary: Vocabulary
     reasoning: ReasoningTags | None
+    tool_format: ToolFormat | None
     images: ImageRenderer | None
 
 
@@ -86,10 +89,12 @@ def _load_parts(
         raise UnsupportedModel(
             tokenizer.class_name, "its tokens do not add up to text one by one"
         )
+    tokenizer = set_chat_template(tokenizer, chat_template)
     return TextParts(
-        tokenizer=set_chat_template(tokenizer, chat_template),
+        tokenizer=tokenizer,
         vocabulary=vocabulary,
         reasoning=_load_reasoning(tokenizer, vocabulary, config.reasoning_parser),
+        tool_format=load_tool_format(config.tool_call_parser, tokenizer, vocabulary),
         images=None,
     )
 
@@ -115,6 +120,7 @@ def make_renderer(
         info,
         images,
         parts.reasoning,
+        parts.tool_format,
     )
 
 

@@ -25,6 +25,9 @@ from ..text.reasoning_detokenizer import ReasoningDetokenizer
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TextTokenizer, TokenizeOptions, cut
 from ..text.vocabulary import Vocabulary
+from ..tools.detokenizer import SequenceText, ToolDetokenizer
+from ..tools.families import ToolFormat
+from ..tools.tool_table import ToolTable
 from ..workers.jobs import cut_jobs
 from ..workers.threads import expect_seconds
 from .chat import MediaLoader, PromptSteps
@@ -43,6 +46,7 @@ class Renderer(BaseRenderer):
       info: the model's length, and the width and type of its vectors.
       images: None for a model that sees no images.
       reasoning: None if reasoning is not separated from the answer.
+      tool_format: None if tool calls stay text.
 
     Attributes:
       vocabulary: the bytes of each token.
@@ -57,10 +61,12 @@ class Renderer(BaseRenderer):
         info: ModelInfo,
         images: ImageRenderer | None = None,
         reasoning: ReasoningTags | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         super().__init__(tokenizer, template, config)
         self.images = images
         self.reasoning = reasoning
+        self.tool_format = tool_format
         self.vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._media = MediaLoader(images, self.workers, config, info)
@@ -213,7 +219,9 @@ class Renderer(BaseRenderer):
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         splits_reasoning: bool = False,
-    ) -> Detokenizer:
+        tools: ToolTable | None = None,
+        takes_one_call: bool = False,
+    ) -> SequenceText:
         """Open the detokenizer of a sequence that continues `prompt`.
 
         It is cheap enough for the event loop, and so is each push.
@@ -221,6 +229,8 @@ class Renderer(BaseRenderer):
         Args:
           splits_reasoning: separate the reasoning from the answer, if the server is
             configured for it.
+          tools: the tools that the model may call, if calls are separated from the answer.
+          takes_one_call: end the sequence behind its first call.
 
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
@@ -231,13 +241,21 @@ class Renderer(BaseRenderer):
         if splits_reasoning and (tags := self.reasoning) is not None:
             place = tags.find_place(prompt.text)
             open_text = partial(ReasoningDetokenizer, self.vocabulary, tags, place)
-        return open_text(
+        form = None if tools is None else self.tool_format
+        text = open_text(
             at_start=skip_special_tokens and special.issuperset(prompt.token_ids),
             stop=stop,
             include_stop_str_in_output=include_stop_str_in_output,
             skip_special_tokens=skip_special_tokens,
+            kept_token_ids=frozenset(
+                () if form is None else form.special_tags.values()
+            ),
             min_tokens=min_tokens,
         )
+        if form is None or tools is None:
+            return text
+        scanner = form.scanner(tools, takes_one=takes_one_call)
+        return ToolDetokenizer(text, scanner)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text; its name if it is special."""

@@ -36,6 +36,7 @@ class ReasoningDetokenizer(Detokenizer):
         stop: tuple[str, ...],
         include_stop_str_in_output: bool,
         skip_special_tokens: bool,
+        kept_token_ids: frozenset[int] = frozenset(),
         min_tokens: int,
     ) -> None:
         super().__init__(
@@ -44,7 +45,7 @@ class ReasoningDetokenizer(Detokenizer):
             stop=stop,
             include_stop_str_in_output=include_stop_str_in_output,
             skip_special_tokens=skip_special_tokens,
-            kept_token_ids=tags.kept_token_ids,
+            kept_token_ids=kept_token_ids | tags.kept_token_ids,
             min_tokens=min_tokens,
         )
         self._splitter = ReasoningSplitter(tags.style, place)

@@ -1,0 +1,370 @@
+"""Tool calls in chats: in a field of their own, as OpenAI's client reads them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+import trio
+
+from trioserve.config import RenderConfig
+from trioserve.frontend import TextParams
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.tokenizer import IM_END
+from trioserve.types.sampling import SamplingParams
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools> "
+    "<tool_call>{name, arguments}</tool_call>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}:{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}>{% endfor %}]{% endfor %}"
+)
+# The same without a hint at the family.
+PLAIN_TEMPLATE = TEMPLATE.replace("<tool_call>{name, arguments}</tool_call>", "")
+
+FIRST = '{"city": "Wien", "days": 3}'
+SECOND = "{}"
+CALLS = (
+    f'<tool_call>\n{{"name": "weather", "arguments": {FIRST}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "stop", "arguments": {SECOND}}}\n</tool_call>'
+)
+TEXT = "I look it up."
+ANSWER = f"{TEXT}\n{CALLS}"
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "stop"}},
+]
+MESSAGES: list[Any] = [{"role": "user", "content": "Weather?"}]
+CHAT: dict[str, Any] = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 900}
+CHAT_PATH = "/v1/chat/completions"
+
+# The client (3.54) leaves generators of its HTTP library to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@asynccontextmanager
+async def open_client(
+    folder: Path, *, parser: str = "auto", reasoning: str = "none", **options: Any
+) -> AsyncIterator[tuple[FakeServer, openai.AsyncOpenAI]]:
+    options = {
+        "answer": ANSWER,
+        "chat_template": TEMPLATE,
+        "eos_token": IM_END,
+    } | options
+    config = RenderConfig(
+        tool_call_parser=parser, reasoning_parser=reasoning  # type: ignore[arg-type]
+    )
+    with trio.fail_after(30):
+        async with (
+            open_fake_server(
+                folder, render=config, max_model_len=2048, **options
+            ) as server,
+            openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+        ):
+            yield server, client
+
+
+async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    return await client.chat.completions.create(model="fake", **(CHAT | fields))
+
+
+async def stream_answer(
+    client: openai.AsyncOpenAI, **fields: Any
+) -> tuple[Any, list[Any]]:
+    """Return what the official client makes of a stream, and the stream's chunks."""
+    chunks = []
+    async with client.chat.completions.stream(
+        model="fake", **(CHAT | fields)
+    ) as stream:
+        async for event in stream:
+            if event.type == "chunk":
+                chunks.append(event.chunk)
+        return await stream.get_final_completion(), chunks
+
+
+def list_calls(message: Any) -> list[tuple[str, str]]:
+    return [
+        (call.function.name, call.function.arguments)
+        for call in message.tool_calls or []
+    ]
+
+
+BOTH = [("weather", FIRST), ("stop", SECOND)]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_calls_come_in_a_field_of_their_own(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder) as (server, client):
+        if streams:
+            answer, _ = await stream_answer(client)
+        else:
+            answer = await ask(client)
+        [choice] = answer.choices
+        assert choice.message.content == TEXT
+        assert list_calls(choice.message) == BOTH
+        assert [call.type for call in choice.message.tool_calls] == ["function"] * 2
+        assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_of_calls_alone_has_no_content(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder, answer=CALLS) as (_, client):
+        answer = (await stream_answer(client))[0] if streams else await ask(client)
+        assert answer.choices[0].message.content is None
+        assert list_calls(answer.choices[0].message) == BOTH
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_without_calls_is_text(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder, answer=TEXT) as (_, client):
+        answer = (await stream_answer(client))[0] if streams else await ask(client)
+        assert answer.choices[0].message.content == TEXT
+        assert not answer.choices[0].message.tool_calls
+        assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_a_streams_chunks_have_openais_form(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder) as (server, _):
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            body = CHAT | {"stream": True}
+            async with client.stream("POST", CHAT_PATH, json=body) as response:
+                lines = [line async for line in response.aiter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    choices = [json.loads(line[6:])["choices"][0] for line in lines]
+    first, *deltas = [choice["delta"] for choice in choices]
+    assert first == {"role": "assistant", "content": None}
+    assert all(len(delta) <= 1 for delta in deltas)
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
+    begun = [piece for piece in pieces if "id" in piece]
+    assert [(each["index"], each["type"]) for each in begun] == [
+        (0, "function"),
+        (1, "function"),
+    ]
+    for piece in pieces:
+        is_first = piece in begun
+        assert piece.keys() == (
+            {"index", "id", "type", "function"} if is_first else {"index", "function"}
+        )
+        assert piece["function"].keys() == (
+            {"name", "arguments"} if is_first else {"arguments"}
+        )
+    # The arguments of the first call arrive while they are written.
+    assert len([piece for piece in pieces if piece["index"] == 0]) > 5
+    reasons = [choice["finish_reason"] for choice in choices]
+    assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_each_of_n_answers_has_calls_with_ids_of_their_own(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder) as (_, client):
+        answer = (
+            (await stream_answer(client, n=3))[0] if streams else await ask(client, n=3)
+        )
+        assert len(answer.choices) == 3
+        ids = set()
+        for choice in answer.choices:
+            assert choice.message.content == TEXT
+            assert list_calls(choice.message) == BOTH
+            assert choice.finish_reason == "tool_calls"
+            ids |= {call.id for call in choice.message.tool_calls}
+        assert len(ids) == 6
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_forbidden_parallel_calls_end_the_answer_behind_the_first(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder, eos_token=None) as (server, client):
+        fields: dict[str, Any] = {"parallel_tool_calls": False}
+        answer = (
+            (await stream_answer(client, **fields))[0]
+            if streams
+            else await ask(client, **fields)
+        )
+        [choice] = answer.choices
+        assert choice.message.content == TEXT
+        assert list_calls(choice.message) == BOTH[:1]
+        assert choice.finish_reason == "tool_calls"
+        if not streams:
+            assert answer.usage.completion_tokens < len(server.answer_ids)
+        # The sequence has ended in the engine, too, and not at max_tokens.
+        assert len(server.device.plans) < len(server.answer_ids) + 10
+
+
+async def test_a_slow_reader_gets_one_call_as_well(tokenizer_folder: Path) -> None:
+    """The engine joins tokens for a slow reader, here a whole answer in one delta."""
+    async with open_client(tokenizer_folder, eos_token=None) as (server, client):
+        engine = server.state.engine
+        whole = await ask(client, parallel_tool_calls=False)
+        prompt = await engine.renderer.render_chat(MESSAGES)
+        num_steps = len(server.device.plans) + len(server.answer_ids)
+        async with engine.open_text(
+            [prompt],
+            SamplingParams(max_tokens=len(server.answer_ids)),
+            TextParams(parallel_tool_calls=False),
+            tools=TOOLS,
+        ) as stream:
+            while len(server.device.plans) < num_steps:
+                await trio.sleep(0.001)
+            [joined] = await stream.collect()
+        assert [call.name for call in joined.tool_calls] == ["weather"]
+        assert joined.finish_reason == "stop"
+        assert len(joined.token_ids) == whole.usage.completion_tokens
+
+
+async def test_an_answer_that_ends_in_a_call_has_its_length_as_the_reason(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder) as (server, client):
+        spell = server.state.engine.renderer.token_bytes
+        text, num_tokens = b"", 0
+        while b"Wien" not in text:
+            text += spell(server.answer_ids[num_tokens])
+            num_tokens += 1
+        answer = await ask(client, max_tokens=num_tokens)
+        [choice] = answer.choices
+        assert choice.finish_reason == "length"
+        [(name, arguments)] = list_calls(choice.message)
+        assert name == "weather"
+        assert FIRST.startswith(arguments) and "Wi" in arguments
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_reasoning_and_calls_come_in_one_answer(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    answer_text = f"<think>\nA <tool_call> helps.\n</think>\n\n{ANSWER}"
+    async with open_client(tokenizer_folder, answer=answer_text, reasoning="qwen3") as (
+        _,
+        client,
+    ):
+        if streams:
+            answer, chunks = await stream_answer(client)
+            deltas = [chunk.choices[0].delta for chunk in chunks]
+            reasoning = "".join(getattr(d, "reasoning", None) or "" for d in deltas)
+        else:
+            answer = await ask(client)
+            reasoning = answer.choices[0].message.reasoning
+        assert reasoning == "A <tool_call> helps."
+        assert answer.choices[0].message.content == TEXT
+        assert list_calls(answer.choices[0].message) == BOTH
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_string_in_the_arguments_ends_the_call(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder) as (_, client):
+        answer = (
+            (await stream_answer(client, stop="Wien"))[0]
+            if streams
+            else await ask(client, stop="Wien")
+        )
+        [choice] = answer.choices
+        assert list_calls(choice.message) == [("weather", '{"city": "')]
+        assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}],
+    ids=["hidden", "missing"],
+)
+async def test_without_tools_a_call_is_text(
+    tokenizer_folder: Path, fields: dict[str, Any]
+) -> None:
+    async with open_client(tokenizer_folder) as (_, client):
+        answer = await ask(client, **fields)
+        assert answer.choices[0].message.content == ANSWER
+        assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("parser", "template", "is_parsed"),
+    [
+        ("auto", TEMPLATE, True),
+        ("auto", PLAIN_TEMPLATE, False),
+        ("none", TEMPLATE, False),
+        ("hermes", PLAIN_TEMPLATE, True),
+        ("mistral", TEMPLATE, False),
+    ],
+)
+async def test_the_template_or_the_option_chooses_the_parser(
+    tokenizer_folder: Path, parser: str, template: str, is_parsed: bool
+) -> None:
+    async with open_client(tokenizer_folder, parser=parser, chat_template=template) as (
+        _,
+        client,
+    ):
+        message = (await ask(client)).choices[0].message
+        assert message.content == (TEXT if is_parsed else ANSWER)
+        assert list_calls(message) == (BOTH if is_parsed else [])
+
+
+async def test_parallel_calls_cannot_be_forbidden_without_a_parser(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder, parser="none") as (server, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, parallel_tool_calls=False)
+        assert caught.value.param == "parallel_tool_calls"
+        assert "--tool-call-parser" in str(caught.value)
+        assert not server.device.plans
+
+
+async def test_a_result_goes_back_to_the_model(tokenizer_folder: Path) -> None:
+    """The whole round: a call, its result, and the answer."""
+    async with open_client(tokenizer_folder, answer=CALLS) as (server, client):
+        message = (await ask(client)).choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": f"result {number}"}
+            for number, call in enumerate(message.tool_calls)
+        ]
+        messages = [*MESSAGES, message, *results]
+        await ask(client, messages=messages)
+        prompt = await server.state.engine.renderer.render_chat(
+            [*MESSAGES, message.model_dump(exclude_none=True), *results]
+        )
+        assert prompt.text == (
+            '[user:Weather?][assistant:<weather {"city": "Wien", "days": 3}><stop {}>]'
+            "[tool:result 0][tool:result 1]"
+        )
+
+
+async def test_token_ids_and_logprobs_stay_complete(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder) as (server, client):
+        _, chunks = await stream_answer(client, extra_body={"return_token_ids": True})
+        ids = [
+            token_id
+            for chunk in chunks
+            for token_id in getattr(chunk.choices[0], "token_ids", None) or ()
+        ]
+        assert tuple(ids[:-1]) == server.answer_ids

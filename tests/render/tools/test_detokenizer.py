@@ -1,0 +1,129 @@
+"""Tool calls in the text of a model, from its token ids on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from trioserve.config import RenderConfig
+from trioserve.render import Renderer, ToolTable
+from trioserve.testing.fake_device import make_info
+from trioserve.testing.renderers import load_renderer
+from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.output import TextDelta
+from trioserve.types.prompt import Prompt
+
+TOOLS = ToolTable([{"type": "function", "function": {"name": "stop"}}])
+CALL = '{"name": "stop", "arguments": {}}'
+PROMPT = Prompt(token_ids=(5,), text="Hi")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer in which tags of two families are special tokens."""
+    folder = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "<tool_call>"])
+    tokenizer.save(str(path))
+    return folder
+
+
+def load(folder: Path, parser: str) -> Renderer:
+    config = RenderConfig(tool_call_parser=parser)  # type: ignore[arg-type]
+    return load_renderer(folder, config, info=make_info())
+
+
+def read(
+    renderer: Renderer,
+    folder: Path,
+    text: str,
+    *,
+    tools: ToolTable | None = TOOLS,
+    group: int = 1,
+    stop: tuple[str, ...] = (),
+    takes_one_call: bool = False,
+) -> TextDelta:
+    """Push the tokens of a text in groups, up to the end that the detokenizer finds."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    detokenizer = renderer.open_detokenizer(
+        PROMPT, tools=tools, stop=stop, takes_one_call=takes_one_call
+    )
+    deltas = []
+    for begin in range(0, len(ids), group):
+        deltas.append(detokenizer.push(ids[begin : begin + group]))
+        if deltas[-1].finish_reason is not None:
+            return TextDelta.join(deltas)
+    return TextDelta.join([*deltas, detokenizer.finish()])
+
+
+@pytest.mark.parametrize("group", [1, 3, 1000])
+def test_tags_that_are_special_tokens_are_found(folder: Path, group: int) -> None:
+    renderer = load(folder, "mistral")
+    delta = read(renderer, folder, f"Yes.[TOOL_CALLS] [{CALL}]", group=group)
+    assert delta.text == "Yes."
+    assert [call.name for call in delta.tool_calls] == ["stop"]
+
+
+def test_special_tokens_are_left_out_without_tools(folder: Path) -> None:
+    renderer = load(folder, "mistral")
+    text = f"Yes.[TOOL_CALLS] [{CALL}]"
+    delta = read(renderer, folder, text, tools=None)
+    assert delta.text == text.replace("[TOOL_CALLS]", "")
+    assert not delta.tool_calls
+
+
+def test_special_tokens_of_other_families_are_left_out(folder: Path) -> None:
+    delta = read(load(folder, "mistral"), folder, "a<tool_call>b[TOOL_CALLS]c")
+    assert delta.text == "ab[TOOL_CALLS]c"
+
+
+@pytest.mark.parametrize("group", [1, 3, 1000])
+def test_tokens_behind_the_only_call_do_not_count(folder: Path, group: int) -> None:
+    renderer = load(folder, "hermes")
+    begin = f"So.<tool_call>{CALL}"
+    delta = read(
+        renderer,
+        folder,
+        begin + "</tool_call> and more",
+        group=group,
+        takes_one_call=True,
+    )
+    assert delta.text == "So."
+    assert [call.arguments for call in delta.tool_calls] == ["{}"]
+    assert (delta.finish_reason, delta.stop_reason) == ("stop", None)
+    spelt = b"".join(map(renderer.token_bytes, delta.token_ids)).decode()
+    assert begin.startswith(spelt[:-1]) and len(spelt) <= len(begin) + 2
+
+
+@pytest.mark.parametrize("group", [1, 1000])
+def test_a_stop_string_releases_what_is_held(folder: Path, group: int) -> None:
+    renderer = load(folder, "hermes")
+    delta = read(
+        renderer, folder, '<tool_call>{"name": "END', group=group, stop=("END",)
+    )
+    assert delta.text == '<tool_call>{"name": "'
+    assert (delta.finish_reason, delta.stop_reason) == ("stop", "END")
+
+
+def test_auto_recognises_the_template_in_use(folder: Path, tmp_path: Path) -> None:
+    info, config = make_info(), RenderConfig()
+    plain = load_renderer(folder, config, info=info)
+    assert plain.tool_format is None
+    template = "{{ tools | tojson }}[TOOL_CALLS]"
+    other = load_renderer(folder, config, info=info, chat_template=template)
+    assert other.tool_format is not None
+    assert other.tool_format.family == "mistral"
+
+
+def test_a_call_may_begin_and_end_in_one_delta(folder: Path) -> None:
+    delta = read(
+        load(folder, "hermes"), folder, f"<tool_call>{CALL}</tool_call>", group=1000
+    )
+    [call] = delta.tool_calls
+    assert json.loads(call.arguments) == {}
+    assert call.index == 0 and call.id

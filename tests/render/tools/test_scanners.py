@@ -1,0 +1,662 @@
+"""Tool calls are split off the text, in the same way for any division of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+import json
+import sys
+from types import FrameType
+from typing import get_args, get_type_hints
+
+from hypothesis import given, strategies as st
+import pytest
+
+from trioserve.config import RenderConfig
+from trioserve.render.tools.families import TOOL_FAMILIES, recognise_family
+from trioserve.render.tools.tool_table import ToolTable
+from trioserve.types.output import TextDelta, ToolCallDelta
+
+
+def make_tool(name: str, **parameters: object) -> dict[str, object]:
+    schema = {"type": "object", "properties": parameters}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TABLE = ToolTable(
+    [
+        make_tool(
+            "weather",
+            city={"type": "string"},
+            days={"type": "integer"},
+            metric={"type": "boolean"},
+            tags={"type": "array", "items": {"type": "string"}},
+            place={"type": "object"},
+            code={"anyOf": [{"type": "string"}, {"type": "null"}]},
+            either={"type": ["integer", "null"]},
+            anything={},
+        ),
+        make_tool("stop"),
+    ]
+)
+
+Calls = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """What a scanner makes of a text: calls are (name, arguments) each."""
+
+    text: str
+    calls: Calls
+    ids: list[str]
+
+
+def split(family: str, pieces: list[str], *, takes_one: bool = False) -> Split:
+    scanner = TOOL_FAMILIES[family](TABLE, takes_one=takes_one)
+    deltas = []
+    for number, piece in enumerate(pieces, 1):
+        text, calls = scanner.push(piece, is_last=number == len(pieces))
+        assert len({call.index for call in calls}) == len(calls)
+        deltas.append(TextDelta(text=text, tool_calls=calls))
+    joined = TextDelta.join(deltas)
+    calls = joined.tool_calls
+    assert [call.index for call in calls] == list(range(len(calls)))
+    return Split(
+        text=joined.text,
+        calls=[(call.name, call.arguments) for call in calls],
+        ids=[call.id for call in calls],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A text of a family's model, with what is expected of it."""
+
+    family: str
+    written: str
+    calls: Calls
+    text: str = ""
+
+
+CITY = '{"city": "Wien", "days": 3}'
+CALL = f'{{"name": "weather", "arguments": {CITY}}}'
+STOP = '{"name": "stop", "arguments": {}}'
+BOTH: Calls = [("weather", CITY), ("stop", "{}")]
+XML_CALL = (
+    "<function=weather>\n<parameter=city>\nWien\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>"
+)
+GLM_PAIRS = (
+    "<arg_key>city</arg_key>\n<arg_value>Wien</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+)
+
+CASES = [
+    # hermes
+    Case(
+        family="hermes",
+        written=f"<tool_call>\n{CALL}\n</tool_call>",
+        calls=BOTH[:1],
+    ),
+    Case(
+        family="hermes",
+        written=f"I look.\n<tool_call>\n{CALL}\n</tool_call>\n"
+        f"<tool_call>\n{STOP}\n</tool_call>\nDone.\n",
+        calls=BOTH,
+        text="I look.Done.\n",
+    ),
+    Case(
+        family="hermes",
+        written=f'<tool_call>{{"arguments": {CITY}, "name": "weather"}}</tool_call>',
+        calls=BOTH[:1],
+    ),
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "weather", "arguments": '
+        f"{json.dumps(CITY)}}}</tool_call>",
+        calls=BOTH[:1],
+    ),
+    Case(
+        family="hermes",
+        written='<tool_call>\n{"id": "c1", "type": "function", "name": "stop"}'
+        '</tool_call><tool_call>{"name": "stop", "arguments": null}</tool_call>',
+        calls=[("stop", "{}"), ("stop", "{}")],
+    ),
+    # No end tag: another call, or nothing, follows.
+    Case(
+        family="hermes",
+        written=f"<tool_call>\n{CALL}\n<tool_call>\n{STOP}",
+        calls=BOTH,
+    ),
+    # The tool is unknown, but the tag says that it is a call.
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+        calls=[("fly", "{}")],
+    ),
+    # A line end in a string is not JSON, but models write it.
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}'
+        "</tool_call>",
+        calls=[("weather", '{"city": "a\\u000ab"}')],
+    ),
+    # The tags may stand in a string.
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "weather", "arguments": '
+        '{"city": "</tool_call> }{ \\" <tool_call>"}}</tool_call>',
+        calls=[("weather", '{"city": "</tool_call> }{ \\" <tool_call>"}')],
+    ),
+    # The first tag begins nothing; the second one does.
+    Case(
+        family="hermes",
+        written=f"Write <tool_call> <tool_call>{CALL}</tool_call>",
+        calls=BOTH[:1],
+        text="Write <tool_call>",
+    ),
+    # A call that breaks ends there, and the rest is text.
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "weather", "arguments": {"city": Wien}}'
+        "</tool_call>",
+        calls=[("weather", '{"city": ')],
+        text="Wien}}</tool_call>",
+    ),
+    Case(
+        family="hermes",
+        written='<tool_call>{"name": "weather", "arguments": {"city": "Wi',
+        calls=[("weather", '{"city": "Wi')],
+    ),
+    # llama3_json
+    Case(
+        family="llama3_json",
+        written=f'{{"name": "weather", "parameters": {CITY}}}',
+        calls=BOTH[:1],
+    ),
+    Case(
+        family="llama3_json",
+        written=f"<|python_tag|>{CALL}; {STOP}",
+        calls=BOTH,
+    ),
+    Case(
+        family="llama3_json",
+        written=f"\n\n{CALL}\n{STOP}\nThat is it.",
+        calls=BOTH,
+        text="That is it.",
+    ),
+    Case(
+        family="llama3_json",
+        written=f"<|python_start|>{CALL}<|python_end|>",
+        calls=BOTH[:1],
+    ),
+    # mistral
+    Case(family="mistral", written=f"[TOOL_CALLS] [{CALL}, {STOP}]", calls=BOTH),
+    Case(
+        family="mistral",
+        written=f"Yes.[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]stop[ARGS]{{}}",
+        calls=BOTH,
+        text="Yes.",
+    ),
+    Case(
+        family="mistral",
+        written=f"[TOOL_CALLS]weather[CALL_ID]aB3dE6gH9[ARGS]{CITY}",
+        calls=BOTH[:1],
+    ),
+    Case(family="mistral", written=f"[TOOL_CALLS]weather{CITY}", calls=BOTH[:1]),
+    # granite, phi4_mini
+    Case(family="granite", written=f"<|tool_call|>[{CALL}, {STOP}]", calls=BOTH),
+    Case(family="granite", written=f"<tool_call> [{CALL}]\n", calls=BOTH[:1]),
+    Case(family="phi4_mini", written=f"functools[{CALL}, {STOP}]", calls=BOTH),
+    Case(
+        family="phi4_mini",
+        written=f"<|tool_call|>[{CALL}]<|/tool_call|>",
+        calls=BOTH[:1],
+    ),
+    # kimi_k2
+    Case(
+        family="kimi_k2",
+        written="I look.<|tool_calls_section_begin|>"
+        "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{CITY}<|tool_call_end|>\n"
+        "<|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>"
+        "{}<|tool_call_end|><|tool_calls_section_end|>",
+        calls=BOTH,
+        text="I look.",
+    ),
+    # deepseek_v3
+    Case(
+        family="deepseek_v3",
+        written="<｜tool▁calls▁begin｜>"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{CITY}\n```<｜tool▁call▁end｜>\n"
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n"
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        calls=BOTH,
+    ),
+    Case(
+        family="deepseek_v3",
+        written=f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{CITY}"
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        calls=BOTH,
+    ),
+    # qwen3_coder
+    Case(
+        family="qwen3_coder",
+        written=f"Well.\n<tool_call>\n{XML_CALL}\n</tool_call>\n"
+        "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+        calls=BOTH,
+        text="Well.",
+    ),
+    # The outer tag, or the inner end tag, is missing.
+    Case(family="qwen3_coder", written=XML_CALL, calls=BOTH[:1]),
+    Case(
+        family="qwen3_coder",
+        written="<tool_call><function=stop></tool_call>",
+        calls=[("stop", "{}")],
+    ),
+    Case(
+        family="qwen3_coder",
+        written='<tool_call><function=weather><parameter=city>\n\n a\n<b> "c"\\\n\n'
+        "</parameter></function></tool_call>",
+        calls=[("weather", '{"city": "\\n a\\n<b> \\"c\\"\\\\\\n"}')],
+    ),
+    Case(
+        family="qwen3_coder",
+        written="<tool_call><function=weather><parameter=city>Wi",
+        calls=[("weather", '{"city": "Wi')],
+    ),
+    # llama4_pythonic
+    Case(
+        family="llama4_pythonic",
+        written="[weather(city='Wien', days=3), stop()]",
+        calls=BOTH,
+    ),
+    Case(
+        family="llama4_pythonic",
+        written='<|python_start|>[ weather( city = "Wien" , days = 3 ) ]<|python_end|>',
+        calls=BOTH[:1],
+    ),
+    Case(
+        family="llama4_pythonic",
+        written="[weather(city='it\\'s \"so\"\\n\\u00e9\\d', tags=[1, 'a', []], "
+        "place={'a': {'b': None}}, metric=True)] Yes.",
+        calls=[
+            (
+                "weather",
+                '{"city": "it\'s \\"so\\"\\n\\u00e9\\\\d", "tags": [1, "a", []], '
+                '"place": {"a": {"b": null}}, "metric": true}',
+            )
+        ],
+        text="Yes.",
+    ),
+    # gemma
+    Case(
+        family="functiongemma",
+        written="So.<start_function_call>call:weather{city:<escape>Wien<escape>,days:3}"
+        "<end_function_call><start_function_call>call:stop{}<end_function_call>",
+        calls=BOTH,
+        text="So.",
+    ),
+    Case(
+        family="gemma4",
+        written='<|tool_call>call:weather{city:<|"|>Wien<|"|>, days: 3 }<tool_call|>\n'
+        "<|tool_call>call:stop{ }<tool_call|>",
+        calls=BOTH,
+    ),
+    Case(
+        family="gemma4",
+        written='<|tool_call>call:weather{place:{a:[1,-2.5,{b:<|"|>"{,<|"|>},[]],'
+        '<|"|>c<|"|>:True},metric:none,x:word}<tool_call|>',
+        calls=[
+            (
+                "weather",
+                '{"place": {"a": [1, -2.5, {"b": "\\"{,"}, []], "c": true}, '
+                '"metric": null, "x": "word"}',
+            )
+        ],
+    ),
+    # glm4
+    Case(
+        family="glm4",
+        written=f"So.\n<tool_call>weather\n{GLM_PAIRS}</tool_call>\n"
+        "<tool_call>stop\n</tool_call>",
+        calls=BOTH,
+        text="So.",
+    ),
+    Case(
+        family="glm4",
+        written=f"<tool_call>weather{GLM_PAIRS}</tool_call>".replace("\n", ""),
+        calls=BOTH[:1],
+    ),
+]
+
+# Texts that are no calls.
+LOOKALIKES = [
+    ("hermes", "<tool_call>"),
+    ("hermes", "<tool_call>\nno"),
+    ("hermes", '<tool_call>{"nam": "weather", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "stop", "arguments": 7}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "stop", "arguments": "7"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "stop", "arguments": "{"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "stop", "arguments": "{\\"a\\": NaN}"}'),
+    ("hermes", '<tool_call>{"name": "stop", "arguments": "{\\"a\\": \\"\\ud800\\"}"}'),
+    ("hermes", '<tool_call>{"arguments": {"city": "Wien"}}</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": {"city": Wien}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "' + "a" * 2000 + '"}</tool_call>'),
+    ("hermes", "</tool_call> <tool_cal <tool_call\n"),
+    ("hermes", CALL),
+    ("llama3_json", '{"name": "Bob", "parameters": {}}'),
+    ("llama3_json", '{"answer": 42}'),
+    ("llama3_json", f" So: {CALL}"),
+    ("llama3_json", "<|python_tag|>print(1)"),
+    ("llama3_json", "{"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS] []"),
+    ("mistral", "[TOOL_CALLS] [1]"),
+    ("mistral", "[TOOL_CALLS]weather[ARGS]7"),
+    ("mistral", "[TOOL_CALLS]a b{}"),
+    ("granite", "<|tool_call|>weather"),
+    ("phi4_mini", "functools[1, 2]"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>weather<|"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>b c"),
+    ("qwen3_coder", "<function=fly>\n</function>"),
+    ("qwen3_coder", "<tool_call>\n<function>stop</function>"),
+    ("qwen3_coder", "<tool_call><function=" + "a" * 300 + "></function>"),
+    ("llama4_pythonic", "[1] Wien is a city."),
+    ("llama4_pythonic", "[fly()]"),
+    ("llama4_pythonic", "So: [stop()]"),
+    ("llama4_pythonic", "[]"),
+    ("functiongemma", "<start_function_call>weather{}"),
+    ("gemma4", "<|tool_call>call:stop()"),
+    ("glm4", "<tool_call> hello world </tool_call>"),
+    ("glm4", CALL),
+]
+
+IDS = [f"{case.family}-{number}" for number, case in enumerate(CASES)]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    """Cut a text at places, which are taken modulo its length."""
+    ends = sorted({place % (len(text) + 1) for place in places})
+    bounds = [0, *ends, len(text)]
+    return [text[begin:end] for begin, end in zip(bounds, bounds[1:])]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("by_characters", [False, True])
+def test_calls_are_split_off(case: Case, by_characters: bool) -> None:
+    pieces = list(case.written) if by_characters else [case.written]
+    found = split(case.family, pieces)
+    assert (found.text, found.calls) == (case.text, case.calls)
+
+
+@pytest.mark.parametrize(("family", "text"), LOOKALIKES)
+@pytest.mark.parametrize("by_characters", [False, True])
+def test_text_that_only_looks_like_a_call_stays_text(
+    family: str, text: str, by_characters: bool
+) -> None:
+    found = split(family, list(text) if by_characters else [text])
+    assert found.calls == []
+    assert found.text == text
+
+
+@pytest.mark.parametrize("family", TOOL_FAMILIES)
+@pytest.mark.parametrize("text", ["", " ", "\n\nHi \n", "a < b {} [1]", "你好\t"])
+def test_plain_text_passes_through(family: str, text: str) -> None:
+    assert split(family, list(text) or [""]) == Split(text=text, calls=[], ids=[])
+
+
+# Fragments of all formats, whole and broken, which meet in every order.
+FRAGMENTS = sorted(
+    {
+        *(tag for scanner in TOOL_FAMILIES.values() for tag in scanner.tags),
+        *(tag[:-1] for scanner in TOOL_FAMILIES.values() for tag in scanner.markers),
+        *(
+            "call:stop{",
+            "call:weather{city:",
+            "a:",
+            '<|"|>Wi',
+            "stop(",
+            "a='",
+            ")",
+            "=",
+            "functools[",
+            "<function=",
+            "stop",
+            "weather",
+            "</function>",
+            ">",
+            "city",
+        ),
+        *("<parameter=", "<parameter=days>", "</parameter>", "\n</parameter>", "```"),
+        *("functions.stop:0", "```json", "function", "<arg_key>city</arg_key>"),
+        *('{"name": "stop"', ', "arguments": ', '{"city": "Wi', '"', "\\", "\\u12"),
+        *("{", "}", "[", "]", ",", ":", " ", "\n", "1", "-", "1.5e3", "null", "tru"),
+        *(CALL, STOP, CITY, XML_CALL, GLM_PAIRS, ";", "你", "\x01", '{"a": [1, {}]}'),
+    }
+)
+
+
+@given(
+    family=st.sampled_from(sorted(TOOL_FAMILIES)),
+    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=12),
+    places=st.lists(st.integers(0, 10_000), max_size=8),
+    takes_one=st.booleans(),
+)
+def test_the_division_of_the_text_does_not_matter(
+    family: str, fragments: list[str], places: list[int], takes_one: bool
+) -> None:
+    text = "".join(fragments)
+    check_divisions(family, text, cut(text, places), takes_one)
+
+
+@given(
+    case=st.sampled_from(CASES),
+    places=st.lists(st.integers(0, 10_000), max_size=8),
+    change=st.tuples(st.integers(0, 10_000), st.sampled_from(FRAGMENTS)),
+    takes_one=st.booleans(),
+)
+def test_a_call_may_break_anywhere(
+    case: Case, places: list[int], change: tuple[int, str], takes_one: bool
+) -> None:
+    """A fragment somewhere in a call does not raise, whatever the division."""
+    place, fragment = change
+    before, *behind = cut(case.written, [place])
+    text = before + fragment + "".join(behind)
+    check_divisions(case.family, text, cut(text, places), takes_one)
+
+
+def check_divisions(family: str, text: str, pieces: list[str], takes_one: bool) -> None:
+    whole = split(family, [text], takes_one=takes_one)
+    for division in (pieces, list(text) or [""]):
+        found = split(family, division, takes_one=takes_one)
+        assert (found.text, found.calls) == (whole.text, whole.calls)
+    if not whole.calls:
+        assert whole.text == text
+    assert not takes_one or len(whole.calls) <= 1
+
+
+COMPLETE = [case for case in CASES if not case.written.endswith("Wi")]
+
+
+@pytest.mark.parametrize("case", COMPLETE)
+def test_everything_behind_the_first_call_is_dropped_on_demand(case: Case) -> None:
+    scanner = TOOL_FAMILIES[case.family](TABLE, takes_one=True)
+    deltas = []
+    for character in case.written + "and more":
+        text, calls = scanner.push(character)
+        deltas.append(TextDelta(text=text, tool_calls=calls))
+        if scanner.is_done:
+            break
+    joined = TextDelta.join(deltas)
+    assert [(c.name, c.arguments) for c in joined.tool_calls] == case.calls[:1]
+    assert case.text.startswith(joined.text)
+    assert scanner.push("more") == ("", ())
+
+
+@pytest.mark.parametrize("family", TOOL_FAMILIES)
+def test_arguments_arrive_while_they_are_written(family: str) -> None:
+    """No family waits for the end of a call."""
+    case = next(case for case in CASES if case.family == family)
+    scanner = TOOL_FAMILIES[family](TABLE)
+    pieces: list[ToolCallDelta] = []
+    for character in case.written[: case.written.index("Wien") + 2]:
+        pieces += scanner.push(character)[1]
+    joined = ToolCallDelta.join(pieces)
+    assert joined.name == "weather"
+    assert joined.arguments == '{"city": "Wi'
+
+
+def test_each_call_has_an_id_of_its_own() -> None:
+    written = f"<tool_call>{CALL}</tool_call><tool_call>{STOP}</tool_call>"
+    ids = split("hermes", [written]).ids + split("hermes", [written]).ids
+    assert len(set(ids)) == 4
+    assert all(id_.startswith("call_") and len(id_) == 29 for id_ in ids)
+
+
+def test_mistrals_ids_have_the_length_that_its_templates_want() -> None:
+    [call_id] = split("mistral", [f"[TOOL_CALLS] [{CALL}]"]).ids
+    assert len(call_id) == 9 and call_id.isalnum()
+
+
+def test_kimis_ids_are_the_models_own() -> None:
+    case = next(case for case in CASES if case.family == "kimi_k2")
+    ids = split("kimi_k2", [case.written]).ids
+    assert ids == ["functions.weather:0", "functions.stop:1"]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "written", "value"),
+    [
+        ("city", "5", "5"),
+        ("city", "", ""),
+        ("city", "null", "null"),
+        ("days", " 5 ", 5),
+        ("days", "-1.5e3", -1500.0),
+        ("days", "five", "five"),
+        ("days", "", ""),
+        ("days", "5 6", "5 6"),
+        ("metric", "true", True),
+        ("metric", "False", False),
+        ("tags", '["a", 1]', ["a", 1]),
+        ("tags", "['a']", "['a']"),
+        ("tags", '["a', '["a'),
+        ("place", '{"x": {"y": [null]}}', {"x": {"y": [None]}}),
+        ("code", "null", None),
+        ("code", "None", None),
+        ("code", "nullable", "nullable"),
+        ("code", "5", "5"),
+        ("either", "null", None),
+        ("either", "7", 7),
+        ("anything", "7", "7"),
+        ("unknown", "7", "7"),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm4"])
+def test_values_without_quotes_follow_the_schema(
+    family: str, parameter: str, written: str, value: object
+) -> None:
+    text = (
+        f"<tool_call><function=weather><parameter={parameter}>{written}</parameter>"
+        "</function></tool_call>"
+        if family == "qwen3_coder"
+        else f"<tool_call>weather<arg_key>{parameter}</arg_key>"
+        f"<arg_value>{written}</arg_value></tool_call>"
+    )
+    for pieces in ([text], list(text)):
+        [(_, arguments)] = split(family, pieces).calls
+        assert json.loads(arguments) == {parameter: value}
+
+
+HOSTILE = [
+    ("hermes", "<tool_call>"),
+    ("hermes", "<tool_call>\n{"),
+    ("hermes", "<tool_cal"),
+    ("hermes", ' {"name": "stop", "arguments": {'),
+    ("hermes", "\\"),
+    ("llama3_json", "<|python_tag|>{"),
+    ("mistral", "[TOOL_CALLS]["),
+    ("qwen3_coder", "\n</parameter"),
+    ("qwen3_coder", "<parameter=a>"),
+    ("glm4", "<arg_key>a</arg_key><arg_value>"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>"),
+    ("gemma4", "["),
+    ("llama4_pythonic", "["),
+    ("llama4_pythonic", "\\"),
+    ("llama4_pythonic", "{'a':"),
+    ("gemma4", "{a:"),
+    ("gemma4", "a:1,"),
+    ("gemma4", '<|"|'),
+]
+BEGINNINGS = {
+    "hermes": '<tool_call>{"name": "stop", "arguments": {"a": "',
+    "qwen3_coder": "<function=weather><parameter=tags>[",
+    "gemma4": "<|tool_call>call:stop{",
+    "llama4_pythonic": "[stop(a='",
+    "glm4": "<tool_call>weather<arg_key>tags</arg_key><arg_value>[",
+}
+
+
+@pytest.mark.parametrize(("family", "part"), HOSTILE)
+@pytest.mark.parametrize("begins", [False, True])
+def test_the_work_grows_with_the_text_and_no_faster(
+    family: str, part: str, begins: bool
+) -> None:
+    """Twice the text takes twice the calls of functions."""
+    beginning = BEGINNINGS.get(family, "") if begins else ""
+    short, long = (
+        count_calls(family, beginning + part * number) for number in (200, 400)
+    )
+    assert long < 2.2 * short + 200
+
+
+def count_calls(family: str, text: str) -> int:
+    """Count the functions that a scanner calls for a text in pieces of 4 characters."""
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    scanner = TOOL_FAMILIES[family](TABLE)
+    pieces = [text[begin : begin + 4] for begin in range(0, len(text), 4)]
+    sys.setprofile(count)
+    try:
+        for piece in pieces:
+            scanner.push(piece)
+        scanner.push("", is_last=True)
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_the_families_are_those_of_the_option() -> None:
+    names = get_args(get_type_hints(RenderConfig)["tool_call_parser"])
+    assert sorted(names) == sorted(["auto", "none", *TOOL_FAMILIES])
+
+
+def list_template_parts() -> Iterator[tuple[str, str]]:
+    for name, scanner in TOOL_FAMILIES.items():
+        yield name, " ".join(scanner.template_parts)
+
+
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [
+        *list_template_parts(),
+        ("hermes", '<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": ...'),
+        ("qwen3_coder", "<tool_call>\n<function=a>\n<parameter=b> arguments"),
+        ("glm4", "<tool_call>name<arg_key>a</arg_key><arg_value> arguments"),
+        ("none", "{% for m in messages %}{{ m.content }}{% endfor %}"),
+        ("none", "{% if tools %}{{ tools | tojson }}{% endif %}"),
+    ],
+)
+def test_a_template_tells_its_family(family: str, template: str) -> None:
+    assert recognise_family(template) == family

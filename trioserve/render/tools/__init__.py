@@ -1,0 +1,22 @@
+"""Splits the text of a model into its answer and its tool calls.
+
+A call is text in the format of the model's family. Each family has a scanner in a file of
+its own: hermes.py, mistral.py and others; families.py lists them.
+
+scanner      ToolScanner, the base of all scanners
+cursor       a cursor over text that comes in pieces
+writer       collects the results of a scanner, and drops the whitespace around calls
+json_reader  follows JSON that comes in pieces
+json_calls   calls that are JSON objects with a name and arguments
+typed_values values without quotes, which become JSON by the schema of their parameter
+tool_table   the tools of a request
+detokenizer  a detokenizer with a scanner behind it
+
+A scanner reads each character once. It never searches a text again from its beginning, and
+no part of it takes longer for a longer text. What it releases depends on the text alone, and
+not on the pieces in which the text comes.
+
+Text that only looks like a call stays text. A call begins when its name and the beginning of
+its arguments are known, because clients get arguments while the model writes them. If the
+call breaks later, its arguments end there, and the rest of it is text.
+"""

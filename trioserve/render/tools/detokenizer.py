@@ -1,0 +1,63 @@
+"""Turns token ids into the text of the answer and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ...types.output import TextDelta
+from .scanner import ToolScanner
+
+
+class SequenceText(Protocol):
+    """The text of one sequence: a Detokenizer, perhaps with parsers behind it."""
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Read the next output ids; after the end of the text they are ignored."""
+
+    def finish(self) -> TextDelta:
+        """End the text: return what is held back."""
+
+
+class ToolDetokenizer:
+    """A SequenceText that splits tool calls off the text of another one.
+
+    Stop strings and reasoning are found before that. If the scanner takes one call only, the
+    sequence ends behind the first one, as it ends at a stop string.
+
+    Args:
+      text: it keeps the special tokens that the scanner looks for.
+    """
+
+    __slots__ = ("_scanner", "_text")
+
+    def __init__(self, text: SequenceText, scanner: ToolScanner) -> None:
+        self._text = text
+        self._scanner = scanner
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        if len(token_ids) < 2 or not self._scanner.takes_one:
+            return self._split(self._text.push(token_ids))
+        # One by one, because tokens behind the first call do not count.
+        deltas = []
+        for token_id in token_ids:
+            deltas.append(self._split(self._text.push((token_id,))))
+            if deltas[-1].finish_reason is not None:
+                break
+        return TextDelta.join(deltas)
+
+    def finish(self) -> TextDelta:
+        return self._split(self._text.finish(), is_last=True)
+
+    def _split(self, delta: TextDelta, *, is_last: bool = False) -> TextDelta:
+        reason = delta.finish_reason
+        text, calls = self._scanner.push(
+            delta.text, is_last=is_last or reason is not None
+        )
+        if reason is None and self._scanner.is_done:
+            reason = "stop"
+        return msgspec.structs.replace(
+            delta, text=text, tool_calls=calls, finish_reason=reason
+        )

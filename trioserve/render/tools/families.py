@@ -1,0 +1,96 @@
+"""The families of tool calls, by the names that --tool-call-parser takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+import logging
+from typing import Final
+
+from ..text.model_tokenizer import ModelTokenizer
+from ..text.vocabulary import Vocabulary
+from .deepseek_v3 import DeepSeekV3Scanner
+from .gemma import FunctionGemmaScanner, Gemma4Scanner
+from .glm4 import Glm4Scanner
+from .granite import GraniteScanner
+from .hermes import HermesScanner
+from .kimi_k2 import KimiK2Scanner
+from .llama3_json import Llama3JsonScanner
+from .llama4_pythonic import Llama4PythonicScanner
+from .mistral import MistralScanner
+from .phi4_mini import Phi4MiniScanner
+from .qwen3_coder import Qwen3CoderScanner
+from .scanner import ToolScanner
+
+logger = logging.getLogger(__name__)
+
+# config.RenderConfig lists the same names. A template is of the first family of which it has
+# all parts; several families have the tag <tool_call> of Hermes.
+TOOL_FAMILIES: Final[Mapping[str, type[ToolScanner]]] = {
+    "deepseek_v3": DeepSeekV3Scanner,
+    "functiongemma": FunctionGemmaScanner,
+    "gemma4": Gemma4Scanner,
+    "glm4": Glm4Scanner,
+    "kimi_k2": KimiK2Scanner,
+    "mistral": MistralScanner,
+    "phi4_mini": Phi4MiniScanner,
+    "granite": GraniteScanner,
+    "qwen3_coder": Qwen3CoderScanner,
+    "llama3_json": Llama3JsonScanner,
+    "llama4_pythonic": Llama4PythonicScanner,
+    "hermes": HermesScanner,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """The form in which a model writes tool calls.
+
+    Args:
+      family: a name of TOOL_FAMILIES.
+      scanner: finds the calls.
+      special_tags: ids of the format's tags that are special tokens. Text leaves out
+        special tokens, but must keep these.
+    """
+
+    family: str
+    scanner: type[ToolScanner]
+    special_tags: Mapping[str, int]
+
+
+def load_tool_format(
+    parser: str, tokenizer: ModelTokenizer, vocabulary: Vocabulary
+) -> ToolFormat | None:
+    """Find the form of a model's tool calls; None if its calls stay text.
+
+    Args:
+      parser: a name of TOOL_FAMILIES, or `auto` or `none`.
+      tokenizer: with the chat templates that are used.
+    """
+    family = parser
+    template = "\n".join(tokenizer.chat_templates.values())
+    if parser == "auto":
+        family = recognise_family(template)
+        if family != "none":
+            logger.info("tool calls are read in the form of %s", family)
+    if family == "none":
+        return None
+    scanner = TOOL_FAMILIES[family]
+    ids = {tag: tokenizer.backend.token_to_id(tag) for tag in scanner.tags}
+    return ToolFormat(
+        family=family,
+        scanner=scanner,
+        special_tags={
+            tag: token_id
+            for tag, token_id in ids.items()
+            if token_id in vocabulary.special_token_ids
+        },
+    )
+
+
+def recognise_family(template: str) -> str:
+    """Return the family whose calls a chat template writes; `none` if it does not tell."""
+    for name, scanner in TOOL_FAMILIES.items():
+        if all(part in template for part in scanner.template_parts):
+            return name
+    return "none"

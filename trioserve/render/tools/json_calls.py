@@ -1,0 +1,149 @@
+"""Calls that are JSON objects: {"name": "get_weather", "arguments": {"city": "Rome"}}."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NoReturn
+
+from .cursor import NotACall, Steps
+from .scanner import ToolScanner
+
+# Llama's models write `parameters`.
+_ARGUMENTS: Final = ("arguments", "parameters")
+# Models add these with values that repeat what is known.
+_LABELS: Final = ("id", "type")
+
+# The limit of arguments in the history of a chat (text/tool_history.py).
+_MAX_ARGUMENTS: Final = 262_144
+_MAX_LABEL: Final = 1024
+
+
+class JsonCallScanner(ToolScanner):
+    """Reads calls that are JSON objects, for families whose marker stands before them."""
+
+    def read_call(self) -> Steps[None]:
+        """Read one object.
+
+        Arguments pass on as they come if the name stands before them. Other keys than
+        those of a call tell that it is none.
+
+        Raises:
+          NotACall: it is not a call.
+        """
+        yield from self.expect("{")
+        name, early, has_begun = "", "", False
+        separator = ","
+        while separator == ",":
+            key = yield from self._read_key()
+            if key == "name" and not name:
+                name = yield from self._read_function_name()
+            elif key in _ARGUMENTS and not has_begun and not early:
+                if name and (yield from self.find("{")):
+                    has_begun = True
+                    yield from self._pass_on(name)
+                else:
+                    early = yield from self._read_arguments()
+            elif key in _LABELS:
+                yield from self._read_string()
+            else:
+                raise NotACall
+            yield from self.skip_space()
+            separator = yield from self.expect(",", "}")
+        if not name:
+            raise NotACall
+        if not has_begun:
+            self.begin_call(name)
+            self.writer.write_arguments(early or "{}")
+            self.end_call()
+        self.held.clear()
+
+    def read_call_list(self) -> Steps[None]:
+        """Read a list of objects.
+
+        Raises:
+          NotACall: it is not a list of at least one call.
+        """
+        yield from self.expect("[")
+        yield from self.read_rest_of_list()
+
+    def read_rest_of_list(self) -> Steps[None]:
+        """Read a list from its first object on; see read_call_list."""
+        separator = ","
+        while separator == ",":
+            yield from self.skip_space()
+            yield from self.read_call()
+            yield from self.skip_space()
+            separator = yield from self.expect(",", "]")
+
+    def accepts(self, name: str) -> bool:
+        """Whether a call of this name is a call.
+
+        A model may write the name of a tool that the client did not send. It is a call
+        nevertheless, because the client can tell the model so.
+        """
+        return True
+
+    def pass_arguments(self) -> Steps[None]:
+        """Pass the arguments of the call that has begun on, up to their end.
+
+        Raises:
+          NotACall: they are not a JSON object, or do not end.
+        """
+        if not (yield from self.find("{")):
+            raise NotACall
+        yield from self.read_json(self.writer.write_arguments)
+        self.end_call()
+
+    def _pass_on(self, name: str) -> Steps[None]:
+        self.begin_call(name)
+        yield from self.pass_arguments()
+
+    def _read_key(self) -> Steps[str]:
+        yield from self.skip_space()
+        key = yield from self._read_string()
+        yield from self.skip_space()
+        yield from self.expect(":")
+        yield from self.skip_space()
+        return key
+
+    def _read_function_name(self) -> Steps[str]:
+        name = yield from self._read_string()
+        # A lone half of a character could not be written into the answer.
+        if not name or not name.isprintable() or not self.accepts(name):
+            raise NotACall
+        return name
+
+    def _read_arguments(self) -> Steps[str]:
+        """Take arguments as a whole: an object, its text in a string, or null."""
+        if (yield from self.accept("null")):
+            return "{}"
+        if (yield from self.find('"')):
+            return _check_object((yield from self._read_string(_MAX_ARGUMENTS)))
+        if not (yield from self.find("{")):
+            raise NotACall
+        return (yield from self.hold_json(_MAX_ARGUMENTS))
+
+    def _read_string(self, max_characters: int = _MAX_LABEL) -> Steps[str]:
+        if not (yield from self.find('"')):
+            raise NotACall
+        return str(json.loads((yield from self.hold_json(max_characters))))
+
+
+def _check_object(text: str) -> str:
+    """Return a JSON object that was written in a string.
+
+    Raises:
+      NotACall: it is none.
+    """
+    try:
+        text.encode()
+        decoded: Any = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise NotACall from None
+    if not isinstance(decoded, dict):
+        raise NotACall
+    return text.strip()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,51 @@
+"""Calls of Kimi K2: a section of calls, each with its id before its arguments."""
+
+from __future__ import annotations
+
+from .cursor import NotACall, Steps
+from .json_calls import JsonCallScanner
+
+_BEGIN = "<|tool_call_begin|>"
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_END = "<|tool_call_end|>"
+_SECTION_BEGIN = "<|tool_calls_section_begin|>"
+_SECTION_END = "<|tool_calls_section_end|>"
+
+
+class KimiK2Scanner(JsonCallScanner):
+    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>.
+
+    The template shows the model the ids of its earlier calls, and nothing else of their
+    names. So the ids of calls are the model's own.
+    """
+
+    markers = (_SECTION_BEGIN,)
+    tags = (_SECTION_BEGIN, _BEGIN, _ARGUMENTS, _END, _SECTION_END)
+    template_parts = (_SECTION_BEGIN,)
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        yield from self.skip_space()
+        tag = yield from self.expect(_BEGIN)
+        while tag == _BEGIN:
+            yield from self._read_one()
+            yield from self.skip_space()
+            tag = yield from self.expect(_BEGIN, _SECTION_END)
+
+    def make_id(self, header: str) -> str:
+        return header
+
+    def _read_one(self) -> Steps[None]:
+        yield from self.skip_space()
+        path = yield from self.read_name()
+        yield from self.expect(":")
+        number = yield from self.read_name()
+        yield from self.skip_space()
+        yield from self.expect(_ARGUMENTS)
+        yield from self.skip_space()
+        if not (yield from self.find("{")):
+            raise NotACall
+        self.begin_call(path.rpartition(".")[2], f"{path}:{number}")
+        yield from self.pass_arguments()
+        yield from self.skip_space()
+        yield from self.expect(_END)
+        self.held.clear()

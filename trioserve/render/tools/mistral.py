@@ -1,0 +1,43 @@
+"""Calls of Mistral's models, in both of their forms.
+
+Models up to Mistral Small 3.1 write a list of objects behind the tag, and later ones
+(Mistral Small 3.2, Magistral, Devstral) the tag before the name of each call.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import Final
+
+from .cursor import NotACall, Steps
+from .json_calls import JsonCallScanner
+
+_ID_CHARACTERS: Final = string.ascii_letters + string.digits
+
+
+class MistralScanner(JsonCallScanner):
+    """Reads [TOOL_CALLS][{"name": ..., "arguments": {...}}] and [TOOL_CALLS]name[ARGS]{...}."""
+
+    markers = ("[TOOL_CALLS]",)
+    tags = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+    template_parts = ("[TOOL_CALLS]",)
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        yield from self.skip_space()
+        if (yield from self.find("[")):
+            yield from self.read_call_list()
+            return
+        name = yield from self.read_name()
+        if (yield from self.accept("[CALL_ID]")):
+            yield from self.read_name()
+        yield from self.accept("[ARGS]")
+        yield from self.skip_space()
+        if not (yield from self.find("{")):
+            raise NotACall
+        self.begin_call(name)
+        yield from self.pass_arguments()
+
+    def make_id(self, header: str) -> str:
+        # The templates take no other ids.
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))

@@ -1,0 +1,115 @@
+"""The base of the scanners, each of which reads the tool calls of one family of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+import secrets
+from typing import ClassVar
+
+from ...types.output import ToolCallDelta
+from .cursor import NotACall, Steps, TextCursor
+from .tool_table import ToolTable
+from .writer import CallWriter
+
+
+class ToolScanner(TextCursor, ABC):
+    """Splits the text of one sequence into text and tool calls.
+
+    Args:
+      tools: the tools of the request.
+      takes_one: everything behind the first call is dropped.
+
+    Attributes:
+      markers: texts that begin one or more calls.
+      tags: all texts of the format that may be special tokens.
+      template_parts: a chat template of the family contains all of these texts.
+    """
+
+    markers: ClassVar[tuple[str, ...]]
+    tags: ClassVar[tuple[str, ...]]
+    template_parts: ClassVar[tuple[str, ...]]
+
+    def __init__(self, tools: ToolTable, *, takes_one: bool = False) -> None:
+        super().__init__()
+        self.tools = tools
+        self.takes_one = takes_one
+        self.writer = CallWriter(takes_one=takes_one)
+        self._in_call = False
+        self._steps = self.read_text()
+        next(self._steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the rest of the text is dropped."""
+        return self.writer.is_full
+
+    def push(
+        self, text: str, *, is_last: bool = False
+    ) -> tuple[str, tuple[ToolCallDelta, ...]]:
+        """Take the next piece; returns the text and the pieces of calls that it adds.
+
+        Args:
+          is_last: no more text follows. Text that is held is released.
+        """
+        self.add(text)
+        if is_last:
+            self.end()
+        next(self._steps, None)
+        if is_last:
+            self.writer.finish()
+        return self.writer.take()
+
+    @abstractmethod
+    def read_calls(self, marker: str) -> Steps[None]:
+        """Read the calls behind a marker, up to their end.
+
+        Raises:
+          NotACall: the next character does not belong to a call.
+        """
+
+    def read_text(self) -> Steps[None]:
+        """Read the whole text. A family may look for calls at its beginning."""
+        write = self.writer.write_text
+        while marker := (yield from self.read_until(write, *self.markers)):
+            yield from self.try_calls(marker)
+
+    def make_id(self, header: str) -> str:
+        """Return the id of the next call.
+
+        Args:
+          header: the name of its function, as the model wrote it.
+        """
+        return f"call_{secrets.token_hex(12)}"
+
+    def try_calls(self, marker: str) -> Steps[None]:
+        """Read calls. From the place at which they break, the text is text again."""
+        try:
+            yield from self.read_calls(marker)
+            self.held.clear()
+        except NotACall:
+            self._break_off()
+        self._in_call = False
+
+    def give_back(self) -> None:
+        """Make text of the answer of all that is held: it is no call."""
+        self.writer.write_text("".join(self.held))
+        self.held.clear()
+
+    def begin_call(self, name: str, header: str = "") -> None:
+        """Announce a call. From here on its text does not become text of the answer."""
+        self.held.clear()
+        self._in_call = True
+        self.writer.begin_call(name, self.make_id(header or name))
+
+    def end_call(self) -> None:
+        """End the call, because its arguments are complete."""
+        self.held.clear()
+        self.writer.end_call()
+
+    def _break_off(self) -> None:
+        if self._in_call:
+            self.writer.end_call()
+            # Only the end of the calls is missing.
+            if self.is_at_end:
+                self.held.clear()
+        self.give_back()

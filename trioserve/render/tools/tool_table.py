@@ -1,0 +1,57 @@
+"""The tools of a request, as scanners look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+_EMPTY: Final[Mapping[str, object]] = {}
+
+# Keywords of a schema with further schemas, one of which holds.
+_ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
+
+
+class ToolTable:
+    """The tools by name.
+
+    Args:
+      tools: {"type": "function", "function": {"name": ..., "parameters": ...}} each. They
+        come from clients: whatever has another form is passed over.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, object]]) -> None:
+        functions = (_mapping(tool.get("function")) for tool in tools)
+        self._parameters = {
+            function["name"]: _mapping(function.get("parameters"))
+            for function in functions
+            if isinstance(function.get("name"), str)
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+    def find_types(self, name: str, parameter: str) -> frozenset[str]:
+        """Return the JSON types that a parameter of a tool may have.
+
+        They are empty if the schema does not tell.
+        """
+        schema = self._parameters.get(name, _EMPTY)
+        return _list_types(_mapping(_mapping(schema.get("properties")).get(parameter)))
+
+
+def _list_types(schema: Mapping[str, object]) -> frozenset[str]:
+    named = schema.get("type")
+    types = {named} if isinstance(named, str) else set(map(str, _list(named)))
+    for keyword in _ALTERNATIVES:
+        for each in _list(schema.get(keyword)):
+            inner = _mapping(each).get("type")
+            types |= {inner} if isinstance(inner, str) else set(map(str, _list(inner)))
+    return frozenset(types)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else _EMPTY
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
