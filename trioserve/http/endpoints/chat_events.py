@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
+from ...errors import TrioserveError
 from ...types.output import FinishReason, TextDelta, ToolCallDelta
 from ..decode.requests import ChatRequest
 from ..stream_meter import StreamMeter
 from ..wire.chunks import (
+    DONE,
     ChatChunks,
     EndChunks,
     ReasoningChunks,
     StreamHeader,
     ToolCallChunks,
+    error_event,
     usage_event,
 )
 from ..wire.logprobs import TokenTexts, build_chat_logprobs
@@ -53,8 +56,11 @@ class ChatEvents:
 
     def end(self) -> bytes:
         if not self._body.reports_usage:
-            return b""
-        return usage_event(ChatChunk, self._header, self._meter.usage)
+            return DONE
+        return usage_event(ChatChunk, self._header, self._meter.usage) + DONE
+
+    def fail(self, error: TrioserveError) -> bytes:
+        return error_event(error) + DONE
 
     def _list_parts(self, delta: TextDelta) -> list[tuple[ChatChunks, str]]:
         """Divide a delta into events: at least one, which may be empty."""

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
+from ...errors import TrioserveError
 from ...frontend import TextEngine
 from ...render import Renderer, TokenizeOptions, run_together
 from ...types.output import TextDelta, TokenLogprobs
@@ -20,7 +21,13 @@ from ..decode.requests import CompletionRequest
 from ..respond import respond_built
 from ..state import ServerState
 from ..stream_meter import StreamMeter
-from ..wire.chunks import CompletionChunks, StreamHeader, usage_event
+from ..wire.chunks import (
+    DONE,
+    CompletionChunks,
+    StreamHeader,
+    error_event,
+    usage_event,
+)
 from ..wire.logprobs import (
     TokenTexts,
     build_completion_logprobs,
@@ -215,8 +222,12 @@ class _CompletionEvents:
 
     def end(self) -> bytes:
         if not self._choices.body.reports_usage:
-            return b""
-        return usage_event(CompletionChunk, self._header, self._choices.meter.usage)
+            return DONE
+        usage = self._choices.meter.usage
+        return usage_event(CompletionChunk, self._header, usage) + DONE
+
+    def fail(self, error: TrioserveError) -> bytes:
+        return error_event(error) + DONE
 
     def _find_chunks(self, index: int) -> CompletionChunks:
         # Each is made when it is needed, because there may be thousands of choices.

@@ -15,7 +15,6 @@ from ...types.output import TextDelta
 from ..connection.scope import ScopedRequest
 from ..respond import EVENTS, run_writing
 from ..stream_meter import StreamMeter
-from ..wire.chunks import DONE, error_event
 from ..wire.logprobs import count_entries
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,10 @@ class EventWriter(Protocol):
         """Return the events of a delta; empty if the delta has nothing to report."""
 
     def end(self) -> bytes:
-        """Return the events behind the last delta."""
+        """Return the events behind the last delta, which end the stream."""
+
+    def fail(self, error: TrioserveError) -> bytes:
+        """Return the events that end the stream with an error."""
 
 
 def respond_events(
@@ -66,12 +68,12 @@ async def _generate_events(  # noqa: ASYNC900
     sender = _EventSender(request, meter, writer, workers)
     try:
         await sender.send_all()
-        yield sender.take_unsent() + writer.end() + DONE
+        yield sender.take_unsent() + writer.end()
     except TrioserveError as error:
-        yield sender.take_unsent() + error_event(error) + DONE
+        yield sender.take_unsent() + writer.fail(error)
     except Exception:
         logger.exception("the stream of request %s failed", request.id)
-        yield sender.take_unsent() + error_event(InternalError()) + DONE
+        yield sender.take_unsent() + writer.fail(InternalError())
 
 
 class _EventSender:
