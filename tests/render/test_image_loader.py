@@ -18,6 +18,7 @@ import trio
 
 from trioserve.config import MediaConfig
 from trioserve.errors import InvalidConfig, InvalidParameter
+from trioserve.render import Base64Image
 from trioserve.render.images.address import IPAddress
 from trioserve.render.images.loader import ImageLoader
 from trioserve.types.prompt import KEY_BYTES
@@ -72,6 +73,14 @@ async def test_a_data_url_is_decoded_and_known_by_its_bytes(
     assert encoded.digest == blake2b(PNG, digest_size=KEY_BYTES).digest()
     image = await loader.decode(encoded, param="x")
     assert (image.mode, image.size) == ("RGB", (3, 2))
+
+
+async def test_base64_may_come_without_the_head_of_a_url() -> None:
+    loader = make_loader()
+    image = Base64Image(data=memoryview(base64.b64encode(PNG)))
+    assert await loader.load(image, param="x") == await loader.load(
+        data_url(), param="x"
+    )
 
 
 @pytest.mark.parametrize("spell", AS_THEY_COME)

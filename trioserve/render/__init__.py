@@ -22,7 +22,7 @@ from .pooling import (
     load_pooling_parts,
     make_pooling_renderer,
 )
-from .text.chat import TURN_CHARACTERS, ChatMessage, count_characters
+from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characters
 from .text.detokenizer import Detokenizer
 from .text.stop import check_stop_strings
 from .text.template import ChatOptions
@@ -35,6 +35,7 @@ from .workers.together import run_together
 
 __all__ = [
     "TURN_CHARACTERS",
+    "Base64Image",
     "ChatInput",
     "ChatMessage",
     "ChatOptions",

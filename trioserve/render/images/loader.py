@@ -1,6 +1,6 @@
 """Loads images that requests name: as bytes, and then as pixels.
 
-    data:image/png;base64,...     decoded
+    data:image/png;base64,...     decoded; also without its head, as a Base64Image
     http://..., https://...       fetched from allowed hosts (fetch.py)
     file:///...                   read below one allowed folder
 
@@ -29,6 +29,7 @@ import trio
 from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidConfig, InvalidParameter
 from ...types.prompt import KEY_BYTES
+from ..text.chat import Base64Image
 from ..workers.threads import (
     RendererStatistics,
     RendererWorkers,
@@ -98,16 +99,18 @@ class ImageLoader:
         self._folder = _resolve_folder(config.allowed_local_media_path)
         self._fetcher = _make_fetcher(config, is_allowed_address)
 
-    async def load(self, url: Url, *, param: str) -> EncodedImage:
+    async def load(self, url: Url | Base64Image, *, param: str) -> EncodedImage:
         """Load the bytes of an image.
 
         Args:
-          url: a data, http, https or file URL.
+          url: a data, http, https or file URL, or a file in base64.
           param: its field in the request, for errors.
 
         Raises:
           InvalidParameter: the URL is wrong or not allowed, or nothing can be loaded.
         """
+        if isinstance(url, Base64Image):
+            return await self._run(partial(self._decode_data, url.data, 0, param))
         head = _read_head(url)
         scheme = head.partition(":")[0].lower()
         if scheme == "data":
@@ -165,7 +168,9 @@ class ImageLoader:
             raise InvalidParameter(
                 param, "is not a data URL of the form data:image/png;base64,..."
             )
-        begin = found.end()
+        return self._decode_data(url, found.end(), param)
+
+    def _decode_data(self, url: Url, begin: int, param: str) -> bytes:
         if (len(url) - begin) // 4 * 3 > self._max_bytes + 2:
             raise self._too_large(param)
         try:

@@ -22,6 +22,7 @@ from ...config import MediaConfig, parse_bytes
 from ...errors import InvalidParameter, MemoryFull
 from ...observe import Pace
 from ...observe.log_lines import escape
+from ..text.chat import Base64Image
 from ..workers.threads import RendererStatistics, RendererWorkers
 from .loader import EncodedImage, ImageLoader, Url
 from .mixed import ImageToken
@@ -111,11 +112,11 @@ class ImageRenderer:
         # Sizes of freed images; any thread may append one.
         self._freed: deque[int] = deque()
 
-    async def render(self, url: Url, *, param: str) -> ProcessedImage:
+    async def render(self, url: Url | Base64Image, *, param: str) -> ProcessedImage:
         """Load an image and prepare it for the model, or find it in the cache.
 
         Args:
-          url: a data, http, https or file URL.
+          url: a data, http, https or file URL, or a file in base64.
           param: its field in the request, for errors.
 
         Raises:

@@ -35,6 +35,16 @@ TURN_CHARACTERS = 32
 Payload = str | bytes | memoryview
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base64Image:
+    """The file of an image in base64, without the head of a data URL.
+
+    It may take the place of a URL: to join it with a head would copy megabytes.
+    """
+
+    data: Payload
+
+
 class ChatMessage(Protocol):
     """One turn of a conversation: a frozen struct or dataclass with these fields.
 
@@ -62,7 +72,7 @@ class ImagePart:
       param: its field in the request, for errors.
     """
 
-    url: Payload
+    url: Payload | Base64Image
     param: str
 
 
@@ -224,7 +234,7 @@ class _Reader:
             raise NotSupported(param, "this model sees no images")
         image = fields.get("image_url")
         url = image.get("url") if isinstance(image, Mapping) else image
-        if not isinstance(url, (str, bytes, memoryview)):
+        if not isinstance(url, (str, bytes, memoryview, Base64Image)):
             raise InvalidParameter(f"{param}.url", "must be a string")
         self.conversation.images.append(ImagePart(url=url, param=param))
         return {"type": "image"}
