@@ -72,6 +72,7 @@ RUN = {
     ("README.rst", "OpenAI("): "test_openais_client_streams",
     ("README.rst", "trio.run"): "test_a_trio_program_reads_two_chats",
     ("docs/api.rst", "OpenAI("): "test_openais_client_reads_an_answer",
+    ("docs/api.rst", "Anthropic("): "test_anthropics_client_streams",
     (
         "docs/embedding.rst",
         "nursery.start_soon(tell",
@@ -137,6 +138,15 @@ async def test_openais_client_reads_an_answer(
     server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await run_client(server, "docs/api.rst", "OpenAI(")
+    assert capsys.readouterr().out.startswith(server.answer)
+
+
+async def test_anthropics_client_streams(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = await run_client(server, "docs/api.rst", "Anthropic(")
+    # The client would leave its socket to the garbage collector.
+    names["client"].close()
     assert capsys.readouterr().out.startswith(server.answer)
 
 

@@ -60,6 +60,16 @@ def make_image() -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+def make_message(url: str) -> dict[str, object]:
+    source = {
+        "type": "base64",
+        "media_type": "image/png",
+        "data": url.partition(",")[2],
+    }
+    content = [{"type": "image", "source": source}]
+    return {"max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+
+
 CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "a long chat": lambda: ("/v1/chat/completions", make_chat(TEXT)),
     "a slow template": lambda: (
@@ -73,6 +83,10 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     "an image": lambda: (
         "/v1/chat/completions",
         make_chat([{"type": "image_url", "image_url": {"url": make_image()}}]),
+    ),
+    "an image for Anthropic's API": lambda: (
+        "/v1/messages",
+        make_message(make_image()),
     ),
     "a long prompt": lambda: ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "many prompts": lambda: (

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from trioserve.http.openapi import openapi_document
+from trioserve.http.route import Route
 from trioserve.http.routes import ROUTES
+from trioserve.http.wire.anthropic import AnthropicError
 from trioserve.types.sampling import SAMPLING_BOUNDS
 
 DOCUMENT: Any = json.loads(msgspec.json.encode(openapi_document("1.2.3", ROUTES)))
@@ -21,7 +23,7 @@ OPERATIONS = [
     for method, operation in item.items()
 ]
 POSTS = [
-    (path, route.request)
+    (path, route)
     for route in ROUTES
     for path in route.documented_paths
     if route.request is not None
@@ -71,10 +73,12 @@ def test_every_operation_has_described_responses(
         assert response["description"]
 
 
-@pytest.mark.parametrize(("path", "request_type"), POSTS)
+@pytest.mark.parametrize(("path", "route"), POSTS)
 def test_every_post_takes_its_request_and_lists_its_errors(
-    path: str, request_type: type[msgspec.Struct]
+    path: str, route: Route
 ) -> None:
+    request_type = route.request
+    assert request_type is not None
     operation = DOCUMENT["paths"][path]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["$ref"].endswith(f"/{request_type.__name__}")
@@ -82,10 +86,13 @@ def test_every_post_takes_its_request_and_lists_its_errors(
         request_type.__struct_fields__
     )
     errors = {s: r for s, r in operation["responses"].items() if s != "200"}
-    assert set(errors) == {"400", "404", "408", "413", "415", "429", "500", "503"}
+    overloaded = "529" if route.error is AnthropicError else "503"
+    assert set(errors) == {
+        *("400", "404", "408", "413", "415", "429", "500", overloaded)
+    }
     for response in errors.values():
         body = response["content"]["application/json"]["schema"]
-        assert body == {"$ref": "#/components/schemas/ErrorBody"}
+        assert body == {"$ref": f"#/components/schemas/{route.error.__name__}"}
 
 
 @pytest.mark.parametrize("name", SAMPLING_BOUNDS)
@@ -111,7 +118,7 @@ def test_chats_logprobs_are_a_flag() -> None:
 
 
 def test_streams_are_described() -> None:
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
         content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
         assert set(content) == {"application/json", "text/event-stream"}
 

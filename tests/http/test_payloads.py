@@ -12,10 +12,13 @@ import pytest
 
 from trioserve.errors import RequestError
 from trioserve.http.decode import decoder
+from trioserve.http.decode.anthropic_requests import MessagesRequest
+from trioserve.http.decode.chat_payloads import CHAT_PAYLOADS
 from trioserve.http.decode.message_mappings import MessageMappings
 from trioserve.http.decode.payloads import take_out
 from trioserve.http.decode.requests import ChatRequest, CompletionRequest
 from trioserve.http.decode.schema import decode_body
+from trioserve.http.decode.turn_mappings import TurnMappings
 
 decode_chat = partial(decode_body, ChatRequest)
 decode_completion = partial(decode_body, CompletionRequest)
@@ -32,7 +35,7 @@ def test_payloads_that_are_taken_out_are_put_back() -> None:
     body = json.dumps(
         {"prompt": LONG, "prompt_embeds": [LONG, "x", LONG + "RA=="], "user": "ann"}
     ).encode()
-    rest, strings = take_out(body)
+    rest, strings = take_out(body, CHAT_PAYLOADS.keys)
     assert len(strings) == 2 and len(rest) < len(body) / 2
     request = decode_completion(body)
     assert request.prompt == LONG
@@ -55,7 +58,7 @@ def test_images_and_tensors_of_a_chat(indent: int | None) -> None:
         {"type": "prompt_embeds", "prompt_embeds": LONG},
     )
     encoded = json.dumps(body, indent=indent).encode()
-    rest, strings = take_out(encoded)
+    rest, strings = take_out(encoded, CHAT_PAYLOADS.keys)
     assert len(strings) == 3 and len(rest) < len(LONG) + 2000
     (message,) = MessageMappings(decode_chat(encoded).messages)
     text, first, second, short, embeds = message["content"]  # type: ignore[misc]
@@ -68,7 +71,7 @@ def test_images_and_tensors_of_a_chat(indent: int | None) -> None:
 
 def test_escaped_payloads_are_left_to_the_decoder() -> None:
     body = b'{"prompt_embeds":"%b\\/"}' % LONG.encode()
-    assert take_out(body) == (body, {})
+    assert take_out(body, CHAT_PAYLOADS.keys) == (body, {})
     assert decode_completion(body).prompt_embeds == (LONG.encode() + b"/",)
 
 
@@ -85,7 +88,7 @@ def test_escaped_payloads_are_left_to_the_decoder() -> None:
     ],
 )
 def test_a_body_that_is_not_json_is_still_refused(body: bytes) -> None:
-    rest, _ = take_out(body)
+    rest, _ = take_out(body, CHAT_PAYLOADS.keys)
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(rest)
 
@@ -154,6 +157,31 @@ def test_any_completion_is_the_same_without_its_payloads(
     assert read_completion(encoded, 5) == read_completion(encoded, 10**9)
 
 
+@settings(max_examples=200)
+@given(data=PAYLOAD, url=PAYLOAD, input_=OTHER, inner=OTHER)
+def test_any_messages_of_anthropics_api_are_the_same_without_their_payloads(
+    data: str, url: str, input_: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    base64 = {"type": "base64", "media_type": "image/png", "data": data}
+    images = [
+        {"type": "image", "source": base64},
+        {"type": "image", "source": {"type": "url", "url": url}},
+    ]
+    call = {"id": "a", "name": "f", "input": {"data": data, "url": inner, **input_}}
+    results = [{"type": "tool_result", "tool_use_id": "a", "content": images}]
+    body = {
+        "max_tokens": 1,
+        "messages": [
+            {"role": "user", "content": images},
+            {"role": "assistant", "content": [{"type": "tool_use", **call}]},
+            {"role": "user", "content": results},
+        ],
+        "metadata": inner,
+    }
+    encoded = json.dumps(body).encode()
+    assert read_turns(encoded, 5) == read_turns(encoded, 10**9)
+
+
 @given(st.binary(max_size=60) | st.text('{}[]":,\\ab', max_size=60).map(str.encode))
 def test_any_bytes_end_in_valid_or_invalid_json_as_before(body: bytes) -> None:
     def is_json(data: bytes) -> bool:
@@ -163,7 +191,7 @@ def test_any_bytes_end_in_valid_or_invalid_json_as_before(body: bytes) -> None:
             return False
         return True
 
-    rest, strings = take_out(body, long_bytes=3)
+    rest, strings = take_out(body, CHAT_PAYLOADS.keys, long_bytes=3)
     assert strings or rest == body
     # Only the bytes that were taken out are no longer checked.
     assert is_json(rest) or not is_json(body)
@@ -179,6 +207,13 @@ def read_chat(body: bytes, long_bytes: int) -> object:
         return error.param, str(error)
 
 
+def read_turns(body: bytes, long_bytes: int) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        set_threshold(patch, long_bytes)
+        request = decode_body(MessagesRequest, body)
+    return list(TurnMappings(request.messages, None))
+
+
 def read_completion(body: bytes, long_bytes: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
         set_threshold(patch, long_bytes)
@@ -188,6 +223,4 @@ def read_completion(body: bytes, long_bytes: int) -> object:
 
 def set_threshold(patch: pytest.MonkeyPatch, long_bytes: int) -> None:
     patch.setattr(decoder, "_LARGE_BYTES", 0)
-    patch.setattr(
-        decoder, "take_out", lambda body: take_out(body, long_bytes=long_bytes)
-    )
+    patch.setattr(decoder, "take_out", partial(take_out, long_bytes=long_bytes))

@@ -25,16 +25,22 @@ from ..errors import (
 )
 from .connection.scope import ScopedConnection, ScopedRequest
 from .probes import Probe, ProbesFirst
+from .request_id import ANTHROPIC_HEADER
 from .respond import make_error, make_json
 from .route import Handler
 from .routes import ROUTES
 from .state import ServerState
+from .wire.anthropic import AnthropicError, choose_status
 from .wire.responses import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 
 # The types of errors that both Werkzeug and this server raise, by status.
 _TYPES = {400: RequestError.code, 404: ModelNotFound.code}
+
+_ANTHROPIC_PATHS = tuple(
+    path for route in ROUTES if route.error is AnthropicError for path in route.paths
+)
 
 
 class ServingApp(QuartTrio):
@@ -64,6 +70,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)
     app.after_request(_count_request(state))
+    app.after_request(_name_request)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
         app.asgi_app, state, _find_probes()
     )
@@ -118,6 +125,20 @@ def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Respons
     return count
 
 
+async def _name_request(response: Response) -> Response:
+    """Add the id of the request under the name that Anthropic's clients read."""
+    if _speaks_anthropic(request.path):
+        response.headers[ANTHROPIC_HEADER] = str(_current_request().id)
+    return response
+
+
+def _speaks_anthropic(path: str) -> bool:
+    """Whether the errors of a path, which may not exist, have Anthropic's shape."""
+    return any(
+        path == served or path.startswith(f"{served}/") for served in _ANTHROPIC_PATHS
+    )
+
+
 async def _respond_error(error: TrioserveError) -> Response:
     headers = {}
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
@@ -125,6 +146,9 @@ async def _respond_error(error: TrioserveError) -> Response:
         headers["Accept-Encoding"] = error.wanted
     if isinstance(error, (RequestError, Unavailable)):
         _forget_frames(error)
+    if _speaks_anthropic(request.path):
+        body = AnthropicError.of(error, str(_current_request().id))
+        return make_error(error, choose_status(error), headers, body).to_response()
     return make_error(error, headers=headers).to_response()
 
 
@@ -133,16 +157,24 @@ async def _respond_http_exception(error: HTTPException) -> Response:
     if status == 413:
         limit = request.max_content_length or 0
         return await _respond_error(PayloadTooLarge(limit))
-    detail = ErrorDetail(
-        message=_describe_http_exception(error),
-        type=_TYPES.get(status) or error.name.replace(" ", ""),
-        param=None,
-        code=status,
-    )
+    message = _describe_http_exception(error)
+    body: ErrorBody | AnthropicError
+    if _speaks_anthropic(request.path):
+        request_id = str(_current_request().id)
+        body = AnthropicError.describe(status, message, request_id)
+    else:
+        body = ErrorBody(
+            error=ErrorDetail(
+                message=message,
+                type=_TYPES.get(status) or error.name.replace(" ", ""),
+                param=None,
+                code=status,
+            )
+        )
     # Allow belongs to a 405. The other headers describe Werkzeug's HTML, which is not
     # sent.
     headers = {k: v for k, v in error.get_headers() if k == "Allow"}
-    return make_json(ErrorBody(error=detail), status, headers).to_response()
+    return make_json(body, status, headers).to_response()
 
 
 def _describe_http_exception(error: HTTPException) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -11,7 +12,7 @@ from ..frontend import MAX_THINKING_TOKEN_BUDGET
 from ..types.sampling import SAMPLING_BOUNDS
 from .respond import JSON
 from .route import Route
-from .wire.responses import ErrorBody
+from .wire.anthropic import OVERLOADED, AnthropicError
 
 # Parts of a document; JSON has no narrower type.
 _Json = dict[str, Any]
@@ -28,7 +29,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
 
 # The errors of all endpoints that take a body. Their classes are in errors.py.
 _BODY_ERRORS: Final[Mapping[str, str]] = {
-    "400": "The body is not JSON, or a field is wrong; `param` names the field.",
+    "400": "The body is not JSON, or a field is wrong; the error names the field.",
     "404": "The model is not served here.",
     "408": "The body arrived too slowly.",
     "413": "The body is too long.",
@@ -70,7 +71,7 @@ def _describe_operation(route: Route) -> _Json:
             for content_type, answer in route.answers.items()
         }
     errors = {
-        status: {"description": text, "content": _json(ErrorBody)}
+        status: {"description": text, "content": _json(route.error)}
         for status, text in _list_errors(route).items()
     }
     operation: _Json = {
@@ -85,7 +86,12 @@ def _describe_operation(route: Route) -> _Json:
 
 
 def _list_errors(route: Route) -> Mapping[str, str]:
-    return route.errors if route.request is None else {**_BODY_ERRORS, **route.errors}
+    if route.request is None:
+        return route.errors
+    errors = {**_BODY_ERRORS, **route.errors}
+    if route.error is AnthropicError:
+        errors[str(OVERLOADED)] = errors.pop("503")
+    return errors
 
 
 def _describe_parameter(name: str) -> _Json:
@@ -102,11 +108,17 @@ def _json(struct: type[msgspec.Struct]) -> _Json:
     return {JSON: _describe_content(struct)}
 
 
-def _describe_content(answer: type) -> _Json:
-    """Refer to a struct, or describe another type."""
+def _describe_content(answer: type | UnionType) -> _Json:
+    """Refer to structs, or describe another type."""
+    if isinstance(answer, UnionType):
+        return {"schema": {"anyOf": [_refer_to(each) for each in get_args(answer)]}}
     if issubclass(answer, msgspec.Struct):
-        return {"schema": {"$ref": _REF_TEMPLATE.format(name=answer.__name__)}}
+        return {"schema": _refer_to(answer)}
     return {"schema": msgspec.json.schema(answer)}
+
+
+def _refer_to(struct: type) -> _Json:
+    return {"$ref": _REF_TEMPLATE.format(name=struct.__name__)}
 
 
 def _describe_schemas(routes: Sequence[Route]) -> _Json:
@@ -122,11 +134,11 @@ def _describe_schemas(routes: Sequence[Route]) -> _Json:
 
 
 def _list_structs(routes: Sequence[Route]) -> Iterator[type[msgspec.Struct]]:
-    yield ErrorBody
     for route in routes:
-        for each in (route.request, *route.answers.values()):
-            if each is not None and issubclass(each, msgspec.Struct):
-                yield each
+        for each in (route.error, route.request, *route.answers.values()):
+            for struct in get_args(each) or (each,):
+                if struct is not None and issubclass(struct, msgspec.Struct):
+                    yield struct
 
 
 def _describe_object(type_: type) -> _Json:

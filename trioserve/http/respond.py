@@ -67,11 +67,13 @@ def make_error(
     error: TrioserveError,
     status: int | None = None,
     headers: dict[str, str] | None = None,
+    body: msgspec.Struct | None = None,
 ) -> PlainAnswer:
-    """Make the answer to an error. A 429 or 503 says when to try again.
+    """Make the answer to an error. An answer that says to try again later says when.
 
     Args:
       status: replaces the error's own status.
+      body: replaces the body in OpenAI's shape.
     """
     status = status or error.status
     headers = dict(headers or {})
@@ -79,7 +81,7 @@ def make_error(
         headers["Retry-After"] = str(error.retry_after_seconds)
     elif status == 503:
         headers["Retry-After"] = str(_RESTART_SECONDS)
-    return make_json(ErrorBody.of(error), status, headers)
+    return make_json(body or ErrorBody.of(error), status, headers)
 
 
 def respond_json(content: msgspec.Struct) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 import re
+from types import UnionType
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,8 @@ from quart import Response
 
 from .connection.scope import ScopedRequest
 from .state import ServerState
+from .wire.anthropic import AnthropicError
+from .wire.responses import ErrorBody
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 
@@ -30,8 +33,9 @@ class Route:
       request: the struct of the body; None where there is no body.
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
-        event.
+        event, or the union of all kinds of events.
       errors: the meanings of errors, by status, besides the errors of all bodies.
+      error: the struct of all errors of its paths, and of paths below them.
     """
 
     method: Literal["GET", "POST"]
@@ -39,8 +43,9 @@ class Route:
     handler: Handler
     summary: str
     request: type[msgspec.Struct] | None = None
-    answers: Mapping[str, type | None] = field(default_factory=dict)
+    answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    error: type[ErrorBody] | type[AnthropicError] = ErrorBody
 
     @property
     def documented_paths(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from quart import Response
 
 from .._version import __version__
 from .connection.scope import ScopedRequest
-from .decode import pooling_requests, requests
+from .decode import anthropic_requests, pooling_requests, requests
 from .endpoints.admin import (
     answer_health,
     answer_metrics,
@@ -29,13 +29,14 @@ from .endpoints.classify import answer_classify
 from .endpoints.cohere import answer_embed, answer_embed_v1
 from .endpoints.completions import answer_completion
 from .endpoints.embeddings import answer_embeddings, answer_pooling
+from .endpoints.messages import answer_count_tokens, answer_messages
 from .endpoints.score import answer_rerank, answer_score
 from .endpoints.tokenize import answer_detokenize, answer_tokenize
 from .openapi import openapi_document
 from .respond import BYTES, EVENTS, JSON
 from .route import Route
 from .state import ServerState
-from .wire import pooling_responses, responses
+from .wire import anthropic, pooling_responses, responses
 
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
@@ -64,6 +65,27 @@ _GENERATION: Final = (
         summary="Continue one or several prompts, each a string or token ids.",
         request=requests.CompletionRequest,
         answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
+    ),
+)
+
+_ANTHROPIC: Final = (
+    Route(
+        method="POST",
+        paths=("/v1/messages",),
+        handler=answer_messages,
+        summary="Answer a conversation, in the form of Anthropic's API.",
+        request=anthropic_requests.MessagesRequest,
+        answers={JSON: anthropic.AnthropicMessage, EVENTS: anthropic.MessageEvent},
+        error=anthropic.AnthropicError,
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/messages/count_tokens",),
+        handler=answer_count_tokens,
+        summary="Count the tokens of a conversation, in the form of Anthropic's API.",
+        request=anthropic_requests.CountTokensRequest,
+        answers={JSON: anthropic.TokenCount},
+        error=anthropic.AnthropicError,
     ),
 )
 
@@ -198,4 +220,10 @@ _ADMIN: Final = (
     ),
 )
 
-ROUTES: Final[tuple[Route, ...]] = (*_GENERATION, *_POOLING, *_TOKENS, *_ADMIN)
+ROUTES: Final[tuple[Route, ...]] = (
+    *_GENERATION,
+    *_ANTHROPIC,
+    *_POOLING,
+    *_TOKENS,
+    *_ADMIN,
+)

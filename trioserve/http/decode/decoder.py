@@ -14,8 +14,9 @@ import msgspec
 
 from . import unsupported
 from ...errors import InvalidParameter
+from .chat_payloads import CHAT_PAYLOADS
 from .errors import explain
-from .payloads import Strings, put_back, take_out
+from .payloads import Payloads, Strings, take_out
 
 # Smaller bodies are decoded within a quarter of a millisecond.
 _LARGE_BYTES: Final = 2**20
@@ -45,7 +46,7 @@ class BodyDecoder(Generic[RequestT]):
       refused: fields that are not implemented, with their neutral values.
       lazy: fields that may be long, with their decoders.
       bounds_ids: whether token ids are refused if there are more than the model takes.
-      takes_payloads: whether images and tensors are among the lazy fields.
+      payloads: images and tensors, which are not decoded; None for bodies without them.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class BodyDecoder(Generic[RequestT]):
         lazy: Mapping[str, DecodeField] = {},
         *,
         bounds_ids: bool = True,
-        takes_payloads: bool = True,
+        payloads: Payloads | None = CHAT_PAYLOADS,
     ) -> None:
         self._request_type = request_type
         self._refused = refused
         self._lazy = lazy
         self._bounds_ids = bounds_ids
-        self._takes_payloads = takes_payloads
+        self._payloads = payloads
         self._decoder: msgspec.json.Decoder[RequestT] = msgspec.json.Decoder(
             _make_body_type(request_type, (*refused, *lazy))
         )
@@ -80,15 +81,16 @@ class BodyDecoder(Generic[RequestT]):
         if not body:
             raise InvalidParameter(None, "The body is empty.")
         strings: Strings = {}
-        if self._takes_payloads and len(body) > _LARGE_BYTES:
-            body, strings = take_out(body)
+        payloads = self._payloads if len(body) > _LARGE_BYTES else None
+        if payloads is not None:
+            body, strings = take_out(body, payloads.keys)
         parsed = self._parse(body)
         for name, neutral in self._refused.items():
             if value := getattr(parsed, name):
                 unsupported.refuse(name, value, neutral)
         fields = self._decode_lazy_fields(parsed, max_model_len)
-        if strings:
-            put_back(fields, strings)
+        if payloads is not None and strings:
+            payloads.put_back(fields, strings)
         return self._request_type(**fields)
 
     def list_unknown_fields(self, body: bytes) -> tuple[str, ...]:

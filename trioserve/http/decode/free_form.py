@@ -28,7 +28,7 @@ def decode_template_kwargs(
     Raises:
       InvalidParameter: the value is not an object, or is too large or too deep.
     """
-    kwargs: dict[str, object] | None = _decode_free_form(
+    kwargs: dict[str, object] | None = decode_free_form(
         name, raw, dict[str, object] | None, MAX_TEMPLATE_KWARGS_BYTES
     )
     return kwargs
@@ -43,7 +43,7 @@ def decode_tools(
       InvalidParameter: a tool has no name, or the tools are too large or too deep.
       NotSupported: a tool is not a function.
     """
-    tools: tuple[dict[str, object], ...] | None = _decode_free_form(
+    tools: tuple[dict[str, object], ...] | None = decode_free_form(
         name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
     )
     for index, tool in enumerate(tools or ()):
@@ -87,7 +87,7 @@ def decode_processors(
     # The field was a list in old versions of vLLM, and clients send an empty one.
     if begins_with(raw, b"[") and not bytes(raw)[1:-1].strip():
         return None
-    named: dict[str, dict[str, object] | None] | None = _decode_free_form(
+    named: dict[str, dict[str, object] | None] | None = decode_free_form(
         name,
         raw,
         dict[str, dict[str, object] | None] | None,
@@ -96,7 +96,7 @@ def decode_processors(
     return named
 
 
-def _decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
+def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:
     """Decode a field that may contain any JSON.
 
     Raises:

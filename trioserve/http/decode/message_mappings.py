@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from typing import overload
 
 import msgspec
 
 from ...errors import NotSupported
 from ...render import TURN_CHARACTERS, ChatOptions
 from .lazy_fields import begins_with, decode_field, read_string
+from .lazy_mappings import LazyMappings
 from .messages import ContentPart, ImageUrl, Message
 from .requests import ChatRequest, TokenizeRequest
 
 
-class MessageMappings(Sequence[dict[str, object]]):
-    """Messages as the renderer reads them: a sequence of plain mappings.
-
-    Each mapping is made when it is read. The renderer reads it in the thread of a worker,
-    because there may be thousands of messages and megabytes of payloads.
+class MessageMappings(LazyMappings):
+    """The messages of a chat.
 
     Raises:
       InvalidParameter: on reading: the URL of an image, or a tensor, is not a string.
@@ -31,23 +27,12 @@ class MessageMappings(Sequence[dict[str, object]]):
 
     @cached_property
     def num_characters(self) -> int:
-        """The approximate length of their text, without images and tensors."""
         return sum(map(_count_characters, self._messages))
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, object]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[dict[str, object]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> dict[str, object] | Sequence[dict[str, object]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def make(self, index: int) -> dict[str, object]:
         return _to_mapping(self._messages[index], index)
 
 

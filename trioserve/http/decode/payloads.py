@@ -7,15 +7,13 @@ as fast.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 import re
 import secrets
 from typing import Any, Final
 
 import msgspec
-
-from .lazy_fields import begins_with
-from .messages import ContentPart, ImageUrl, Message
 
 # Shorter payloads are left to the decoder.
 _LONG_BYTES: Final = 65_536
@@ -25,20 +23,35 @@ _LONG_BYTES: Final = 65_536
 _MAX_STRINGS: Final = 10_000
 _MAX_QUOTES: Final = 100
 
-# The fields whose strings are read as bytes: URLs of images, and tensors.
-_KEYS: Final = frozenset({b'"prompt_embeds"', b'"image_url"', b'"url"'})
 _COLON: Final = re.compile(rb"[ \t\r\n]*:")
 
 # Labels are random, so that no client can send one.
-_LABEL: Final = re.compile(rb'"([0-9a-f]{32}-[0-9]+)"')
-_LONGEST_LABEL: Final = 64
+LABEL: Final = re.compile(rb'"([0-9a-f]{32}-[0-9]+)"')
 
 # The payloads with their quotes, by the labels that replace them.
 Strings = Mapping[bytes, memoryview]
 
 
-def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Strings]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payloads:
+    """The payloads of one kind of body.
+
+    Args:
+      keys: the fields whose strings are read as bytes, with quotes.
+      put_back: replaces the labels in the fields of a decoded request by their payloads.
+    """
+
+    keys: frozenset[bytes]
+    put_back: Callable[[dict[str, Any], Strings], None]
+
+
+def take_out(
+    body: bytes, keys: frozenset[bytes], *, long_bytes: int = _LONG_BYTES
+) -> tuple[bytes, Strings]:
     """Replace long payloads by labels, which occur nowhere else.
+
+    Args:
+      keys: as in Payloads.
 
     Returns:
       the short body, and the payloads. If the body was not JSON, the result is not JSON
@@ -60,7 +73,7 @@ def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Stri
             key = body[begin:position]
         elif (
             end - begin > long_bytes
-            and key in _KEYS
+            and key in keys
             # Strings with escapes are left to the decoder.
             and body.find(b"\\", begin, end) < 0
         ):
@@ -73,15 +86,17 @@ def take_out(body: bytes, *, long_bytes: int = _LONG_BYTES) -> tuple[bytes, Stri
     return (b"".join(pieces) if strings else body), strings
 
 
-def put_back(fields: dict[str, Any], strings: Strings) -> None:
-    """Replace the labels in the fields of a decoded request by their payloads."""
-    if embeds := fields.get("prompt_embeds"):
-        whole = {label: payload[1:-1] for label, payload in strings.items()}
-        fields["prompt_embeds"] = tuple(
-            whole.get(bytes(e), e) if len(e) < _LONGEST_LABEL else e for e in embeds
-        )
-    if messages := fields.get("messages"):
-        fields["messages"] = tuple(_complete(message, strings) for message in messages)
+def restore(raw: msgspec.Raw, strings: Strings) -> msgspec.Raw:
+    """Replace the labels in any value by their payloads."""
+    found = LABEL.search(raw)
+    if found is None:
+        return raw
+    if len(found[0]) == len(memoryview(raw)):
+        # The payload alone, without a copy.
+        return msgspec.Raw(strings.get(found[1], raw))
+    return msgspec.Raw(
+        LABEL.sub(lambda each: bytes(strings.get(each[1], each[0])), raw)
+    )
 
 
 def _find_end(body: bytes, position: int) -> int:
@@ -95,31 +110,3 @@ def _find_end(body: bytes, position: int) -> int:
             return end
         position = end + 1
     return -1
-
-
-def _complete(message: Message, strings: Strings) -> Message:
-    if not isinstance(message.content, tuple):
-        return message
-    content = tuple(_complete_part(part, strings) for part in message.content)
-    return msgspec.structs.replace(message, content=content)
-
-
-def _complete_part(part: ContentPart, strings: Strings) -> ContentPart:
-    for field in ("image_url", "prompt_embeds"):
-        raw = getattr(part, field)
-        found = _LABEL.search(raw)
-        # The object of an image is replaced by its URL. A wrong object stays, and is
-        # refused when it is read.
-        if found and not _is_wrong_image(raw):
-            if (payload := strings.get(found[1])) is not None:
-                part = msgspec.structs.replace(part, **{field: msgspec.Raw(payload)})
-    return part
-
-
-def _is_wrong_image(raw: msgspec.Raw) -> bool:
-    if not begins_with(raw, b"{"):
-        return False
-    try:
-        return not msgspec.json.decode(raw, type=ImageUrl).wants_detail
-    except ValueError:
-        return True

@@ -9,6 +9,8 @@ from functools import cache, partial
 from typing import Any, Final
 
 from . import unsupported
+from .anthropic_requests import CountTokensRequest, MessagesRequest
+from .client_tools import decode_client_tools
 from .decoder import UNBOUNDED, BodyDecoder, RequestT
 from .free_form import (
     decode_processors,
@@ -37,11 +39,16 @@ from .pooling_requests import (
     ScoreRequest,
 )
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .turn_payloads import TURN_PAYLOADS
 
 _TEMPLATE_FIELDS: Final = {
     "chat_template_kwargs": decode_template_kwargs,
     "tools": decode_tools,
     "tool_choice": decode_tool_choice,
+}
+_TURN_FIELDS: Final = {
+    "tools": decode_client_tools,
+    "chat_template_kwargs": decode_template_kwargs,
 }
 _TEXT_FIELDS: Final = {
     "input": decode_inputs,
@@ -51,7 +58,7 @@ _TEXT_FIELDS: Final = {
 
 # Texts that are pooled may be truncated or read in chunks, as the request or the server's
 # options say. So only the renderer refuses texts that are too long for the model.
-_PoolingDecoder: Final = partial(BodyDecoder, bounds_ids=False, takes_payloads=False)
+_PoolingDecoder: Final = partial(BodyDecoder, bounds_ids=False, payloads=None)
 
 _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
     ChatRequest: BodyDecoder(
@@ -72,6 +79,15 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
         TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS
     ),
     DetokenizeRequest: BodyDecoder(DetokenizeRequest, lazy={"tokens": decode_ids}),
+    MessagesRequest: BodyDecoder(
+        MessagesRequest, unsupported.MESSAGES, _TURN_FIELDS, payloads=TURN_PAYLOADS
+    ),
+    CountTokensRequest: BodyDecoder(
+        CountTokensRequest,
+        unsupported.COUNT_TOKENS,
+        _TURN_FIELDS,
+        payloads=TURN_PAYLOADS,
+    ),
     EmbeddingRequest: _PoolingDecoder(
         EmbeddingRequest, unsupported.POOLING, _TEXT_FIELDS
     ),

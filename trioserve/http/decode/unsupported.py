@@ -4,7 +4,8 @@ Such a field is refused unless its value is neutral: a neutral value means the b
 that the server has anyway, and client libraries send many of them. JSON's null is always
 neutral. All other unknown fields are ignored, as vLLM ignores them.
 
-Sources: OpenAI's and Cohere's API references; protocol.py of vLLM 0.33's endpoints.
+Sources: the API references of OpenAI, Anthropic and Cohere; protocol.py of vLLM 0.33's
+endpoints.
 """
 
 from __future__ import annotations
@@ -98,6 +99,27 @@ SCORING: Final[Mapping[str, Neutral]] = {
 
 COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
 
+_ANTHROPIC: Final[Mapping[str, Neutral]] = {
+    "context_management": (
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
+    "mcp_servers": ([],),
+    "output_config": ({}, {"effort": "high"}),
+    "output_format": (),
+    "speed": ("standard",),
+}
+
+COUNT_TOKENS: Final = _ANTHROPIC
+
+MESSAGES: Final[Mapping[str, Neutral]] = {
+    **_ANTHROPIC,
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+}
+
 # The advice in the error, where there is an alternative.
 INSTEAD: Final[Mapping[str, str]] = {
     "normalize": "send use_activation",
@@ -108,14 +130,17 @@ INSTEAD: Final[Mapping[str, str]] = {
     "tool_choice": "the model cannot be made to call a tool; send auto or none",
 }
 
-# Fields with labels for the client's own use. The server does nothing with them.
+# Fields with labels for the client's own use, and cache_control: the prefix cache keeps all
+# prompts. The server does nothing with them.
 LABELS: Final = frozenset(
     {
+        "cache_control",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "session_id",
+        "user_profile_id",
     }
 )
 

@@ -9,13 +9,10 @@ import msgspec
 from msgspec import UNSET
 from quart import Response
 
-from ...frontend import TextEngine
 from ...types.output import TextDelta, ToolCallDelta
-from ...types.prompt import Prompt
-from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
-from ..decode.message_mappings import MessageMappings, to_chat_options
+from ..decode.message_mappings import MessageMappings
 from ..decode.requests import ChatRequest
 from ..respond import respond_built
 from ..state import ServerState
@@ -32,11 +29,9 @@ from ..wire.responses import (
 from .chat_events import ChatEvents, make_logprobs, tell_finish_reason
 from .generation_steps import (
     make_header,
-    make_sampling,
     make_token_texts,
-    make_tokenize_options,
     open_stream,
-    tokenize_bad_words,
+    render_chat,
 )
 from .sse import respond_events
 
@@ -44,7 +39,7 @@ from .sse import respond_events
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, at once or token by token."""
     body, engine = await read_request(state, request, ChatRequest)
-    prompt, sampling = await _render(engine, body)
+    prompt, sampling = await render_chat(engine, body, MessageMappings(body.messages))
     # Without its messages, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, messages=())
     meter = await open_stream(state, request, body, engine, [prompt], sampling)
@@ -60,21 +55,6 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     completed = await meter.collect()
     build = partial(_build_answer, body, header, meter, texts, completed)
     return await respond_built(engine.renderer.workers, build, count_entries(completed))
-
-
-async def _render(
-    engine: TextEngine, body: ChatRequest
-) -> tuple[Prompt, SamplingParams]:
-    sampling = make_sampling(body, engine)
-    messages = MessageMappings(body.messages)
-    with engine.admit(sampling.n, messages.num_characters):
-        sampling = await tokenize_bad_words(body, engine, sampling)
-        prompt = await engine.renderer.render_chat(
-            messages,
-            to_chat_options(body),
-            make_tokenize_options(body, sampling, engine),
-        )
-    return prompt, sampling
 
 
 def _build_answer(

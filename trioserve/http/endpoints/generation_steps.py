@@ -12,6 +12,8 @@ from ...render import TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
+from ..decode.lazy_mappings import LazyMappings
+from ..decode.message_mappings import to_chat_options
 from ..decode.requests import ChatRequest, CompletionRequest, GenerationRequest
 from ..decode.sampling import to_sampling
 from ..respond import tell_time
@@ -85,6 +87,25 @@ async def tokenize_bad_words(
         return sampling
     words = await engine.renderer.render_bad_words(body.bad_words)
     return replace(sampling, bad_words=words)
+
+
+async def render_chat(
+    engine: TextEngine, body: ChatRequest, messages: LazyMappings
+) -> tuple[Prompt, SamplingParams]:
+    """Admit a chat, and render its prompt.
+
+    Args:
+      messages: those of the chat; the ones of `body` are not read.
+    """
+    sampling = make_sampling(body, engine)
+    with engine.admit(sampling.n, messages.num_characters):
+        sampling = await tokenize_bad_words(body, engine, sampling)
+        prompt = await engine.renderer.render_chat(
+            messages,
+            to_chat_options(body),
+            make_tokenize_options(body, sampling, engine),
+        )
+    return prompt, sampling
 
 
 async def open_stream(

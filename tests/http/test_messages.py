@@ -1,0 +1,450 @@
+"""Anthropic's API over real sockets, by its official client and without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trio
+
+import anthropic
+from trioserve.config import HttpConfig, RenderConfig
+from trioserve.errors import EngineDied
+from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.tokenizer import IM_END
+
+# The client leaves generators of its HTTP library to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+REASONING = "Hm, the dog sleeps."
+TEXT = "The quick brown fox."
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+ASK: Any = {"model": "fake", "max_tokens": 100, "messages": HELLO}
+PATH = "/v1/messages"
+TOOL = {
+    "name": "look",
+    "description": "Look around.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+
+# A template with a place for everything that the API takes.
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}</call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Client = anthropic.AsyncAnthropic
+
+
+@asynccontextmanager
+async def open_client(
+    folder: Path,
+    *,
+    parser: str = "none",
+    tool_call_parser: str = "none",
+    **options: Any,
+) -> AsyncIterator[tuple[FakeServer, Client]]:
+    options = {"answer": TEXT, "eos_token": IM_END, **options}
+    render = RenderConfig(
+        reasoning_parser=parser,  # type: ignore[arg-type]
+        tool_call_parser=tool_call_parser,  # type: ignore[arg-type]
+    )
+    with trio.fail_after(30):
+        async with (
+            open_fake_server(folder, render=render, **options) as server,
+            Client(base_url=server.url, api_key="any", max_retries=0) as client,
+        ):
+            yield server, client
+
+
+@pytest.fixture
+async def both(tokenizer_folder: Path) -> AsyncIterator[tuple[FakeServer, Client]]:
+    async with open_client(tokenizer_folder) as both:
+        yield both
+
+
+@pytest.fixture
+async def server(both: tuple[FakeServer, Client]) -> FakeServer:
+    return both[0]
+
+
+@pytest.fixture
+async def client(both: tuple[FakeServer, Client]) -> Client:
+    return both[1]
+
+
+async def post(server: FakeServer, body: object, path: str = PATH) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        return await client.post(path, json=body)
+
+
+async def stream(server: FakeServer, body: dict[str, Any]) -> list[Any]:
+    """Return the data of all events; the name of each is its type."""
+    text = (await post(server, body | {"stream": True})).text
+    events = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def read_prompt(server: FakeServer) -> str:
+    """Return the text of the last prompt that began."""
+    starts = [start for plan in server.device.plans for start in plan.starts]
+    token_bytes = server.state.engine.renderer.token_bytes
+    return b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
+
+
+async def test_a_message_is_answered_whole(server: FakeServer, client: Client) -> None:
+    message = await client.messages.create(**ASK)
+    [block] = message.content
+    assert block.type == "text" and block.text == TEXT
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert (message.type, message.role, message.model) == (
+        *("message", "assistant", "fake"),
+    )
+    assert message._request_id is not None
+    assert message.id == f"msg_{message._request_id}"
+    assert message.usage.output_tokens == len(server.answer_ids) + 1
+
+
+async def test_the_events_of_a_stream_have_their_order(server: FakeServer) -> None:
+    events = await stream(server, ASK)
+    names = [event["type"] for event in events]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    message = events[0]["message"]
+    assert message["content"] == []
+    assert (message["stop_reason"], message["stop_sequence"]) == (None, None)
+    assert "".join(event["delta"]["text"] for event in events[3:-3]) == TEXT
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop_sequences": ["fox"]}, {"max_tokens": 12}]
+)
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+async def test_a_stream_adds_up_to_the_whole_message(
+    tokenizer_folder: Path, fields: dict[str, Any], display: str
+) -> None:
+    answer = f"<think>\n{REASONING}\n</think>\n\n{TEXT}"
+    body = ASK | {"thinking": {"type": "adaptive", "display": display}} | fields
+    async with open_client(tokenizer_folder, parser="qwen3", answer=answer) as (
+        _,
+        client,
+    ):
+        whole = (await client.messages.create(**body)).to_dict()
+        async with client.messages.stream(**body) as events:
+            streamed = (await events.get_final_message()).to_dict()
+    for field in ("type", "role", "model", "stop_reason", "stop_sequence"):
+        assert whole[field] == streamed[field]
+    blocks: Any = [whole["content"], streamed["content"]]
+    for block in (*blocks[0], *blocks[1]):
+        # The id of the message.
+        if block["type"] == "thinking":
+            assert block.pop("signature").startswith("msg_")
+    assert blocks[0] == blocks[1]
+    tokens: Any = [whole["usage"], streamed["usage"]]
+    assert tokens[0]["output_tokens"] == tokens[1]["output_tokens"]
+    assert tokens[0]["output_tokens_details"] == tokens[1]["output_tokens_details"]
+    assert tokens[0]["output_tokens_details"]["thinking_tokens"] > 0
+
+
+async def test_reasoning_is_a_block_of_its_own(tokenizer_folder: Path) -> None:
+    answer = f"<think>\n{REASONING}\n</think>\n\n{TEXT}"
+    async with open_client(tokenizer_folder, parser="qwen3", answer=answer) as (
+        server,
+        client,
+    ):
+        message = await client.messages.create(
+            **ASK, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+        first, second = message.content
+        assert first.type == "thinking" and first.thinking == REASONING
+        assert first.signature == message.id
+        assert second.type == "text" and second.text == TEXT
+        [start] = server.device.plans[0].starts
+        assert start.sampling.reasoning_budget is not None
+        assert start.sampling.reasoning_budget.num_tokens == 1024
+        hidden = await client.messages.create(
+            **ASK, thinking={"type": "adaptive", "display": "omitted"}
+        )
+        assert hidden.content[0].type == "thinking"
+        assert hidden.content[0].thinking == ""
+
+
+async def test_a_stop_sequence_is_named(client: Client) -> None:
+    message = await client.messages.create(**ASK, stop_sequences=["dog", "brown"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "brown")
+    assert message.content[0].to_dict() == {"type": "text", "text": "The quick "}
+
+
+async def test_max_tokens_beyond_the_context_ends_where_the_context_does(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(tokenizer_folder, eos_token=None) as (_, client):
+        short = await client.messages.create(**ASK | {"max_tokens": 3})
+        assert short.stop_reason == "max_tokens"
+        long = await client.messages.create(**ASK | {"max_tokens": 20_000})
+    assert long.stop_reason == "model_context_window_exceeded"
+    usage = long.usage
+    assert usage.cache_read_input_tokens is not None
+    num_prompt = usage.input_tokens + usage.cache_read_input_tokens
+    assert num_prompt + usage.output_tokens == 256
+
+
+async def test_cached_tokens_are_no_input_tokens(client: Client) -> None:
+    ask = ASK | {"messages": [{"role": "user", "content": "Hello. " * 20}]}
+    count = await client.messages.count_tokens(model="fake", messages=ask["messages"])
+    first = (await client.messages.create(**ask)).usage
+    second = (await client.messages.create(**ask)).usage
+    assert (first.input_tokens, first.cache_read_input_tokens) == (
+        *(count.input_tokens, 0),
+    )
+    assert second.cache_read_input_tokens
+    assert second.cache_creation_input_tokens == 0
+    total = second.input_tokens + second.cache_read_input_tokens
+    assert total == count.input_tokens
+
+
+CONVERSATIONS: Any = {
+    "system": ({"system": "Be kind.", "messages": HELLO}, {}),
+    "continued": (
+        {"messages": [*HELLO, {"role": "assistant", "content": "The"}]},
+        {"continue_final_message": True, "add_generation_prompt": False},
+    ),
+    "tools": (
+        {
+            "messages": [
+                *HELLO,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                        {"type": "text", "text": "I look."},
+                        {
+                            "type": "tool_use",
+                            "id": "t1",
+                            "name": "look",
+                            "input": {"at": "sea"},
+                        },
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t1",
+                            "content": "Blue.",
+                        },
+                        {"type": "text", "text": "And?"},
+                    ],
+                },
+            ],
+            "tools": [TOOL],
+        },
+        {
+            "messages": [
+                *HELLO,
+                {
+                    "role": "assistant",
+                    "reasoning": "Hm.",
+                    "content": "I look.",
+                    "tool_calls": [
+                        {
+                            "id": "t1",
+                            "type": "function",
+                            "function": {"name": "look", "arguments": '{"at": "sea"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "t1", "content": "Blue."},
+                {"role": "user", "content": "And?"},
+            ],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "look",
+                        "description": "Look around.",
+                        "parameters": TOOL["input_schema"],
+                    },
+                }
+            ],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONVERSATIONS)
+async def test_a_conversation_has_the_same_prompt_as_a_chat(
+    tokenizer_folder: Path, case: str
+) -> None:
+    sent, chat = CONVERSATIONS[case]
+    system = [{"role": "system", "content": sent["system"]}] if "system" in sent else []
+    chat = {"messages": [*system, *sent["messages"]], "max_tokens": 2} | chat
+    async with open_client(
+        tokenizer_folder, chat_template=TEMPLATE, max_model_len=1024
+    ) as (server, client):
+        message = await client.messages.create(**ASK | sent)
+        prompt = read_prompt(server)
+        answer = await post(server, chat, "/v1/chat/completions")
+        assert answer.status_code == 200, answer.text
+        assert read_prompt(server) == prompt
+        count = await post(
+            server,
+            {k: v for k, v in sent.items() if k != "max_tokens"},
+            f"{PATH}/count_tokens",
+        )
+        tokens = message.usage.input_tokens
+        assert count.json() == {"input_tokens": tokens}
+        assert answer.json()["usage"]["prompt_tokens"] == tokens
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_calls_are_blocks_and_their_results_are_taken(
+    tokenizer_folder: Path, parallel: bool
+) -> None:
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": not parallel}
+    ask = ASK | {"max_tokens": 500, "tools": [TOOL], "tool_choice": choice}
+    async with open_client(
+        tokenizer_folder,
+        answer=f"I look.\n{CALL}\n{CALL}",
+        tool_call_parser="hermes",
+        chat_template=TEMPLATE,
+        max_model_len=1024,
+    ) as (server, client):
+        message = await client.messages.create(**ask)
+        async with client.messages.stream(**ask) as events:
+            streamed = await events.get_final_message()
+        results = [
+            {"type": "tool_result", "tool_use_id": block.id, "content": "Blue."}
+            for block in message.content
+            if block.type == "tool_use"
+        ]
+        history = [*HELLO, message.to_param(), {"role": "user", "content": results}]
+        await client.messages.create(**ask | {"messages": history})
+        prompt = read_prompt(server)
+    assert (message.stop_reason, streamed.stop_reason) == ("tool_use", "tool_use")
+    for answer in (message, streamed):
+        text, *calls = answer.content
+        assert text.type == "text" and text.text.strip() == "I look."
+        assert len(calls) == (2 if parallel else 1)
+        for call in calls:
+            assert call.type == "tool_use"
+            assert (call.name, call.input) == ("look", {"at": "sea"})
+            assert call.id
+    assert prompt.count('<call>look{"at": "sea"}</call>') == len(results)
+    assert prompt.count("<|im_start|>tool\nBlue.<|im_end|>") == len(results)
+
+
+async def test_errors_become_exceptions_of_the_client(
+    server: FakeServer, client: Client
+) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await client.messages.create(**ASK | {"model": "claude"})
+    assert missing.value.type == "not_found_error"
+    assert missing.value.api_message == "The model `claude` does not exist."
+    body: Any = missing.value.body
+    assert body["type"] == "error"
+    assert body["request_id"] == missing.value.request_id
+    with pytest.raises(anthropic.BadRequestError) as wrong:
+        await client.messages.create(**ASK, extra_body={"temperature": 1000})
+    assert wrong.value.type == "invalid_request_error"
+    assert wrong.value.api_message is not None
+    assert wrong.value.api_message.startswith("temperature: must be between")
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        await client.messages.create(
+            **ASK | {"messages": [{"role": "user", "content": "word " * 1000}]}
+        )
+    server.state.engine = None
+    with pytest.raises(anthropic.OverloadedError) as closed:
+        await client.messages.create(**ASK)
+    assert closed.value.type == "overloaded_error"
+    assert closed.value.response.headers["retry-after"] == "10"
+
+
+async def test_too_many_requests_are_limited_by_rate(tokenizer_folder: Path) -> None:
+    async with (
+        open_client(
+            tokenizer_folder, max_num_waiting=0, step_seconds=0.05, eos_token=None
+        ) as (server, client),
+        trio.open_nursery() as nursery,
+    ):
+        filling = {"prompt": [5, 6], "n": 32, "max_tokens": 100}
+        nursery.start_soon(post, server, filling, "/v1/completions")
+        while server.engine.statistics().num_streams == 0:
+            await trio.lowlevel.checkpoint()
+        with pytest.raises(anthropic.RateLimitError) as full:
+            await client.messages.create(**ASK)
+        nursery.cancel_scope.cancel()
+    assert full.value.type == "rate_limit_error"
+    assert int(full.value.response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "type_"),
+    [
+        ("POST", PATH, b"{", 400, "invalid_request_error"),
+        ("POST", PATH, b"x" * 5000, 413, "request_too_large"),
+        ("GET", PATH, b"", 405, "invalid_request_error"),
+        ("POST", f"{PATH}/batches", b"{}", 404, "not_found_error"),
+        ("POST", f"{PATH}/count_tokens", b"{}", 400, "invalid_request_error"),
+    ],
+)
+async def test_errors_before_the_handler_have_the_same_shape(
+    tokenizer_folder: Path,
+    method: str,
+    path: str,
+    content: bytes,
+    status: int,
+    type_: str,
+) -> None:
+    http = HttpConfig(max_body_size="4KiB")
+    async with open_client(tokenizer_folder, http=http) as (server, _):
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            response = await client.request(
+                method,
+                path,
+                content=content,
+                headers={"content-type": "application/json"},
+            )
+    assert response.status_code == status
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["error"]["type"] == type_
+    assert body["request_id"] == response.headers["request-id"]
+
+
+async def test_a_stream_may_end_with_an_error(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder, eos_token=None, step_seconds=0.02) as (
+        server,
+        client,
+    ):
+        with pytest.raises(anthropic.APIStatusError) as failed:
+            async with client.messages.stream(**ASK) as events:
+                async for _ in events:
+                    server.engine.close_requests(EngineDied())
+    assert failed.value.type == "api_error"
+    assert failed.value.api_message == "The engine failed; the server is stopping."

@@ -1,0 +1,319 @@
+"""Conversations of Anthropic's API: what they become, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+import json
+from typing import Any
+
+import pytest
+
+from trioserve.errors import RequestError
+from trioserve.http.decode.anthropic_chat import explain_fields, to_chat_request
+from trioserve.http.decode.anthropic_requests import MessagesRequest
+from trioserve.http.decode.schema import decode_body
+from trioserve.http.decode.turn_mappings import TurnMappings
+from trioserve.render import Base64Image
+
+decode = partial(decode_body, MessagesRequest)
+
+HELLO = {"role": "user", "content": "Hello"}
+LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+LONG = base64.b64encode(b"abc" * 400_000).decode()
+
+
+def body_of(*turns: object, **fields: object) -> bytes:
+    body = {"model": "fake", "max_tokens": 9, "messages": turns or [HELLO], **fields}
+    return json.dumps(body).encode()
+
+
+def user(*blocks: object) -> dict[str, object]:
+    return {"role": "user", "content": blocks}
+
+
+def assistant(*blocks: object) -> dict[str, object]:
+    return {"role": "assistant", "content": blocks}
+
+
+def text(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
+def image(**source: object) -> dict[str, object]:
+    return {"type": "image", "source": source}
+
+
+def call(number: int, **input_: object) -> dict[str, object]:
+    return {"type": "tool_use", "id": f"t{number}", "name": "look", "input": input_}
+
+
+def result(number: int, content: object = "seen") -> dict[str, object]:
+    return {"type": "tool_result", "tool_use_id": f"t{number}", "content": content}
+
+
+def convert(body: bytes) -> list[Any]:
+    request = decode(body)
+    return list(TurnMappings(request.messages, request.system))
+
+
+def refuse(body: bytes) -> str:
+    with pytest.raises(RequestError) as caught:
+        request = decode(body)
+        turns = TurnMappings(request.messages, request.system)
+        with explain_fields(turns):
+            to_chat_request(request, splits_reasoning=False)
+            list(turns)
+    return str(caught.value)
+
+
+def test_strings_and_blocks_of_text_become_the_same() -> None:
+    [first] = convert(body_of(HELLO))
+    [second] = convert(body_of(user(text("Hello"))))
+    assert first == second == {"role": "user", "content": [text("Hello")]}
+
+
+def test_the_system_prompt_comes_first() -> None:
+    system = [{**text("Be kind."), "cache_control": {"type": "ephemeral"}}]
+    for sent in ("Be kind.", system):
+        first, _ = convert(body_of(HELLO, system=sent))
+        assert first == {"role": "system", "content": [text("Be kind.")]}
+
+
+def test_results_become_messages_of_their_own_in_the_same_order() -> None:
+    messages = convert(
+        body_of(
+            HELLO,
+            assistant(
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "xyz"},
+                text("I look."),
+                call(1, at="the sea", data="x"),
+                call(2),
+            ),
+            user(result(1), result(2, [text("a"), text("b")]), text("And now?")),
+        )
+    )
+    assert [message["role"] for message in messages] == [
+        *("user", "assistant", "tool", "tool", "user")
+    ]
+    _, asked, first, second, last = messages
+    assert asked["content"] == [text("I look.")]
+    assert asked["reasoning"] == "Hm."
+    function = {"name": "look", "arguments": {"at": "the sea", "data": "x"}}
+    assert asked["tool_calls"][0] == {
+        "id": "t1",
+        "type": "function",
+        "function": function,
+    }
+    assert first == {"role": "tool", "tool_call_id": "t1", "content": "seen"}
+    assert second["content"] == [text("a"), text("b")]
+    assert last["content"] == [text("And now?")]
+
+
+def test_calls_alone_leave_no_content() -> None:
+    _, asked, _ = convert(body_of(HELLO, assistant(call(1)), user(result(1, None))))
+    assert asked["content"] is None
+
+
+def test_successive_turns_of_a_role_become_one() -> None:
+    messages = convert(body_of(HELLO, user(text("you")), assistant(text("Hi."))))
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == [text("Hello"), text("you")]
+
+
+def test_a_last_turn_of_the_assistant_is_continued() -> None:
+    request = decode(body_of(HELLO, assistant(text("The"))))
+    chat = to_chat_request(request, splits_reasoning=False)
+    assert chat.continue_final_message and not chat.adds_generation_prompt
+    chat = to_chat_request(decode(body_of(HELLO)), splits_reasoning=False)
+    assert chat.adds_generation_prompt and not chat.continue_final_message
+
+
+def test_tools_become_functions() -> None:
+    tool = {**LOOK, "description": "Look around.", "type": "custom"}
+    request = decode(body_of(tools=[tool], tool_choice={"type": "auto"}))
+    chat = to_chat_request(request, splits_reasoning=False)
+    function = {
+        "name": "look",
+        "description": "Look around.",
+        "parameters": LOOK["input_schema"],
+    }
+    assert chat.shown_tools == ({"type": "function", "function": function},)
+    request = decode(body_of(tools=[tool], tool_choice={"type": "none"}))
+    assert to_chat_request(request, splits_reasoning=False).shown_tools == ()
+
+
+@pytest.mark.parametrize("data", ["QUJD", LONG], ids=["short", "long"])
+def test_images_stay_bytes_of_the_body(data: str) -> None:
+    picture = image(type="base64", media_type="image/png", data=data)
+    link = image(type="url", url=f"data:image/png;base64,{data}")
+    seen = user(picture, link, text("?"))
+    asked = assistant(call(1, data=data[:200_000]))
+    messages = convert(body_of(seen, asked, user(result(1, [picture]))))
+    first, second, last = messages[0]["content"]
+    assert first["image_url"]["url"] == Base64Image(data=memoryview(data.encode()))
+    assert second["image_url"]["url"] == f"data:image/png;base64,{data}".encode()
+    assert last == text("?")
+    arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"data": data[:200_000]}
+    [part] = messages[2]["content"]
+    assert bytes(part["image_url"]["url"].data) == data.encode()
+
+
+@pytest.mark.parametrize(
+    ("thinking", "splits", "budget", "shows"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, True, 1024, True),
+        ({"type": "adaptive"}, True, None, True),
+        ({"type": "adaptive", "display": "omitted"}, False, None, False),
+        ({"type": "disabled"}, True, 0, True),
+        ({"type": "disabled"}, False, None, True),
+        (None, True, None, True),
+    ],
+)
+def test_thinking_becomes_a_budget(
+    thinking: object, splits: bool, budget: int | None, shows: bool
+) -> None:
+    request = decode(body_of(thinking=thinking))
+    chat = to_chat_request(request, splits_reasoning=splits)
+    assert chat.thinking_token_budget == budget
+    assert chat.includes_reasoning == shows
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        (
+            [{"role": "tool", "content": "x"}],
+            "messages[0].role: must be one of user, assistant, system",
+        ),
+        (
+            [user({"type": "document", "source": {"type": "text", "data": "x"}})],
+            "messages[0].content[0].type is not supported by this server: "
+            "must be one of text, image, tool_result",
+        ),
+        (
+            [user(call(1))],
+            "messages[0].content[0].type is not supported by this server: "
+            "must be one of text, image, tool_result",
+        ),
+        ([user({"type": "text"})], "messages[0].content[0].text: is required"),
+        ([user({"type": "image"})], "messages[0].content[0].source: is required"),
+        (
+            [user(image(type="file", file_id="f"))],
+            "messages[0].content[0].source.type is not supported by this server: "
+            "must be base64 or url",
+        ),
+        (
+            [user(image(type="base64", media_type="image/bmp", data="QUJD"))],
+            "messages[0].content[0].source.media_type: "
+            "must be one of image/jpeg, image/png, image/gif, image/webp",
+        ),
+        (
+            [user(image(type="url", url=5))],
+            "messages[0].content[0].source.url: must be a string",
+        ),
+        (
+            [HELLO, assistant({**call(1), "input": "x"}), user(result(1))],
+            "messages[1].content[0].input: must be an object",
+        ),
+        (
+            [HELLO, assistant(text("a"), call(1))],
+            "messages[1]: its tool_use blocks need tool_result blocks in a message "
+            "behind it",
+        ),
+        (
+            # The second call of the third message that the renderer reads.
+            [
+                HELLO,
+                assistant(text("a"), call(1)),
+                user(result(1)),
+                assistant(text("b"), call(2), call(3, text="x" * 300_000)),
+                user(result(2), result(3)),
+            ],
+            "messages[3].content[2]: at most 262144 bytes are taken",
+        ),
+        (
+            [user(result(1, [{"type": "document"}]))],
+            "messages[0].content[0].content[0].type is not supported by this server: "
+            "must be one of text, image",
+        ),
+    ],
+)
+def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) -> None:
+    assert refuse(body_of(*turns, system="Be kind.")) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"system": [image(type="url", url="x")]},
+            "system[0].type is not supported by this server: must be one of text",
+        ),
+        ({"messages": []}, "messages: must have a length of at least 1"),
+        ({"max_tokens": "9"}, "max_tokens: expected int, got str"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools[0].type is not supported by this server: "
+            "only tools of the client's own (custom) are taken",
+        ),
+        ({"tools": [{"name": "look"}]}, "tools[0].input_schema: is required"),
+        (
+            {"tools": [{**LOOK, "strict": True}]},
+            "tools[0].strict is not supported by this server: "
+            "calls are not checked by schemas",
+        ),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "any"}},
+            "tool_choice is not supported by this server: "
+            "the model cannot be made to call a tool; send auto or none",
+        ),
+        (
+            {"tool_choice": {"type": "required"}},
+            "tool_choice.type: must be one of auto, any, tool, none",
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            "thinking.budget_tokens: needs --reasoning-parser; "
+            "send thinking of the type adaptive or disabled",
+        ),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
+        (
+            {"thinking": {"type": "between_tools"}},
+            "thinking.type: must be one of enabled, disabled, adaptive",
+        ),
+        ({"mcp_servers": [{}]}, "mcp_servers is not supported by this server"),
+        ({"container": "c"}, "container is not supported by this server"),
+        (
+            {"output_config": {"effort": "low"}},
+            "output_config is not supported by this server",
+        ),
+        (
+            {"stop_sequences": [""]},
+            "stop_sequences[0]: must have a length of at least 1",
+        ),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(
+    fields: dict[str, object], message: str
+) -> None:
+    assert refuse(body_of(**fields)) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"user_id": "ann"}, "service_tier": "auto"},
+        {"mcp_servers": [], "container": None, "output_config": {"effort": "high"}},
+        {
+            "context_management": {
+                "edits": [{"type": "clear_thinking_20251015", "keep": "all"}]
+            }
+        },
+        {"cache_control": {"type": "ephemeral"}},
+    ],
+)
+def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None:
+    decode(body_of(**fields))

@@ -1,0 +1,94 @@
+"""From a request of Anthropic's API to the chat that the server answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ...errors import InvalidParameter, RequestError
+from .anthropic_requests import ConversationRequest, MessagesRequest, Thinking
+from .requests import ChatRequest
+from .turn_mappings import TurnMappings
+
+# The names of fields that are called otherwise in chats, for errors.
+_CLIENT_NAMES: Final[Mapping[str, str]] = {
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+
+
+def to_chat_request(
+    request: ConversationRequest, *, splits_reasoning: bool
+) -> ChatRequest:
+    """Make a chat of a request. It has no messages; TurnMappings has them.
+
+    Args:
+      splits_reasoning: the server separates reasoning from answers.
+
+    Raises:
+      RequestError: the chat is refused; `explain_fields` changes the names in its message.
+      InvalidParameter: a budget for reasoning is sent to a server that does not separate
+        it.
+    """
+    choice = request.tool_choice
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": (),
+        "tools": tuple(tool.to_function() for tool in request.tools or ()) or None,
+        "tool_choice": None if choice is None else choice.type,
+        # A model goes on where the last turn ends, if that is its own.
+        "continue_final_message": request.messages[-1].role == "assistant",
+        "chat_template_kwargs": request.chat_template_kwargs,
+        **_read_thinking(request.thinking, splits_reasoning),
+    }
+    if choice is not None and choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if isinstance(request, MessagesRequest):
+        fields |= {
+            "max_tokens": request.max_tokens,
+            "stop": request.stop_sequences,
+            "stream": request.stream,
+            "temperature": request.temperature,
+            "top_k": request.top_k,
+            "top_p": request.top_p,
+            "cache_salt": request.cache_salt,
+        }
+    return ChatRequest(**fields)
+
+
+def _read_thinking(thinking: Thinking | None, splits_reasoning: bool) -> dict[str, Any]:
+    if thinking is None:
+        return {}
+    if thinking.type == "enabled" and not splits_reasoning:
+        raise InvalidParameter(
+            "thinking.budget_tokens",
+            "needs --reasoning-parser; send thinking of the type adaptive or disabled",
+        )
+    budget = thinking.budget_tokens
+    if thinking.type == "disabled" and splits_reasoning:
+        budget = 0
+    return {
+        "thinking_token_budget": budget,
+        "include_reasoning": thinking.display != "omitted",
+    }
+
+
+@contextmanager
+def explain_fields(turns: TurnMappings | None = None) -> Iterator[None]:
+    """Name fields as Anthropic's API does in errors that leave the block.
+
+    Args:
+      turns: finds the blocks of messages; None if the block does not read the messages.
+    """
+    try:
+        yield
+    except RequestError as error:
+        sent_as = _CLIENT_NAMES.get(error.param or "", error.param or "")
+        if turns is not None:
+            sent_as = turns.locate(sent_as)
+        if sent_as == (error.param or ""):
+            raise
+        reason = str(error).removeprefix(error.param or "")
+        raise RequestError(f"{sent_as}{reason}", param=sent_as) from None
