@@ -18,6 +18,7 @@ from trioserve.errors import (
     RequestError,
 )
 from trioserve.http.decode import lazy_fields as large, unsupported
+from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.message_mappings import MessageMappings, to_chat_options
 from trioserve.http.decode.requests import (
     ChatRequest,
@@ -44,17 +45,20 @@ DECODERS: dict[str, Decode] = {
     "completion": decode_completion,
     "tokenize": decode_tokenize,
     "detokenize": decode_detokenize,
+    "messages": partial(decode_body, MessagesRequest),
 }
 MINIMAL: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
     "completion": {"prompt": "hi"},
     "tokenize": {"prompt": "hi"},
     "detokenize": {"tokens": [1]},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
 }
 REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
     "chat": unsupported.CHAT,
     "completion": unsupported.COMPLETION,
     "tokenize": unsupported.TOKENIZE,
+    "messages": unsupported.MESSAGES,
 }
 
 

@@ -7,14 +7,18 @@ from functools import partial
 import json
 from typing import Any
 
+from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.errors import RequestError
+from trioserve.http.decode import unsupported
 from trioserve.http.decode.anthropic_chat import explain_fields, to_chat_request
 from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.schema import decode_body
 from trioserve.http.decode.turn_mappings import TurnMappings
+from trioserve.http.decode.turns import BLOCK_TYPES
 from trioserve.render import Base64Image
+from trioserve.render.text.chat import read_messages
 
 decode = partial(decode_body, MessagesRequest)
 
@@ -317,3 +321,68 @@ def test_wrong_fields_are_refused_by_name(
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None:
     decode(body_of(**fields))
+
+
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "text", "url"]), inner, max_size=3),
+    max_leaves=5,
+)
+TYPES = st.sampled_from(
+    ["document", *{t for types in BLOCK_TYPES.values() for t in types}]
+)
+SOURCE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["base64", "url", "file"])},
+    optional={"media_type": st.just("image/png") | VALUE, "data": VALUE, "url": VALUE},
+)
+INNER: dict[str, st.SearchStrategy[Any]] = {
+    "text": st.text(max_size=4) | VALUE,
+    "source": SOURCE | VALUE,
+}
+BLOCK = st.fixed_dictionaries(
+    {"type": TYPES},
+    optional={
+        **INNER,
+        "thinking": st.text(max_size=4) | VALUE,
+        "id": st.just("t1") | VALUE,
+        "name": st.just("look") | VALUE,
+        "input": st.dictionaries(st.text(max_size=3), VALUE, max_size=2) | VALUE,
+        "tool_use_id": st.just("t1") | VALUE,
+        "content": VALUE
+        | st.lists(st.fixed_dictionaries({"type": TYPES}, optional=INNER), max_size=2),
+    },
+)
+TURN = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from([*BLOCK_TYPES, "tool"]),
+        "content": st.text(max_size=4) | st.lists(BLOCK, max_size=4),
+    }
+)
+FIELDS = st.sampled_from(
+    [*MessagesRequest.__struct_fields__, *unsupported.MESSAGES, "metadata"]
+)
+
+
+@settings(max_examples=400)
+@given(
+    turns=st.lists(TURN, min_size=1, max_size=4),
+    fields=st.dictionaries(FIELDS, VALUE, max_size=2),
+    splits=st.booleans(),
+)
+def test_any_conversation_is_taken_or_refused_by_name(
+    turns: list[Any], fields: dict[str, Any], splits: bool
+) -> None:
+    body = body_of(*turns, **{"messages": turns, **fields})
+    try:
+        request = decode(body)
+        mappings = TurnMappings(request.messages, request.system)
+        with explain_fields(mappings):
+            to_chat_request(request, splits_reasoning=splits)
+            read_messages(mappings)
+        assert mappings.num_characters > 0
+    except RequestError as error:
+        assert error.status == 400
+        assert error.param is not None
+        name, _, _ = error.param.partition("[")
+        assert name.partition(".")[0] in {"messages", "max_tokens", *fields}
