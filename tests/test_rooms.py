@@ -29,8 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": set(),
     "scheduler": SHARED,
     "kernels": set(),
-    "model": SHARED | {"kernels"},
-    "render": SHARED,
+    "grammar": {"errors", "types"},
+    "model": SHARED | {"kernels", "grammar"},
+    "render": SHARED | {"grammar"},
     "weights": SHARED,
     "processes": SHARED,
     "executor": SHARED,
@@ -39,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http": SHARED | {"_version", "engine", "render", "frontend"},
     "pipeline": SHARED | {"executor", "processes"},
     "startup": SHARED
-    | {"_version", "engine", "executor", "frontend", "http", "model", "pipeline"}
+    | {"_version", "engine", "executor", "frontend", "grammar", "http", "model"}
+    | {"pipeline"}
     | {"processes", "render", "scheduler", "weights"},
     "asgi": SHARED | {"http", "processes", "startup"},
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
@@ -61,6 +63,7 @@ ONLY_IN: dict[str, set[str]] = {
     "httpcore2": {"render"},
     "pybase64": {"render"},
     "orjson": {"render"},
+    "llguidance": {"grammar", "model", "startup"},
     "transformers": {"model", "weights", "render", "testing"},
     "quart": {"http"},
     "quart_trio": {"http"},

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .types.output import TextDelta, ToolCallDelta
     from .types.pooling import PoolingInfo
     from .types.sampling import SamplingParams
+    from .types.structured import StructuredOutput
 
 __all__ = [
     "CacheConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "SchedulerConfig",
     "ScoreOptions",
     "Scores",
+    "StructuredOutput",
     "TextDelta",
     "TextEngine",
     "TextStream",
@@ -88,6 +90,7 @@ _HOMES = {
         "TextStream",
     ),
     "types.sampling": ("SamplingParams",),
+    "types.structured": ("StructuredOutput",),
     "types.output": ("TextDelta", "ToolCallDelta"),
 }
 

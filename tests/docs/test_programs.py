@@ -86,6 +86,8 @@ RUN = {
     ("docs/pooling.rst", "cohere"): "test_clients_get_vectors_and_ranks",
     # In tests/e2e/test_logits_processors.py:
     ("docs/reasoning-and-plugins.rst", "(LogitsProcessor):"): "plugin_folder",
+    # In tests/e2e/test_structured.py:
+    ("docs/structured-output.rst", "OpenAI("): "program",
 }
 
 

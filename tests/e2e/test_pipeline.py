@@ -19,6 +19,7 @@ import trioserve
 from trioserve.config import EngineConfig, build_config
 from trioserve.errors import EngineDied, InvalidConfig
 from trioserve.frontend import TextEngine, TextParams
+from trioserve.grammar.compile import compile_structure
 from trioserve.pipeline.executor import StageDied
 from trioserve.startup.source import ModelKind, find_source
 from trioserve.testing.encoders import save_tiny_encoder
@@ -27,6 +28,7 @@ from trioserve.testing.tokenizer import tiny_tokenizer
 from trioserve.types.output import TextDelta
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
+from trioserve.types.structured import Grammar, StructuredOutput
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +44,9 @@ SILENCE = 7.0
 THINKING = ReasoningBudget(
     num_tokens=5, start_token_ids=(7,), end_token_ids=(8, 9), is_open=True
 )
+
+# A grammar of 10 to 20 letters.
+LETTERS = compile_structure(StructuredOutput(kind="regex", value="[a-f]{10,20}"))
 
 NUM_LAYERS = 3
 BLOCK_SIZE = 4
@@ -210,6 +215,7 @@ def make_requests() -> list[Request]:
         replace(greedy, max_tokens=1),
         replace(seeded, logits_processors=(("no-repeat", {"size": 1}),)),
         replace(greedy, reasoning_budget=THINKING),
+        replace(seeded, n=2, ignore_eos=False, grammar=Grammar(text=LETTERS)),
     ]
     return [
         Request(make_prompt(number, length), sampling)

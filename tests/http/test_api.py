@@ -125,6 +125,8 @@ async def test_continuous_usage_counts_the_tokens_so_far(
     events = await stream(client, CHAT_PATH, body)
     counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
     assert counts == sorted(counts)
+    # The event with the role comes before the first token.
+    assert counts[0] == 0
     assert counts[-1] == 3
 
 
@@ -424,7 +426,8 @@ async def test_no_request_is_redirected(client: httpx.AsyncClient) -> None:
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, "messages"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": "["}}, "structured_outputs.regex"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"priority": -1}, "priority"),

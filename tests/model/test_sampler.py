@@ -81,6 +81,18 @@ def find_best(logits: Tensor) -> int:
 GREEDY = SamplingParams(temperature=0.0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_are_sampled(temperature: float) -> None:
+    logits = make_logits()
+    allowed = tuple(logits[0].argsort()[:3].tolist())
+    sampling = SamplingParams(temperature=temperature, allowed_token_ids=allowed)
+    free = SamplingParams(temperature=0.0)
+    sampler = make_sampler(sampling, free)
+    both = sample(sampler, [0, 1], [0, 0], logits.repeat(2, 1))
+    assert both[0].token_id in allowed
+    assert both[1].token_id == find_best(logits)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 9e-6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_temperature_is_greedy(temperature: float, dtype: torch.dtype) -> None:

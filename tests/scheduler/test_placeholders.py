@@ -194,6 +194,30 @@ def test_a_row_that_was_given_up_leaves_its_neighbours_alone() -> None:
     assert plan.starts[0].output_token_ids == (5,)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_error_of_the_device_ends_one_sequence(depth: int) -> None:
+    scheduler = make_scheduler()
+    for number in (1, 2):
+        scheduler.add(make_sequence(number, max_tokens=3))
+    plans = [scheduler.schedule() for _ in range(depth)]
+    assert plans[0] is not None
+    slot = plans[0].rows[0].slot
+    failed, other = scheduler.update(
+        plans[0], StepResult(step_id=1, sampled=((5,), (6,)), errors={slot: "no"})
+    )
+    assert (failed.error, failed.token_ids, failed.finish_reason) == ("no", (), None)
+    assert (other.error, other.token_ids) == ("", (6,))
+    for plan in plans[1:]:
+        assert plan is not None
+        # The steps in flight have rows of it.
+        [delta] = scheduler.update(
+            plan, StepResult(step_id=plan.step_id, sampled=((7,), (8,)))
+        )
+        assert delta.token_ids == (8,)
+    # The other one ends with its third token.
+    assert scheduler.statistics().num_running == (depth < 3)
+
+
 def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(logprobs=0))

@@ -69,6 +69,7 @@ _NO_TENSOR_PARALLELISM = (
 )
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
+_ONE_GRAMMAR_LIBRARY = "llguidance compiles all grammars, so no choice is needed"
 _NO_TLS = (
     "there is no TLS here, so put a proxy in front, or serve by hypercorn's command"
 )
@@ -147,8 +148,8 @@ _EXPLAINED = {
     "model-impl": "all models are run by transformers",
     "enable-auto-tool-choice": "--tool-call-parser alone is enough",
     "enable-reasoning": "--reasoning-parser alone is enough",
-    "guided-decoding-backend": "there is no structured output",
-    "structured-outputs-config": "there is no structured output",
+    "guided-decoding-backend": _ONE_GRAMMAR_LIBRARY,
+    "structured-outputs-config": _ONE_GRAMMAR_LIBRARY,
     "chat-template-content-format": "the template's own format is recognised",
     "response-role": "answers come from the assistant",
     "api-key": _NO_KEYS,

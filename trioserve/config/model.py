@@ -34,7 +34,7 @@ class ModelConfig:
       max_model_len: Longest prompt and output together, in tokens; by default as much
         as the model and the KV cache allow. For models that pool, the longest text; by
         default the length that the model was trained with.
-      chat_template: File with a Jinja chat template that replaces the model's own.
+      chat_template: Jinja chat template in place of the model's own: a file or its text.
       generation_config: Source of the sampling defaults of requests. auto takes the
         model's generation_config.json (and temperature 0 for the default model), none
         takes OpenAI's defaults.

@@ -11,6 +11,7 @@ from ..engine import TokenEngine
 from ..errors import InvalidParameter, NotSupported
 from ..render import (
     ChatOptions,
+    ReasoningTags,
     Renderer,
     SequenceText,
     ToolTable,
@@ -19,6 +20,7 @@ from ..render import (
 from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
 from ..types.sampling import ReasoningBudget, SamplingParams
+from ..types.structured import Grammar, StructuredOutput
 from .served import ServedModel
 from .text_params import TextParams
 from .text_stream import TextStream
@@ -80,7 +82,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         Raises:
           all errors of TokenEngine.open_stream, and
           InvalidParameter: the request has a reasoning budget, but the server has no
-            reasoning parser; or a plug-in refuses its arguments.
+            reasoning parser; a plug-in refuses its arguments; or a grammar cannot express
+            the form of the answer.
           NotSupported: parallel calls are forbidden, but the server has no parser for calls.
         """
         if text.thinking_token_budget is not None:
@@ -88,6 +91,11 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 raise InvalidParameter("thinking_token_budget", "is for chats only")
             budget = self._make_budget(prompts, text.thinking_token_budget)
             sampling = replace(sampling, reasoning_budget=budget)
+        if text.structured is not None:
+            tags = self.renderer.reasoning if splits_reasoning else None
+            sampling = replace(
+                sampling, grammar=await self._compile(text.structured, prompts, tags)
+            )
         await self._check_arguments(sampling)
 
         table = self._make_table(tools, text)
@@ -146,6 +154,25 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             return None
         return ReasoningBudget(
             num_tokens=num_tokens,
+            start_token_ids=tags.start_token_ids,
+            end_token_ids=tags.end_token_ids,
+            is_open=place == "opened",
+        )
+
+    async def _compile(
+        self,
+        structure: StructuredOutput,
+        prompts: Sequence[Prompt],
+        tags: ReasoningTags | None,
+    ) -> Grammar:
+        """Return the grammar of a form; it begins behind the reasoning."""
+        text = await self.renderer.structures.compile(structure)
+        place = "after" if tags is None else tags.find_place(prompts[0].text)
+        if tags is None or place == "after":
+            return Grammar(text=text, param=structure.param)
+        return Grammar(
+            text=text,
+            param=structure.param,
             start_token_ids=tags.start_token_ids,
             end_token_ids=tags.end_token_ids,
             is_open=place == "opened",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidParameter
 from ..render import check_stop_strings
+from ..types.structured import StructuredOutput
 
 MAX_STOP_STRINGS = 32
 MAX_STOP_STRING_CHARACTERS = 1024
@@ -25,6 +26,7 @@ class TextParams:
         sets no limit.
       parallel_tool_calls: a sequence may call several tools; otherwise it ends behind its
         first call.
+      structured: the form that the answer must have; None leaves it free.
 
     Raises:
       InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
@@ -36,6 +38,7 @@ class TextParams:
     skip_special_tokens: bool = True
     thinking_token_budget: int | None = None
     parallel_tool_calls: bool = True
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -34,6 +34,7 @@ from ..observe import (
 )
 from ..render import PoolingRenderer, Renderer
 from ..render.images.renderer import ImageRenderer
+from ..render.structure import StructureCompiler
 from ..render.workers.processes import TemplateProcesses
 from .request_counts import RequestCounts
 from .state import ServerState
@@ -375,6 +376,19 @@ RENDERER: Rows[Renderer | PoolingRenderer] = (
     ),
 )
 
+STRUCTURES: Rows[StructureCompiler] = (
+    CounterMetric(
+        "trioserve_structure_cache_hits_total",
+        "Forms of structured output that had been compiled for an earlier request.",
+        lambda structures: structures.num_hits,
+    ),
+    CounterMetric(
+        "trioserve_structure_cache_misses_total",
+        "Forms of structured output that had to be compiled.",
+        lambda structures: structures.num_misses,
+    ),
+)
+
 TEMPLATES: Rows[TemplateProcesses] = (
     GaugeMetric(
         "trioserve_template_processes",
@@ -464,7 +478,7 @@ IMAGES: Rows[ImageRenderer] = (
 METRICS: Rows[Any] = (
     *(*SERVER, *LOOP, *REQUESTS, *GENERATION_REQUESTS),
     *(*ENGINE, *GENERATION, *POOLING),
-    *(*RENDERER, *TEMPLATES, *IMAGES),
+    *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
 
 
@@ -495,6 +509,8 @@ def _collect_engine(
 
 def _collect_renderer(renderer: Renderer | PoolingRenderer) -> Iterator[Family]:
     yield from collect_rows(RENDERER, renderer)
+    if isinstance(renderer, Renderer):
+        yield from collect_rows(STRUCTURES, renderer.structures)
     if renderer.chats.processes is not None:
         yield from collect_rows(TEMPLATES, renderer.chats.processes)
     if renderer.images is not None:

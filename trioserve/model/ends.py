@@ -9,16 +9,15 @@ protocols.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from ..types.logits import LogitsProcessor
 from ..types.plan import SlotStart, StepPlan
 from .attention.layout import StepInputs
 from .inputs.reading import TokenReader
 from .loading.loaded import LoadedModel
+from .sampling.extensions import Extensions
 from .sampling.launched import LaunchedStep
 from .sampling.writing import LogitRows, SamplingWriter
 from .slots import SlotTables
@@ -62,10 +61,7 @@ class StepEnds(Protocol):
     def make_reader(self, model: LoadedModel, tables: SlotTables) -> StepReader: ...
 
     def make_writer(
-        self,
-        model: LoadedModel,
-        tables: SlotTables,
-        logits_processors: Sequence[type[LogitsProcessor]],
+        self, model: LoadedModel, tables: SlotTables, extensions: Extensions
     ) -> StepWriter:
         """Make the writer.
 
@@ -81,9 +77,6 @@ class WholeModelEnds:
         return TokenReader(model, tables)
 
     def make_writer(
-        self,
-        model: LoadedModel,
-        tables: SlotTables,
-        logits_processors: Sequence[type[LogitsProcessor]],
+        self, model: LoadedModel, tables: SlotTables, extensions: Extensions
     ) -> StepWriter:
-        return SamplingWriter(model, tables, logits_processors)
+        return SamplingWriter(model, tables, extensions)

@@ -23,6 +23,8 @@ from .ends import StepEnds, WholeModelEnds
 from .inputs.grid import GridPositions
 from .layers import make_layers
 from .loading.loaded import LoadedModel
+from .sampling.extensions import Extensions
+from .sampling.grammars import LoadTokenizer
 from .sampling.launched import LaunchedStep
 from .slots import SlotTables
 from .torch_threads import torch_threads
@@ -42,6 +44,8 @@ class ModelRunner:
       max_model_len: tokens of prompt and output that a slot can hold.
       logits_processors: plug-ins that sequences may name; no stage but the last one of a
         pipeline needs them.
+      load_tokenizer: makes the tokenizer of grammars, at the first one; the same stages
+        need none.
       ends: the two ends of a step, if the model is a stage of a pipeline; by default a
         step reads tokens and samples.
 
@@ -58,6 +62,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
+        load_tokenizer: LoadTokenizer | None = None,
         ends: StepEnds | None = None,
     ) -> None:
         self._model = model
@@ -69,7 +74,10 @@ class ModelRunner:
         )
         ends = ends or WholeModelEnds()
         self._reader = ends.make_reader(model, self._tables)
-        self._writer = ends.make_writer(model, self._tables, logits_processors)
+        extensions = Extensions(
+            logits_processors=logits_processors, load_tokenizer=load_tokenizer
+        )
+        self._writer = ends.make_writer(model, self._tables, extensions)
         self._grid = _make_grid(model)
         self._layers = make_layers(
             model, self._tables, num_blocks=num_blocks, block_size=block_size

@@ -24,6 +24,7 @@ from .pooling import (
 )
 from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characters
 from .text.detokenizer import Detokenizer
+from .text.reasoning import ReasoningTags
 from .text.stop import check_stop_strings
 from .text.template import ChatOptions
 from .text.tokenizer import TokenizeOptions
@@ -42,6 +43,7 @@ __all__ = [
     "Detokenizer",
     "PoolingParts",
     "PoolingRenderer",
+    "ReasoningTags",
     "Renderer",
     "RendererStatistics",
     "RendererWorkers",

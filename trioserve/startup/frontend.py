@@ -167,10 +167,11 @@ def _finish_pooling(
     return LoadedFrontend(served=served, engine=engine)
 
 
-def _read_template(path: str | None) -> str | None:
-    if path is None:
-        return None
+def _read_template(given: str | None) -> str | None:
+    """Return the template of --chat-template, which is a file or the template itself."""
+    if given is None or "{{" in given or "{%" in given:
+        return given
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig.of_file("chat_template", "read", path, error) from error
+        raise InvalidConfig.of_file("chat_template", "read", given, error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from ..types.gguf import GgufFile
 from ..types.logits import LogitsProcessor
 from ..types.model_info import ModelInfo
 from ..weights import Weights, complete_weights, read_gguf
+from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room, limit_length, make_scheduler
 from .loaded import LoadedCore, fingerprint_model
 from .plugins import load_logits_processors
@@ -52,6 +54,7 @@ def build_generation_core(config: EngineConfig, source: Source) -> LoadedCore:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=info.max_model_len,
         logits_processors=processors,
+        load_tokenizer=partial(load_grammar_tokenizer, source.weights.folder, info),
     )
     runner.warm_up()
     _log_loaded(info, config, num_blocks)

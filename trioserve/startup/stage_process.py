@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 import os
+from pathlib import Path
 import signal
 import socket
 import sys
@@ -51,6 +52,7 @@ from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
 from ..weights import complete_weights
+from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
@@ -134,6 +136,7 @@ class _Stage:
 
     begin: LoadStage
     model: LoadedStage
+    folder: Path
     num_blocks: int
     listener: socket.socket | None
     held: ExitStack = field(default_factory=ExitStack)
@@ -176,6 +179,9 @@ class _Stage:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=allocate.max_model_len,
             logits_processors=processors,
+            load_tokenizer=partial(
+                load_grammar_tokenizer, self.folder, self.model.info
+            ),
             ends=StageEnds(make_links(self.model, channels)),
         )
         runner.warm_up()
@@ -261,7 +267,13 @@ def _load(begin: LoadStage) -> _Stage:
     listener = None
     if begin.stage == 0:
         listener = socket.create_server((begin.listens_on, 0))
-    return _Stage(begin=begin, model=model, num_blocks=num_blocks, listener=listener)
+    return _Stage(
+        begin=begin,
+        model=model,
+        folder=weights.folder,
+        num_blocks=num_blocks,
+        listener=listener,
+    )
 
 
 def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:

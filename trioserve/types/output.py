@@ -52,12 +52,14 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       logprobs: slot -> one for each of its new tokens, if the request asked for them.
       prompt_logprobs: slot -> logprobs of the prompt tokens at positions
         [start + 1, start + num_tokens], as far as they lie inside the prompt.
+      errors: slot -> why its sequence cannot go on; its row has no token.
     """
 
     step_id: int
     sampled: tuple[tuple[int, ...], ...]
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    errors: dict[int, str] = {}
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -75,6 +77,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
       num_cached_tokens: prompt tokens found in the prefix cache.
       finish_reason: set in a sequence's last delta.
       stop_token_id: the token that ended it, unless that was the model's own EOS.
+      error: why the sequence has ended without its answer; then this is its last delta
+        and has no finish_reason.
     """
 
     sequence_id: SequenceId
@@ -85,6 +89,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    error: str = ""
 
     @classmethod
     def join(cls, deltas: Sequence[TokenDelta]) -> TokenDelta:

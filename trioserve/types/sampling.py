@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import math
 
 from ..errors import InvalidParameter
+from .structured import Grammar
 
 # Inclusive bounds of every number that a client may send. One table serves the check
 # below and the OpenAPI document. Sources: OpenAI's reference for the penalties and
@@ -30,6 +31,8 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 1024
+# A quarter of a small vocabulary.
+MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_LOGITS_PROCESSORS = 16
@@ -67,6 +70,7 @@ class SamplingParams:
       presence_penalty, frequency_penalty: subtracted from output tokens' logits.
       repetition_penalty: divides (or multiplies) logits of prompt and output tokens.
       logit_bias: (token id, added to its logit in [-100, 100]) pairs.
+      allowed_token_ids: no other token is sampled; empty allows all.
       bad_words: sequences of token ids; no output contains one of them.
       min_tokens: no stop token is sampled before this many tokens.
       max_tokens: None is the number of tokens that the prompt leaves.
@@ -78,6 +82,8 @@ class SamplingParams:
         thinking_token_budget and the model's tags.
       logits_processors: (name, arguments) of each plug-in that the sequence uses; the
         arguments are JSON objects.
+      grammar: the form of the output; TextEngine makes it from TextParams.structured. A
+        sequence with a grammar ends with a stop token when its output is complete.
 
     Raises:
       InvalidParameter: a number lies outside SAMPLING_BOUNDS; `param` names it.
@@ -93,6 +99,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
@@ -102,6 +109,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     reasoning_budget: ReasoningBudget | None = None
     logits_processors: tuple[tuple[str, Mapping[str, object]], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in SAMPLING_BOUNDS.items():
@@ -112,11 +120,17 @@ class SamplingParams:
             raise InvalidParameter("min_tokens", "must not exceed max_tokens")
         _check_logit_bias(self.logit_bias)
         _check_bad_words(self.bad_words)
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKEN_IDS:
+            raise InvalidParameter(
+                "allowed_token_ids", f"at most {MAX_ALLOWED_TOKEN_IDS} ids are possible"
+            )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter(
                 "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are possible"
             )
         _check_processors([name for name, _ in self.logits_processors])
+        if self.grammar is not None:
+            _check_with_grammar(self)
 
 
 def _check_bounds(
@@ -146,6 +160,14 @@ def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
         raise InvalidParameter(
             "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
         )
+
+
+def _check_with_grammar(sampling: SamplingParams) -> None:
+    """Refuse what would keep a sequence from ending where its grammar ends."""
+    if sampling.min_tokens:
+        raise InvalidParameter("min_tokens", "is not taken with structured output")
+    if sampling.ignore_eos:
+        raise InvalidParameter("ignore_eos", "is not taken with structured output")
 
 
 def _check_processors(names: list[str]) -> None:

@@ -9,6 +9,7 @@ from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.model_info import ModelInfo
 from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from ...types.sampling import SamplingParams
+from ...types.structured import Grammar
 
 # Far more than plug-ins need, and far less than the depth at which a decoder fails.
 _MAX_ARGUMENT_DEPTH = 32
@@ -34,6 +35,7 @@ def check_request(
             )
         _check_length(prompt, sampling, info.max_model_len)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
+    _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
     _check_token_ids("logit_bias", biased, info.vocab_size)
     if sampling.reasoning_budget is not None:
@@ -44,6 +46,8 @@ def check_request(
             if not tag:
                 raise ValueError("a tag has at least one token")
             _check_token_ids("thinking_token_budget", tag, info.vocab_size)
+    if sampling.grammar is not None:
+        _check_grammar(sampling.grammar, info)
     for name, arguments in sampling.logits_processors:
         _check_processor(name, info.logits_processors)
         if not _is_sendable(arguments, _MAX_ARGUMENT_DEPTH):
@@ -114,6 +118,15 @@ def _check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> N
         raise InvalidParameter(
             param, f"token ids must be between 0 and {vocab_size - 1}"
         )
+
+
+def _check_grammar(grammar: Grammar, info: ModelInfo) -> None:
+    if not info.eos_token_ids:
+        raise InvalidParameter(
+            grammar.param, "needs a model with an end-of-sequence token"
+        )
+    for tag in (grammar.start_token_ids, grammar.end_token_ids):
+        _check_token_ids(grammar.param, tag, info.vocab_size)
 
 
 def _check_processor(name: str, loaded: Sequence[str]) -> None:

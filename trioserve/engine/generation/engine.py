@@ -101,7 +101,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         group = self._make_group(prompts, sampling, priority)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
-            len(ids), lambda index: self._abort(ids[index : index + 1])
+            len(ids),
+            lambda index: self._abort(ids[index : index + 1]),
+            None if sampling.grammar is None else sampling.grammar.param,
         )
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
@@ -176,6 +178,6 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             if stream is None:
                 continue
             stream.push_nowait(delta)
-            if delta.finish_reason is not None:
+            if delta.finish_reason is not None or delta.error:
                 del self._streams[delta.sequence_id]
         self._note_held()

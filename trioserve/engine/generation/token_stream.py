@@ -8,6 +8,7 @@ from typing import Literal
 
 import trio
 
+from ...errors import InvalidParameter
 from ...types.output import TokenDelta
 
 # A stream waits for its turn on the device, then for its first token, then for the next.
@@ -31,6 +32,7 @@ class TokenStream:
     Args:
       num_sequences: number of sequences that the request has.
       stop: is called with the index of a sequence that the reader stops.
+      param: the field of the request that a failed sequence is due to.
 
     Attributes:
       phase: the phase of the most advanced sequence.
@@ -38,11 +40,17 @@ class TokenStream:
         trio.current_time(); None before.
     """
 
-    def __init__(self, num_sequences: int, stop: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        num_sequences: int,
+        stop: Callable[[int], None],
+        param: str | None = None,
+    ) -> None:
         self.phase: StreamPhase = "queue"
         self.started_at: float | None = None
         self._num_open = num_sequences
         self._stop = stop
+        self._param = param
         # Sequences with unread deltas, the one that has waited longest first.
         self._pending: dict[int, deque[TokenDelta]] = {}
         self._finished: set[int] = set()
@@ -99,6 +107,10 @@ class TokenStream:
         """Add a delta of a step; called by the engine loop alone."""
         index = delta.index
         if index in self._finished:
+            return
+        if delta.error:
+            self._finish(index)
+            self.fail(InvalidParameter(self._param, delta.error))
             return
         if delta.token_ids:
             self.phase = "decode"

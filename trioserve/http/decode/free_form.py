@@ -8,9 +8,10 @@ import msgspec
 
 from . import unsupported
 from ...errors import InvalidParameter, NotSupported
-from ...render.text.nesting import check_nesting
+from ...types.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
 from .requests import ToolChoice
+from .structured import STRUCTURE_FIELDS
 
 # Bounds on the memory of one request: a byte of free-form JSON can become thirty bytes of
 # objects. Templates and plug-ins need a few flags. The tools of the largest agents that
@@ -18,6 +19,8 @@ from .requests import ToolChoice
 MAX_TEMPLATE_KWARGS_BYTES: Final = 16_384
 MAX_TOOLS_BYTES: Final = 262_144
 MAX_LOGITS_PROCESSORS_BYTES: Final = 16_384
+# Four times what a grammar may have (grammar/limits.py): JSON may be indented.
+MAX_STRUCTURE_BYTES: Final = 1_048_576
 
 
 def decode_template_kwargs(
@@ -94,6 +97,20 @@ def decode_processors(
         MAX_LOGITS_PROCESSORS_BYTES,
     )
     return named
+
+
+def decode_structure(name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
+    """Decode one of STRUCTURE_FIELDS.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
+    if len(memoryview(raw)) > MAX_STRUCTURE_BYTES:
+        raise InvalidParameter(name, f"at most {MAX_STRUCTURE_BYTES} bytes are allowed")
+    if bytes(memoryview(raw)[:4]) == b"null":
+        return None
+    # From a copy, because parts of the value stay bytes, and would hold the whole body.
+    return decode_field(name, bytes(raw), STRUCTURE_FIELDS[name])
 
 
 def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:

@@ -17,7 +17,13 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported
 from ...frontend import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 from ...types.sampling import MAX_BAD_WORDS
+from ...types.structured import StructuredOutput
 from .messages import Messages, Name, Role, ToolType, check_messages
+from .structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    find_structure,
+)
 
 # Bounds on the memory and time that one request can take. They have no source: each is
 # more than clients were seen to send. vLLM has limits of the same kind
@@ -114,6 +120,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         | None
     ) = None
     stop_token_ids: tuple[TokenId, ...] | None = None
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)] | None = None
     logits_processors: dict[str, dict[str, object] | None] | None = None
     bad_words: (
         Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS // 2)] | None
@@ -132,6 +139,12 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ) = None
     request_id: RequestIdText | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -147,6 +160,12 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
             raise InvalidParameter(
                 "truncation_side", "is only taken with truncate_prompt_tokens"
             )
+        find_structure(self)
+
+    @property
+    def structure(self) -> StructuredOutput | None:
+        """The form that the answer must have."""
+        return find_structure(self)
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -37,6 +37,7 @@ _SAME_IN_SAMPLING: Final = (
     "max_tokens",
     "ignore_eos",
     "stop_token_ids",
+    "allowed_token_ids",
     "prompt_logprobs",
 )
 
@@ -108,5 +109,6 @@ def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...
     for key in bias:
         # int() would also accept signs, spaces, underscores and other alphabets' digits.
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidParameter("logit_bias", "every key must be a token id")
+            # Only the beginning: a client may send a key of kilobytes.
+            raise InvalidParameter("logit_bias", f"{key[:64]!r} is not a token id")
     return tuple((int(key), value) for key, value in bias.items())

@@ -14,6 +14,7 @@ from .client_tools import decode_client_tools
 from .decoder import UNBOUNDED, BodyDecoder, RequestT
 from .free_form import (
     decode_processors,
+    decode_structure,
     decode_template_kwargs,
     decode_tool_choice,
     decode_tools,
@@ -39,6 +40,7 @@ from .pooling_requests import (
     ScoreRequest,
 )
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .structured import STRUCTURE_FIELDS
 from .turn_payloads import TURN_PAYLOADS
 
 _TEMPLATE_FIELDS: Final = {
@@ -50,6 +52,7 @@ _TURN_FIELDS: Final = {
     "tools": decode_client_tools,
     "chat_template_kwargs": decode_template_kwargs,
 }
+_STRUCTURE_FIELDS: Final = dict.fromkeys(STRUCTURE_FIELDS, decode_structure)
 _TEXT_FIELDS: Final = {
     "input": decode_inputs,
     "messages": decode_chats,
@@ -64,7 +67,11 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
     ChatRequest: BodyDecoder(
         ChatRequest,
         unsupported.CHAT,
-        {"logits_processors": decode_processors, **_TEMPLATE_FIELDS},
+        {
+            "logits_processors": decode_processors,
+            **_TEMPLATE_FIELDS,
+            **_STRUCTURE_FIELDS,
+        },
     ),
     CompletionRequest: BodyDecoder(
         CompletionRequest,
@@ -73,6 +80,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "logits_processors": decode_processors,
             "prompt": decode_prompt,
             "prompt_embeds": decode_embeds_list,
+            **_STRUCTURE_FIELDS,
         },
     ),
     TokenizeRequest: BodyDecoder(

@@ -20,18 +20,11 @@ from ...errors import NotSupported
 Neutral = tuple[object, ...]
 
 BOTH: Final[Mapping[str, Neutral]] = {
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
+    "guided_decoding_backend": ("auto", "guidance"),
     "guided_whitespace_pattern": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "logprob_token_ids": ([],),
-    "allowed_token_ids": (),
     "spaces_between_special_tokens": (True,),
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": ({},),

@@ -48,7 +48,7 @@ class ChatEvents:
         events = b""
         if delta.index not in self._chunks:
             self._chunks[delta.index] = ChatChunks(self._header, delta.index)
-            events = self._start(self._chunks[delta.index])
+            events = self._start(self._chunks[delta.index], len(delta.token_ids))
         parts = self._list_parts(delta)
         for chunks, text in parts[:-1]:
             events += chunks.text(text, usage=self._current_usage())
@@ -113,20 +113,23 @@ class ChatEvents:
             return EndChunks(self._header, index)
         return self._chunks[index]
 
-    def _start(self, chunks: ChatChunks) -> bytes:
+    def _start(self, chunks: ChatChunks, num_tokens: int) -> bytes:
+        """Write the event with the role, which comes before the first tokens."""
         shows_prompt = self._body.return_token_ids
         return chunks.start(
             content=None if self._meter.stream.splits_tool_calls else "",
             prompt_token_ids=(
                 self._meter.prompts[0].token_ids if shows_prompt else UNSET
             ),
-            usage=self._current_usage(),
+            usage=self._current_usage(without=num_tokens),
         )
 
-    def _current_usage(self) -> Usage | None:
+    def _current_usage(self, without: int = 0) -> Usage | None:
+        """Return the usage so far, less some output tokens, if the client wants it."""
         if not self._body.reports_usage_continuously:
             return None
-        return self._meter.usage
+        usage = self._meter.usage
+        return usage.without(without) if without else usage
 
 
 def make_logprobs(

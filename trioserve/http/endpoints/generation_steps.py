@@ -127,6 +127,7 @@ async def open_stream(
         stop=body.stop_strings,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skips_special_tokens,
+        structured=body.structure,
     )
     tools: Sequence[Mapping[str, object]] = ()
     if isinstance(body, ChatRequest):

@@ -58,6 +58,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
 
+    def without(self, num_output_tokens: int) -> Usage:
+        """Return the usage before the last output tokens."""
+        return msgspec.structs.replace(
+            self,
+            completion_tokens=self.completion_tokens - num_output_tokens,
+            total_tokens=self.total_tokens - num_output_tokens,
+        )
+
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One of the most likely tokens at a position."""

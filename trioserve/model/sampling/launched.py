@@ -34,9 +34,21 @@ class LaunchedStep:
         """Wait for the result of the step; any thread may call this."""
         sampled = self.sampled
         reports = {} if sampled is None else sampled.read_reports()
+        tokens: list[tuple[int, ...]] = []
+        if sampled is not None:
+            tokens += zip(sampled.ids.read())
+        errors: dict[int, str] = {}
+        if sampled is not None and sampled.structure is not None:
+            for row in sampled.structure.postponed:
+                tokens[row] = ()
+            errors = {
+                self.slots[row]: error
+                for row, error in sampled.structure.read_errors().items()
+            }
         return StepResult(
             step_id=self.step_id,
-            sampled=() if sampled is None else tuple(zip(sampled.ids.read())),
+            sampled=tuple(tokens),
+            errors=errors,
             logprobs={self.slots[row]: (report,) for row, report in reports.items()},
             prompt_logprobs={
                 slot: tuple(report for part in parts for report in part.read())

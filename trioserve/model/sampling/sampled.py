@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...types.output import TokenLogprobs
+from .grammars import StructuredRows
 from .host_copy import HostCopy
 from .logprobs import LogprobReports
 
@@ -38,11 +39,13 @@ class Sampled:
       ids: one for each row.
       reported: the rows that asked for log probabilities.
       reports: their log probabilities; None if no row asked.
+      structure: the rows whose tokens must not count; None if no row has a grammar.
     """
 
     ids: SampledIds
     reported: tuple[int, ...] = ()
     reports: LogprobReports | None = None
+    structure: StructuredRows | None = None
 
     def read_reports(self) -> dict[int, TokenLogprobs]:
         """Wait for the log probabilities; returns them by row."""

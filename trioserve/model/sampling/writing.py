@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ..attention.layout import StepInputs
 from ..loading.loaded import LoadedModel
 from ..slots import SlotTables
 from ..tensors import send_ids
+from .extensions import Extensions
 from .launched import LaunchedStep
 from .logprobs import LogprobReports
 from .sampled import Sampled
@@ -47,7 +46,7 @@ class SamplingWriter:
 
     Args:
       tables: keep the sampled tokens.
-      logits_processors: plug-ins that sequences may name.
+      extensions: plug-ins and grammars that sequences may use.
 
     Raises:
       InvalidConfig: a plug-in cannot be made.
@@ -57,7 +56,7 @@ class SamplingWriter:
         self,
         model: LoadedModel,
         tables: SlotTables,
-        logits_processors: Sequence[type[LogitsProcessor]] = (),
+        extensions: Extensions = Extensions(),
     ) -> None:
         self._model = model
         self._tables = tables
@@ -65,8 +64,9 @@ class SamplingWriter:
         self._sampler = Sampler(
             vocab_size=model.info.vocab_size,
             device=model.device,
-            logits_processors=logits_processors,
+            logits_processors=extensions.logits_processors,
             scans=self._scans,
+            load_tokenizer=extensions.load_tokenizer,
         )
         # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
         self._num_prompt_top: dict[int, int] = {}

@@ -7,17 +7,15 @@ last stage    receives -> layers -> samples, and sends the tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart, StepPlan
 from ...types.transfers import AwaitedTokens, SampledTransfer
 from ..attention.layout import StepInputs
 from ..ends import StepReader, StepWriter
 from ..inputs.reading import TokenReader
 from ..loading.loaded import LoadedModel
+from ..sampling.extensions import Extensions
 from ..sampling.launched import LaunchedStep
 from ..sampling.writing import LogitRows, SamplingWriter
 from ..slots import SlotTables
@@ -43,14 +41,11 @@ class StageEnds:
         return _LaterReader(model, self._links)
 
     def make_writer(
-        self,
-        model: LoadedModel,
-        tables: SlotTables,
-        logits_processors: Sequence[type[LogitsProcessor]],
+        self, model: LoadedModel, tables: SlotTables, extensions: Extensions
     ) -> StepWriter:
         assert isinstance(model, LoadedStage), "only stages have links"
         if model.partition.is_last:
-            sampling = SamplingWriter(model, tables, logits_processors)
+            sampling = SamplingWriter(model, tables, extensions)
             return _LastWriter(sampling, self._links)
         return _EarlierWriter(self._links)
 

@@ -18,6 +18,7 @@ from ...types.prompt import Prompt
 from ..base_renderer import BaseRenderer
 from ..chat_renderer import Messages
 from ..images.mixed import embed_whole
+from ..structure import StructureCompiler
 from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
 from ..text.reasoning import ReasoningTags
@@ -50,6 +51,7 @@ class Renderer(BaseRenderer):
 
     Attributes:
       vocabulary: the bytes of each token.
+      structures: compiles the forms of structured output.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Renderer(BaseRenderer):
         self.reasoning = reasoning
         self.tool_format = tool_format
         self.vocabulary = vocabulary
+        self.structures = StructureCompiler(self.workers)
         self._tokenizer = tokenizer
         self._media = MediaLoader(images, self.workers, config, info)
 

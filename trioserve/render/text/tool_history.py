@@ -11,8 +11,8 @@ import json
 from typing import Any, Final
 
 from ...errors import InvalidParameter
+from ...types.nesting import check_nesting
 from .fields import read_fields
-from .nesting import check_nesting
 from .template_form import TemplateForm, text_part
 
 # The JSON decoder holds the GIL: for 13 seconds over 48 MiB of empty lists, and for 10

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import re
 from typing import Final
 
-# Deeper arguments could not be sent back in the history of a chat (text/nesting.py).
+# Deeper arguments could not be sent back in the history of a chat (types/nesting.py).
 _MAX_DEPTH: Final = 64
 
 # The part of a string that needs no look at its characters.

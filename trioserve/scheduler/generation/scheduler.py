@@ -315,6 +315,13 @@ class Scheduler:
         prompt_logprobs = sequence.list_new_logprobs(
             row.start, result.prompt_logprobs.get(row.slot, ())
         )
+        if row.slot in result.errors:
+            self._end(sequence)
+            return TokenDelta(
+                sequence_id=sequence.sequence_id,
+                index=sequence.index,
+                error=result.errors[row.slot],
+            )
         first = max(0, sequence.num_tokens - row.end)
         new = sequence.list_new(row.end, token_ids)
         if row.sample and sequence.num_tokens + len(new) == row.end:

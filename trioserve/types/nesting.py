@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ...errors import InvalidParameter
+from ..errors import InvalidParameter
 
 # A JSON schema has two levels for each object in an object. The deepest tools that were
 # seen have 20.

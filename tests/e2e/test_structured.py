@@ -1,0 +1,334 @@
+"""Answers with a form, from official clients to a server with a tiny random model.
+
+A random model has no wish to write JSON: only the grammar makes it do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from enum import Enum
+import json
+from pathlib import Path
+import random
+import re
+from typing import Any
+
+import jsonschema
+import openai
+from pydantic import BaseModel, Field
+import pytest
+import trio
+
+import trioserve
+
+pytestmark = [
+    pytest.mark.slow,
+    # The client (3.54) leaves generators of its HTTP library to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MODEL = "tiny-llama"
+MESSAGES: list[Any] = [{"role": "user", "content": "Describe a person."}]
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=150)
+    color: Color
+    tags: list[str] = Field(max_length=2)
+
+
+@pytest.fixture
+async def client(server: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    with trio.fail_after(180):
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            yield client
+
+
+def make_schema(source: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Make a random schema whose texts are short."""
+    kinds = [make_string, make_number, make_choice]
+    if depth < 3:
+        kinds += [make_object, make_array, make_union] * 2
+    return source.choice(kinds)(source, depth + 1)
+
+
+def make_string(source: random.Random, depth: int) -> dict[str, Any]:
+    return source.choice(
+        [
+            {"type": "string", "maxLength": source.randint(0, 6)},
+            {"type": "string", "minLength": 2, "maxLength": 4},
+            {"type": "string", "pattern": source.choice(["^[a-z]{1,5}$", "^a|b$"])},
+            {"type": "string", "format": source.choice(["uuid", "ipv4"])},
+        ]
+    )
+
+
+def make_number(source: random.Random, depth: int) -> dict[str, Any]:
+    low = source.randint(-50, 50)
+    return source.choice(
+        [
+            {"type": "integer", "minimum": low, "maximum": low + 30},
+            {"type": "integer", "exclusiveMinimum": 0, "maximum": 99},
+            {"type": "integer", "minimum": 0, "maximum": 40, "multipleOf": 7},
+            {"type": ["boolean", "null"]},
+        ]
+    )
+
+
+def make_choice(source: random.Random, depth: int) -> dict[str, Any]:
+    return source.choice(
+        [
+            {"enum": ["a", 1, None, {"b": [True]}, "é🙂\n"]},
+            {"const": {"deep": [1, "two"]}},
+        ]
+    )
+
+
+def make_object(source: random.Random, depth: int) -> dict[str, Any]:
+    names = ["a", "b c", 'q"', "ü"][: source.randint(0, 4)]
+    return {
+        "type": "object",
+        "properties": {name: make_schema(source, depth) for name in names},
+        "required": names[: source.randint(0, len(names))],
+        "additionalProperties": False,
+    }
+
+
+def make_array(source: random.Random, depth: int) -> dict[str, Any]:
+    if source.random() < 0.3:
+        items = [make_schema(source, depth) for _ in range(2)]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": 1}
+    return {
+        "type": "array",
+        "items": make_schema(source, depth),
+        "minItems": source.randint(0, 1),
+        "maxItems": source.randint(1, 3),
+    }
+
+
+def make_union(source: random.Random, depth: int) -> dict[str, Any]:
+    return {"anyOf": [make_schema(source, depth) for _ in range(2)]}
+
+
+def make_schemas(count: int) -> Iterator[dict[str, Any]]:
+    for seed in range(count):
+        yield make_schema(random.Random(seed))
+
+
+async def ask(client: openai.AsyncOpenAI, **options: Any) -> Any:
+    options = {"max_tokens": 400, "temperature": 1, "seed": 1, **options}
+    answer = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, **options
+    )
+    return answer.choices[0]
+
+
+def make_format(schema: object) -> dict[str, Any]:
+    named = {"name": "answer", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+async def test_answers_match_their_schemas_or_end_by_length(
+    client: openai.AsyncOpenAI,
+) -> None:
+    schemas = list(make_schemas(120))
+    finished: list[str] = []
+
+    async def check(schema: dict[str, Any], temperature: float) -> None:
+        choice = await ask(client, temperature=temperature, **make_format(schema))
+        finished.append(choice.finish_reason)
+        if choice.finish_reason == "stop":
+            jsonschema.validate(
+                json.loads(choice.message.content),
+                schema,
+                format_checker=jsonschema.FormatChecker(),
+            )
+        else:
+            assert choice.finish_reason == "length"
+
+    async with trio.open_nursery() as nursery:
+        for schema in schemas:
+            for temperature in (0.0, 1.0):
+                nursery.start_soon(check, schema, temperature)
+    assert finished.count("stop") > 0.9 * len(finished)
+
+
+async def test_the_client_parses_a_pydantic_model(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.parse(
+        model=MODEL,
+        messages=MESSAGES,
+        response_format=Person,
+        n=4,
+        seed=3,
+        max_tokens=400,
+        frequency_penalty=0.5,
+    )
+    people = [choice.message.parsed for choice in answer.choices]
+    assert all(isinstance(person, Person) for person in people)
+    assert len(set(map(repr, people))) > 1, "each sequence has its own state"
+
+
+async def test_a_streamed_answer_is_the_whole_one(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"seed": 5, "max_tokens": 400}
+    async with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, response_format=Person, **options
+    ) as stream:
+        streamed = await stream.get_final_completion()
+    whole = await client.chat.completions.parse(
+        model=MODEL, messages=MESSAGES, response_format=Person, **options
+    )
+    assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
+
+
+@pytest.fixture
+def program(server: Any) -> str:
+    """The program of docs/, for this server."""
+    page = Path(__file__).parents[2] / "docs/structured-output.rst"
+    block = re.findall(r":: python\n\n((?:    .*\n|\n)+)", page.read_text())[0]
+    lines = "\n".join(line[4:] for line in block.splitlines())
+    changes = {"http://localhost:8000": server.url, "SmolLM2-135M-Instruct": MODEL}
+    for old, new in changes.items():
+        assert old in lines
+        lines = lines.replace(old, new)
+    # A random name would be longer than the answer.
+    return lines.replace("name: str", "name: bool")
+
+
+def test_the_program_of_the_page_runs(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    assert re.match(r"name=(True|False) age=-?\d+", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"structured_outputs": {"regex": r"\d{3}-[x-z]{2}"}}, r"\d{3}-[x-z]{2}"),
+        ({"structured_outputs": {"choice": ["yes", "n o"]}}, "yes|n o"),
+        ({"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}}, r"\(*x\)*"),
+        ({"structured_outputs": {"json": '{"enum": [1, 22]}'}}, "1|22"),
+        ({"guided_regex": "a{2,4}b"}, "a{2,4}b"),
+        ({"guided_choice": ["left", "right"]}, "left|right"),
+        ({"guided_json": {"const": "c"}}, '"c"'),
+        ({"guided_grammar": 'start: "a" | "bb"'}, "a|bb"),
+    ],
+    ids=str,
+)
+async def test_every_kind_of_form_is_taken_in_chats_and_completions(
+    client: openai.AsyncOpenAI, form: dict[str, Any], pattern: str
+) -> None:
+    choice = await ask(client, extra_body=form)
+    assert choice.finish_reason == "stop"
+    assert re.fullmatch(pattern, choice.message.content)
+    text = await client.completions.create(
+        model=MODEL, prompt="It is", max_tokens=100, extra_body=form
+    )
+    assert re.fullmatch(pattern, text.choices[0].text)
+
+
+async def test_a_stop_string_ends_the_answer_early(client: openai.AsyncOpenAI) -> None:
+    form = {"structured_outputs": {"choice": ["one, two"]}}
+    choice = await ask(client, stop=[","], extra_body=form)
+    assert choice.message.content == "one" and choice.stop_reason == ","
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (make_format({"not": {}}), "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "("}}},
+            "structured_outputs.regex",
+        ),
+        (
+            {"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}},
+            "guided_choice",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"json": {}, "min_tokens": 3}}},
+            None,
+        ),
+        ({"extra_body": {"guided_regex": "a", "min_tokens": 3}}, "min_tokens"),
+        ({"extra_body": {"guided_regex": "a", "ignore_eos": True}}, "ignore_eos"),
+        (make_format({"enum": ["x" * 300_000]}), "response_format.json_schema"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_what_cannot_be_honoured_is_refused(
+    client: openai.AsyncOpenAI, options: dict[str, Any], param: str | None
+) -> None:
+    if param is None:
+        # An unknown key of the object is ignored, as elsewhere.
+        assert (await ask(client, **options)).finish_reason in ("stop", "length")
+        return
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, **options)
+    assert caught.value.param == param
+
+
+async def test_an_answer_without_a_token_left_ends_with_an_error(
+    client: openai.AsyncOpenAI,
+) -> None:
+    form = {"guided_choice": ["yes"], "bad_words": ["y", "ye", "yes"]}
+    with pytest.raises(openai.BadRequestError, match="no token is left"):
+        await ask(client, extra_body=form)
+    # The server goes on.
+    assert (
+        await ask(client, extra_body={"guided_choice": ["b"]})
+    ).message.content == "b"
+
+
+async def test_an_error_within_a_stream_is_an_event(client: openai.AsyncOpenAI) -> None:
+    form = {"guided_choice": ["ab"], "bad_words": ["b", "ab"]}
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, stream=True, extra_body=form
+    )
+    with pytest.raises(openai.APIError, match="no token is left"):
+        async for _ in stream:
+            pass
+
+
+# Ends inside the reasoning, as the templates of many reasoning models do.
+THINKING_TEMPLATE = "{{ messages[0]['content'] }}<think>\n"
+
+
+async def test_reasoning_comes_before_the_form(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(THINKING_TEMPLATE)
+    with trio.fail_after(180):
+        async with trioserve.open_engine(
+            str(model_folder),
+            kv_cache_memory="64MiB",
+            num_threads=1,
+            reasoning_parser="qwen3",
+            chat_template=str(template),
+        ) as engine:
+            form = trioserve.StructuredOutput(kind="choice", choices=("yes", "no"))
+            async with engine.open_chat(
+                MESSAGES,
+                structured=form,
+                thinking_token_budget=8,
+                temperature=1.0,
+                max_tokens=100,
+                n=4,
+            ) as stream:
+                answers = await stream.collect()
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        assert answer.text in ("yes", "no")
+        assert answer.num_reasoning_tokens >= 8

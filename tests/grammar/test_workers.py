@@ -1,0 +1,141 @@
+"""Guides are built and advanced in threads; an error ends one sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import threading
+
+from llguidance import LLTokenizer
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from trioserve.grammar import workers as workers_module
+from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.workers import GuidedSequence, GuideWorkers
+from trioserve.types.structured import Grammar, StructuredOutput
+
+# Those of conftest.guidance.
+IM_END, VOCAB_SIZE = 1, 520
+EOS = frozenset({IM_END})
+
+
+class Ids:
+    """Tokens that are on the host already."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self._token_ids = list(token_ids)
+
+    def read(self) -> list[int]:
+        return self._token_ids
+
+
+@pytest.fixture
+def workers(guidance: LLTokenizer) -> GuideWorkers:
+    return GuideWorkers(lambda: guidance, vocab_size=VOCAB_SIZE)
+
+
+def make_grammar(*choices: str) -> Grammar:
+    structure = StructuredOutput(kind="choice", choices=choices)
+    return Grammar(text=compile_structure(structure))
+
+
+def wait(workers: GuideWorkers, *sequences: GuidedSequence) -> None:
+    workers.wait_built(sequences, 10.0)
+    workers.wait_ready(sequences)
+
+
+def list_allowed(sequence: GuidedSequence) -> list[int]:
+    bits = np.unpackbits(sequence.mask.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()  # type: ignore[no-any-return]
+
+
+def test_masks_follow_the_tokens(workers: GuideWorkers, tokenizer: Tokenizer) -> None:
+    [x, y] = tokenizer.encode("xy").ids
+    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    wait(workers, one, other)
+    assert x in list_allowed(one)
+    workers.advance([(1, one)], Ids(7, x))
+    wait(workers, one)
+    assert list_allowed(one) == [y]
+    assert x in list_allowed(other)
+
+
+def test_a_preempted_sequence_reads_its_tokens_again(
+    workers: GuideWorkers, tokenizer: Tokenizer
+) -> None:
+    [x, y] = tokenizer.encode("xy").ids
+    again = workers.open(make_grammar("xy"), (x,), EOS)
+    wait(workers, again)
+    assert list_allowed(again) == [y]
+
+
+def test_an_error_ends_one_sequence(
+    workers: GuideWorkers, tokenizer: Tokenizer
+) -> None:
+    [x, y] = tokenizer.encode("xy").ids
+    wrong = workers.open(Grammar(text='{"grammars": [{"lark_grammar": "("}]}'), (), EOS)
+    bad, good = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    wait(workers, wrong, bad, good)
+    assert wrong.error
+    workers.advance([(0, bad), (1, good)], Ids(y, x))
+    wait(workers, bad, good)
+    assert bad.error and good.error is None
+
+
+def test_a_sequence_may_not_take_too_long(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "allow_seconds", lambda num_tokens: 0.0)
+    sequence = workers.open(make_grammar("xy"), (), EOS)
+    wait(workers, sequence)
+    assert sequence.error == "it takes too long to follow"
+
+
+def test_a_failure_of_the_library_does_not_stop_the_device(
+    tokenizer_folder: object,
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    def fail() -> LLTokenizer:
+        raise Panic()
+
+    workers = GuideWorkers(fail, vocab_size=VOCAB_SIZE)
+    sequence = workers.open(make_grammar("xy"), (), EOS)
+    wait(workers, sequence)
+    assert sequence.error == "its library failed: Panic"
+
+
+@pytest.fixture
+def slow_tokenizer(
+    guidance: LLTokenizer,
+) -> Iterator[tuple[GuideWorkers, threading.Event]]:
+    """Workers that cannot build anything before the event is set."""
+    event = threading.Event()
+
+    def load() -> LLTokenizer:
+        event.wait(10.0)
+        return guidance
+
+    yield GuideWorkers(load, vocab_size=VOCAB_SIZE), event
+    event.set()
+
+
+def test_nobody_waits_long_for_a_new_grammar(
+    slow_tokenizer: tuple[GuideWorkers, threading.Event],
+) -> None:
+    workers, event = slow_tokenizer
+    sequence = workers.open(make_grammar("xy"), (), EOS)
+    workers.wait_built([sequence], 0.0)
+    assert not sequence.is_built and not sequence.is_ready
+    event.set()
+    wait(workers, sequence)
+    assert sequence.is_built and sequence.error is None
+
+
+def test_a_known_grammar_does_not_wait_behind_new_ones(
+    workers: GuideWorkers,
+) -> None:
+    wait(workers, workers.open(make_grammar("xy"), (), EOS))
+    assert workers.open(make_grammar("xy"), (), EOS).is_built

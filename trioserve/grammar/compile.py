@@ -1,0 +1,115 @@
+"""Turns the form that a client wants into the text of a grammar.
+
+It runs in a renderer worker under a time limit. It needs no tokenizer, so the server's
+process does without one here. The device builds the grammar once more, with its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from llguidance import LLMatcher
+
+from ..errors import InvalidParameter
+from ..types.nesting import check_nesting
+from ..types.structured import StructuredOutput
+from .limits import MAX_BYTES, MAX_CHOICES, make_limits
+from .schema_parts import Schema, close_objects, locate
+from .structural_tag import write_structural_tag
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# One blank, or a line end with its indentation. A model that is free to write blanks
+# without end sometimes does, until max_tokens.
+_WHITESPACE: Final = r"[ ]|\n[ ]{0,40}"
+
+_ANY_OBJECT: Final = '{"type": "object"}'
+
+
+def compile_structure(structure: StructuredOutput) -> str:
+    """Return the grammar of a form.
+
+    Raises:
+      InvalidParameter: it is wrong, too large, or needs something that grammars cannot
+        express; names the field, and the path within a schema.
+    """
+    size = len(structure.value) + sum(map(len, structure.choices))
+    if size > MAX_BYTES:
+        raise InvalidParameter(
+            structure.param, f"may have {MAX_BYTES} characters, got {size}"
+        )
+    text = _write(structure)
+    reason = find_mistake(text)
+    if reason is None:
+        return text
+    if structure.kind == "json":
+        reason = locate(json.loads(structure.value), reason, _check_schema)
+    raise InvalidParameter(structure.param, reason)
+
+
+def find_mistake(grammar: str) -> str | None:
+    """Return why a grammar cannot be used; None if it can."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(
+        grammar, None, limits=make_limits()
+    )
+    # Special tokens are looked up where the tokenizer is.
+    if not is_error or "no tokenizer" in messages[0]:
+        return None
+    return messages[0].strip()[:1000]
+
+
+def write_json_options(structure: StructuredOutput) -> JsonCompileOptions:
+    """Return llguidance's options for the JSON of a form."""
+    if structure.whitespace:
+        return {"whitespace_pattern": _WHITESPACE, "lenient": False}
+    return {"whitespace_flexible": False, "lenient": False}
+
+
+def _write(structure: StructuredOutput) -> str:
+    if structure.kind == "regex":
+        return LLMatcher.grammar_from_regex(structure.value)
+    if structure.kind == "choice":
+        return _write_choice(structure)
+    if structure.kind == "grammar":
+        return LLMatcher.grammar_from_lark(structure.value)
+    if structure.kind == "structural_tag":
+        return write_structural_tag(structure, write_json_options(structure))
+    return _write_schema(structure.value or _ANY_OBJECT, structure)
+
+
+def _write_schema(schema: str, structure: StructuredOutput) -> str:
+    try:
+        decoded = json.loads(schema)
+    except (ValueError, RecursionError):
+        raise InvalidParameter(structure.param, "the schema is no JSON") from None
+    if decoded is True:
+        decoded = {}
+    if not isinstance(decoded, dict):
+        raise InvalidParameter(structure.param, "a JSON schema is an object")
+    check_nesting(structure.param, decoded)
+    if structure.closed:
+        decoded = close_objects(decoded)
+    return LLMatcher.grammar_from_json_schema(
+        decoded, overrides=write_json_options(structure)
+    )
+
+
+def _write_choice(structure: StructuredOutput) -> str:
+    choices = structure.choices
+    if not choices:
+        raise InvalidParameter(structure.param, "needs at least one choice")
+    if len(choices) > MAX_CHOICES:
+        raise InvalidParameter(
+            structure.param, f"at most {MAX_CHOICES} choices are possible"
+        )
+    if "" in choices:
+        raise InvalidParameter(structure.param, "a choice must not be empty")
+    # JSON's escapes are also those of Lark's strings.
+    alternatives = " | ".join(json.dumps(text) for text in choices)
+    return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+
+
+def _check_schema(schema: Schema) -> str | None:
+    return find_mistake(LLMatcher.grammar_from_json_schema(schema))

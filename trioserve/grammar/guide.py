@@ -1,0 +1,121 @@
+"""Follows one sequence, and says which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from llguidance import LLMatcher
+import numpy as np
+import numpy.typing as npt
+
+from ..types.structured import Grammar
+
+Mask = npt.NDArray[np.int32]
+
+# before   the first token opens the reasoning, or begins the answer
+# opening  within the start tag
+# inside   within the reasoning
+# answer   behind it, or there is none
+_Phase = Literal["before", "opening", "inside", "answer"]
+
+
+class GuideError(Exception):
+    """Raised when a sequence cannot go on: the message is for the client."""
+
+
+def count_words(vocab_size: int) -> int:
+    """Return how many int32 the mask of a vocabulary takes."""
+    return -(-vocab_size // 32)
+
+
+class Guide:
+    """The state of one sequence in its grammar.
+
+    The grammar describes the answer alone. A model may write its reasoning before it,
+    between two tags; there every token is allowed but those that would end the sequence.
+
+    Args:
+      matcher: at the beginning of the grammar; the guide owns it.
+      grammar: names the tags.
+      eos_token_ids: tokens that end a sequence.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, eos_token_ids: Iterable[int]
+    ) -> None:
+        self._matcher = matcher
+        self._start = grammar.start_token_ids
+        self._end = grammar.end_token_ids
+        self._eos = sorted(eos_token_ids)
+        self._num_read = 0
+        # The last tokens, at most as many as the end tag has.
+        self._last: tuple[int, ...] = ()
+        self._phase: _Phase = "answer"
+        if self._end:
+            self._phase = "inside" if grammar.is_open else "before"
+
+    def read(self, token_id: int) -> None:
+        """Take in the next token of the sequence.
+
+        Raises:
+          GuideError: the grammar does not allow the token.
+        """
+        if self._phase == "before":
+            self._phase = "opening" if self._opens(token_id) else "answer"
+        if self._phase == "answer":
+            if not self._matcher.consume_token(token_id):
+                raise GuideError(self._explain())
+        elif self._phase == "opening":
+            self._num_read += 1
+            if self._num_read == len(self._start):
+                self._phase = "inside"
+        else:
+            self._last = (*self._last, token_id)[-len(self._end) :]
+            if self._last == self._end:
+                self._phase = "answer"
+
+    def write_mask(self, mask: Mask) -> None:
+        """Write the tokens that may come next.
+
+        Args:
+          mask: (count_words(vocab_size),) int32; bit i % 32 of word i // 32 is set if
+            token i may come.
+
+        Raises:
+          GuideError: the grammar has become too complex.
+        """
+        if self._phase == "opening":
+            mask[:] = 0
+            _set(mask, self._start[self._num_read])
+        elif self._phase == "inside":
+            mask[:] = -1
+            for token_id in self._eos:
+                _clear(mask, token_id)
+        else:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if self._matcher.is_error():
+                raise GuideError(self._explain())
+            if self._phase == "before":
+                _set(mask, self._start[0])
+
+    def _opens(self, token_id: int) -> bool:
+        """Whether the first token of the sequence begins the start tag."""
+        return token_id == self._start[0] and not self._matcher.validate_tokens(
+            [token_id]
+        )
+
+    def _explain(self) -> str:
+        """Return the first line of the matcher's error, which has no text of others."""
+        lines = self._matcher.get_error().strip().splitlines()
+        return lines[0][:200] if lines else "it allows no further token"
+
+
+def _set(mask: Mask, token_id: int) -> None:
+    mask.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+def _clear(mask: Mask, token_id: int) -> None:
+    mask.view(np.uint32)[token_id // 32] &= np.uint32(
+        ~(1 << token_id % 32) & 0xFFFFFFFF
+    )

@@ -1,0 +1,43 @@
+"""Bounds on the size and the work of a grammar.
+
+A grammar is a program that a client sends. Each bound holds for one grammar or for one
+step of one sequence, so that no client can take the time of another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from llguidance import LLParserLimits
+
+# The schemas of the largest agents that were seen take 100 kB.
+MAX_BYTES: Final = 262_144
+MAX_CHOICES: Final = 4096
+
+# llguidance's own bounds where nothing else is said. Its speeds: it builds a lexer with 50
+# units of fuel in a microsecond, and uses 14 for a mask.
+#   max_items_in_row   a schema with 1,000 optional fields needs 4,000; default 2,000
+#   max_lexer_states   1 to 2 kB each: at most 50 MB for a sequence; default 250,000
+_LIMITS: Final = {
+    "max_items_in_row": 20_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 100_000,
+    "max_lexer_states": 25_000,
+    "max_grammar_size": 500_000,
+}
+
+
+def make_limits() -> LLParserLimits:
+    """Return the bounds in the form that llguidance takes."""
+    return LLParserLimits(
+        **_LIMITS, precompute_large_lexemes=False, verbose_errors=False
+    )
+
+
+def allow_seconds(num_tokens: int) -> float:
+    """Return how long the masks of a sequence with so many tokens may have taken.
+
+    A mask takes 20 to 50 microseconds, rarely a few milliseconds (SmolLM2's tokenizer).
+    """
+    return 1.0 + 0.002 * num_tokens

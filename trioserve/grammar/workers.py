@@ -1,0 +1,184 @@
+"""Builds and advances guides in threads, while the device computes.
+
+Two threads, so that the masks of running sequences do not wait for a new grammar. Both
+spend nearly all their time inside llguidance, which releases the GIL.
+
+A step needs the masks of its sequences when it samples. By then they are ready, as a rule:
+they are computed from the moment at which the tokens before are known, beside the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+import logging
+from threading import Condition
+import time
+from typing import Protocol
+
+from llguidance import LLTokenizer
+import numpy as np
+
+from ..types.structured import Grammar
+from .guide import Guide, GuideError, Mask, count_words
+from .limits import allow_seconds
+from .matchers import Matchers
+
+logger = logging.getLogger(__name__)
+
+
+class LateIds(Protocol):
+    """The tokens of a step, which may not have reached the host yet."""
+
+    def read(self) -> list[int]:
+        """Wait for the ids, one for each row of the step."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GuidedSequence:
+    """One sequence with a grammar.
+
+    Attributes:
+      mask: the tokens that may come next; valid while `is_ready`. See Guide.write_mask.
+      is_built: the grammar is built; from then on masks come within milliseconds.
+      is_ready: `mask` is valid, or `error` is set.
+      error: the reason why the sequence cannot go on.
+      mask_seconds: how long its last mask took.
+      seconds: how long all its masks took.
+      num_tokens: output tokens that it has read.
+    """
+
+    grammar: Grammar
+    mask: Mask
+    guide: Guide | None = None
+    is_built: bool = False
+    is_ready: bool = False
+    error: str | None = None
+    mask_seconds: float = 0.0
+    seconds: float = 0.0
+    num_tokens: int = 0
+
+    def spend(self, seconds: float, num_tokens: int) -> None:
+        """Count the time of a mask.
+
+        Raises:
+          GuideError: all masks together took too long.
+        """
+        self.mask_seconds = seconds
+        self.seconds += seconds
+        self.num_tokens += num_tokens
+        if self.seconds > allow_seconds(self.num_tokens):
+            raise GuideError("it takes too long to follow")
+
+
+class GuideWorkers:
+    """The two threads, and the built grammars.
+
+    Args:
+      load_tokenizer: makes llguidance's view of the model's tokenizer.
+      vocab_size: of the model.
+    """
+
+    def __init__(
+        self, load_tokenizer: Callable[[], LLTokenizer], *, vocab_size: int
+    ) -> None:
+        self._num_words = count_words(vocab_size)
+        self._matchers = Matchers(load_tokenizer)
+        self._changed = Condition()
+        # Threads start with the first grammar.
+        self._building = ThreadPoolExecutor(1, "grammar builder")
+        self._advancing = ThreadPoolExecutor(1, "grammar masks")
+
+    def open(
+        self, grammar: Grammar, token_ids: Sequence[int], eos: frozenset[int]
+    ) -> GuidedSequence:
+        """Begin to build the guide of a sequence; returns at once.
+
+        Args:
+          token_ids: output tokens that the sequence has already.
+          eos: tokens that end it.
+        """
+        sequence = GuidedSequence(
+            grammar=grammar, mask=np.zeros(self._num_words, dtype=np.int32)
+        )
+        matcher = self._matchers.find(grammar.text)
+        if matcher is None:
+            self._building.submit(self._build, sequence, token_ids, eos)
+        else:
+            # It does not wait behind new grammars of others.
+            sequence.guide = Guide(matcher, grammar, eos)
+            sequence.is_built = True
+            self._advancing.submit(self._follow, sequence, token_ids)
+        return sequence
+
+    def advance(
+        self, members: Sequence[tuple[int, GuidedSequence]], tokens: LateIds
+    ) -> None:
+        """Begin to read the new tokens of sequences; returns at once.
+
+        Args:
+          members: (index among the tokens, sequence)
+        """
+        for _, sequence in members:
+            sequence.is_ready = False
+        self._advancing.submit(self._read, members, tokens)
+
+    def wait_built(self, sequences: Sequence[GuidedSequence], seconds: float) -> None:
+        """Wait until the grammars of all sequences are built, but not longer."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(each.is_built for each in sequences), seconds
+            )
+
+    def wait_ready(self, sequences: Sequence[GuidedSequence]) -> None:
+        """Wait for the masks of sequences whose grammars are built."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(each.is_ready for each in sequences))
+
+    # The rest runs in the threads.
+
+    def _build(
+        self, sequence: GuidedSequence, token_ids: Sequence[int], eos: frozenset[int]
+    ) -> None:
+        with self._failing(sequence):
+            matcher = self._matchers.build(sequence.grammar.text)
+            sequence.guide = Guide(matcher, sequence.grammar, eos)
+        with self._changed:
+            sequence.is_built = True
+            self._changed.notify_all()
+        self._follow(sequence, token_ids)
+
+    def _read(
+        self, members: Sequence[tuple[int, GuidedSequence]], tokens: LateIds
+    ) -> None:
+        token_ids = tokens.read()
+        # The quickest first, so that they do not wait for a slow one.
+        for index, sequence in sorted(members, key=lambda m: m[1].mask_seconds):
+            self._follow(sequence, token_ids[index : index + 1])
+
+    def _follow(self, sequence: GuidedSequence, token_ids: Sequence[int]) -> None:
+        """Read tokens and compute the next mask."""
+        with self._failing(sequence):
+            if sequence.error is None and sequence.guide is not None:
+                began = time.perf_counter()
+                for token_id in token_ids:
+                    sequence.guide.read(token_id)
+                sequence.guide.write_mask(sequence.mask)
+                sequence.spend(time.perf_counter() - began, len(token_ids))
+        with self._changed:
+            sequence.is_ready = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def _failing(self, sequence: GuidedSequence) -> Iterator[None]:
+        """Let an error in the block end the sequence, so that no step waits in vain."""
+        try:
+            yield
+        except GuideError as error:
+            sequence.error = str(error)
+        # A panic of the library is no Exception. Nothing can be cancelled in this thread.
+        except BaseException as error:  # noqa: ASYNC103
+            sequence.error = f"its library failed: {type(error).__name__}"
+            logger.exception("a grammar failed")

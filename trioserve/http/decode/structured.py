@@ -1,0 +1,211 @@
+"""The form that the answer must have: `response_format`, `structured_outputs`, `guided_*`.
+
+Schemas stay bytes here: a renderer worker compiles them.
+
+Sources: OpenAI's reference for response_format; vLLM 0.33 for the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+import json
+from typing import Annotated, Final, Protocol, get_args
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import InvalidParameter, NotSupported
+from ...types.structured import StructuredOutput, StructureKind
+
+FORMAT_TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
+FormatType = Annotated[str, Meta(extra_json_schema={"enum": FORMAT_TYPES})]
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema with a name.
+
+    Args:
+      strict: the answer matches the schema in any case, so this changes nothing.
+    """
+
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's field.
+
+    Args:
+      json_schema: for the type json_schema.
+      structures, triggers: for the type structural_tag; see structured_outputs.
+    """
+
+    type: FormatType
+    json_schema: JsonSchemaFormat | None = None
+    structures: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    triggers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's field: one form, and the spelling of its JSON.
+
+    Args:
+      json: a schema, or the text of one.
+      structural_tag: the text of an object with `structures` and `triggers`.
+    """
+
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class StructuredFields(Protocol):
+    """The fields of a request that describe the form of its answer."""
+
+    @property
+    def response_format(self) -> ResponseFormat | None: ...
+
+    @property
+    def structured_outputs(self) -> StructuredOutputs | None: ...
+
+    @property
+    def guided_json(self) -> msgspec.Raw | None: ...
+
+    @property
+    def guided_regex(self) -> str | None: ...
+
+    @property
+    def guided_choice(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def guided_grammar(self) -> str | None: ...
+
+
+# The types of these fields.
+STRUCTURE_FIELDS: Final = {
+    "response_format": ResponseFormat | None,
+    "structured_outputs": StructuredOutputs | None,
+    "guided_json": msgspec.Raw,
+    "guided_regex": str | None,
+    "guided_choice": tuple[str, ...] | None,
+    "guided_grammar": str | None,
+}
+
+
+def find_structure(request: StructuredFields) -> StructuredOutput | None:
+    """Return the form that a request wants; None if its answer is free.
+
+    Raises:
+      InvalidParameter: it wants several, or one is incomplete.
+      NotSupported: it wants an option that does not exist.
+    """
+    found = [
+        structure
+        for structure in (
+            _read_format(request.response_format),
+            _read_outputs(request.structured_outputs),
+            _read_json("guided_json", request.guided_json),
+            _make("guided_regex", "regex", request.guided_regex),
+            _read_choice("guided_choice", request.guided_choice),
+            _make("guided_grammar", "grammar", request.guided_grammar),
+        )
+        if structure is not None
+    ]
+    if len(found) > 1:
+        raise InvalidParameter(
+            found[1].param, f"cannot be combined with {found[0].param}"
+        )
+    return found[0] if found else None
+
+
+def _read_format(wanted: ResponseFormat | None) -> StructuredOutput | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    param = "response_format"
+    if wanted.type not in FORMAT_TYPES:
+        raise InvalidParameter(
+            f"{param}.type", f"must be one of {', '.join(FORMAT_TYPES)}"
+        )
+    if wanted.type == "json_object":
+        return StructuredOutput(kind="json_object", param=param)
+    if wanted.type == "json_schema":
+        param = f"{param}.json_schema"
+        schema = None if wanted.json_schema is None else wanted.json_schema.schema
+        found = _read_json(param, schema)
+        if found is None:
+            raise InvalidParameter(param, "the schema is missing")
+        return found
+    if not (_is_sent(wanted.structures) and _is_sent(wanted.triggers)):
+        raise InvalidParameter(param, "structural_tag needs structures and triggers")
+    value = {"structures": wanted.structures, "triggers": wanted.triggers}
+    return _make(param, "structural_tag", msgspec.json.encode(value).decode())
+
+
+def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
+    if wanted is None:
+        return None
+    param = "structured_outputs"
+    if wanted.whitespace_pattern is not None:
+        raise NotSupported(
+            f"{param}.whitespace_pattern", "send disable_any_whitespace, or nothing"
+        )
+    found = [
+        structure
+        for structure in (
+            _read_json(f"{param}.json", wanted.json),
+            _make(f"{param}.regex", "regex", wanted.regex),
+            _read_choice(f"{param}.choice", wanted.choice),
+            _make(f"{param}.grammar", "grammar", wanted.grammar),
+            _make(
+                f"{param}.json_object",
+                "json_object",
+                "" if wanted.json_object else None,
+            ),
+            _make(f"{param}.structural_tag", "structural_tag", wanted.structural_tag),
+        )
+        if structure is not None
+    ]
+    if len(found) != 1:
+        kinds = ", ".join(get_args(StructureKind))
+        raise InvalidParameter(param, f"needs exactly one of {kinds}")
+    return replace(
+        found[0],
+        whitespace=not wanted.disable_any_whitespace,
+        closed=wanted.disable_additional_properties,
+    )
+
+
+def _is_sent(json_: msgspec.Raw | None) -> bool:
+    return json_ is not None and bytes(memoryview(json_)[:4]) not in (b"", b"null")
+
+
+def _read_json(param: str, schema: msgspec.Raw | None) -> StructuredOutput | None:
+    if schema is None or not _is_sent(schema):
+        return None
+    text = bytes(schema).decode(errors="replace")
+    # vLLM takes the text of a schema, too. The decoder has checked the quotes.
+    return _make(param, "json", json.loads(text) if text[0] == '"' else text)
+
+
+def _read_choice(
+    param: str, choices: tuple[str, ...] | None
+) -> StructuredOutput | None:
+    if choices is None:
+        return None
+    return StructuredOutput(kind="choice", choices=choices, param=param)
+
+
+def _make(
+    param: str, kind: StructureKind, value: str | None
+) -> StructuredOutput | None:
+    if value is None:
+        return None
+    return StructuredOutput(kind=kind, value=value, param=param)
