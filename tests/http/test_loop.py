@@ -60,14 +60,10 @@ def make_image() -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def make_message(url: str) -> dict[str, object]:
-    source = {
-        "type": "base64",
-        "media_type": "image/png",
-        "data": url.partition(",")[2],
-    }
-    content = [{"type": "image", "source": source}]
-    return {"max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+def make_image_block() -> dict[str, object]:
+    data = make_image().partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
 
 
 CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
@@ -86,7 +82,7 @@ CASES: dict[str, Callable[[], tuple[str, dict[str, object]]]] = {
     ),
     "an image for Anthropic's API": lambda: (
         "/v1/messages",
-        make_message(make_image()),
+        make_chat([make_image_block()]),
     ),
     "a long prompt": lambda: ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     "many prompts": lambda: (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from functools import partial
 import json
+import threading
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -16,8 +17,9 @@ from trioserve.http.decode.anthropic_chat import explain_fields, to_chat_request
 from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.schema import decode_body
 from trioserve.http.decode.turn_mappings import TurnMappings
-from trioserve.http.decode.turns import BLOCK_TYPES
-from trioserve.render import Base64Image
+from trioserve.http.decode.turns import BLOCK_TYPES, Block, Turn
+from trioserve.http.endpoints.generation_steps import count_characters
+from trioserve.render import TURN_CHARACTERS, Base64Image, RendererWorkers
 from trioserve.render.text.chat import read_messages
 
 decode = partial(decode_body, MessagesRequest)
@@ -321,6 +323,23 @@ def test_wrong_fields_are_refused_by_name(
 )
 def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None:
     decode(body_of(**fields))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5000])
+async def test_many_blocks_are_measured_in_a_worker(num_blocks: int) -> None:
+    blocks = tuple(Block(type="text", text="word") for _ in range(num_blocks))
+    threads = []
+
+    class Watched(TurnMappings):
+        @property
+        def num_characters(self) -> int:  # type: ignore[override]
+            threads.append(threading.current_thread())
+            return TurnMappings(turns, None).num_characters
+
+    turns = (Turn(role="user", content=blocks),)
+    counted = await count_characters(RendererWorkers(1), Watched(turns, None))
+    assert counted == TURN_CHARACTERS + 4 * num_blocks
+    assert (threads == [threading.main_thread()]) == (num_blocks == 1)
 
 
 VALUE = st.recursive(

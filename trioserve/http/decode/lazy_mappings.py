@@ -19,6 +19,11 @@ class LazyMappings(Sequence[dict[str, object]]):
     def num_characters(self) -> int:
         """The approximate length of their text, without images and tensors."""
 
+    @property
+    @abstractmethod
+    def num_parts(self) -> int:
+        """The number of texts, images and the like that num_characters looks at."""
+
     @abstractmethod
     def make(self, index: int) -> dict[str, object]:
         """Make a mapping; the index is not negative.
@@ -39,3 +44,8 @@ class LazyMappings(Sequence[dict[str, object]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.make(range(len(self))[index])
+
+
+def count_parts(content: str | tuple[object, ...] | None) -> int:
+    """Return the number of parts of one message; a text is one."""
+    return len(content) if isinstance(content, tuple) else 1

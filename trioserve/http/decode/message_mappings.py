@@ -9,7 +9,7 @@ import msgspec
 from ...errors import NotSupported
 from ...render import TURN_CHARACTERS, ChatOptions
 from .lazy_fields import begins_with, decode_field, read_string
-from .lazy_mappings import LazyMappings
+from .lazy_mappings import LazyMappings, count_parts
 from .messages import ContentPart, ImageUrl, Message
 from .requests import ChatRequest, TokenizeRequest
 
@@ -28,6 +28,10 @@ class MessageMappings(LazyMappings):
     @cached_property
     def num_characters(self) -> int:
         return sum(map(_count_characters, self._messages))
+
+    @property
+    def num_parts(self) -> int:
+        return sum(count_parts(message.content) for message in self._messages)
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -16,7 +16,7 @@ from ...errors import InvalidParameter
 from ...render import TURN_CHARACTERS, Base64Image
 from ...render.text.tool_history import MAX_ARGUMENTS
 from .lazy_fields import decode_field, read_string
-from .lazy_mappings import LazyMappings
+from .lazy_mappings import LazyMappings, count_parts
 from .turns import Block, ResultBlock, System, Turn
 
 # The number of the turn for blocks of `system`, and of the block for a plain string.
@@ -87,9 +87,17 @@ class TurnMappings(LazyMappings):
     @cached_property
     def num_characters(self) -> int:
         return sum(
-            TURN_CHARACTERS + _count_characters(content)
-            for content in (self._system or "", *(turn.content for turn in self._turns))
+            TURN_CHARACTERS + _count_characters(content) for content in self._contents
         )
+
+    @property
+    def num_parts(self) -> int:
+        return sum(map(count_parts, self._contents))
+
+    @property
+    def _contents(self) -> list[str | tuple[Block, ...]]:
+        system = [self._system] if self._system else []
+        return system + [turn.content for turn in self._turns]
 
     @cached_property
     def _messages(self) -> list[_Message]:

@@ -40,7 +40,7 @@ from ..wire.anthropic import (
     write_event,
 )
 from ..wire.blocks import BlockWriter, ContentCollector
-from .generation_steps import open_stream, render_chat
+from .generation_steps import count_characters, open_stream, render_chat
 from .sse import respond_events
 
 
@@ -58,7 +58,8 @@ async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Res
     """Count the tokens of a conversation."""
     body, engine = await read_request(state, request, CountTokensRequest)
     turns = TurnMappings(body.messages, body.system)
-    with explain_fields(turns), engine.renderer.room.enter(turns.num_characters):
+    num_characters = await count_characters(engine.renderer.workers, turns)
+    with explain_fields(turns), engine.renderer.room.enter(num_characters):
         chat = _make_chat(body, engine)
         prompt = await engine.renderer.render_chat(
             turns,

@@ -16,14 +16,15 @@ from ..decode.requests import DetokenizeRequest, TokenizeRequest
 from ..respond import respond_built, respond_json
 from ..state import ServerState
 from ..wire.responses import Detokenized, Tokenized
+from .generation_steps import count_characters
 
 
 async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert a text or a conversation to token ids."""
     body, engine = await read_any_request(state, request, TokenizeRequest)
     messages = MessageMappings(body.messages or ())
-    num_characters = len(body.prompt or "") + messages.num_characters
-    with engine.renderer.room.enter(num_characters):
+    num_characters = await count_characters(engine.renderer.workers, messages)
+    with engine.renderer.room.enter(len(body.prompt or "") + num_characters):
         prompt = await _render(engine, body, messages)
     build = partial(_build_tokenized, engine, body, prompt)
     return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
