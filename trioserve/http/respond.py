@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 import time
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from quart import Response
@@ -13,6 +13,8 @@ from quart import Response
 from ..errors import TrioserveError, Unavailable
 from ..render import RendererWorkers
 from .wire.responses import ErrorBody, encode
+
+T = TypeVar("T")
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -97,11 +99,12 @@ async def respond_built(
 
 
 async def run_writing(
-    workers: RendererWorkers, write: Callable[[], bytes], num_entries: int
-) -> bytes:
+    workers: RendererWorkers, write: Callable[[], T], num_entries: int
+) -> T:
     """Write an answer, in a renderer worker if it would block the event loop for long.
 
     Args:
+      write: writes all of the answer, or a part of it.
       num_entries: the number of tokens and log probabilities in the answer. All other
         parts of an answer take microseconds.
     """

@@ -96,12 +96,10 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: Name | None = None
 
 
-class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
-    """The fields that chats and plain completions have in common."""
+class SampledRequest(ModelRequest, frozen=True, kw_only=True):
+    """The fields that have one name and one meaning for all endpoints that generate."""
 
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
@@ -112,7 +110,6 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     min_tokens: Int64 | None = None
-    max_tokens: Int64 | None = None
     ignore_eos: bool | None = None
     stop: (
         StopString
@@ -127,18 +124,26 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    priority: Int64 | None = None
+    cache_salt: (
+        Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
+    ) = None
+    user: str | None = None
+
+
+class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
+    """The fields that chats and plain completions have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Int64 | None = None
+    max_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Int64 | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Int64 | None = None
     truncation_side: Side | None = None
-    priority: Int64 | None = None
-    cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
-    ) = None
     request_id: RequestIdText | None = None
-    user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: msgspec.Raw | None = None

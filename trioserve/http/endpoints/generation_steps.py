@@ -1,8 +1,9 @@
-"""Steps that chats and completions share."""
+"""Steps that all endpoints which generate share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -134,6 +135,30 @@ async def open_stream(
     """
     request.body.release()
     request.progress.enter("queue")
+    meter = await request.resources.enter_async_context(
+        open_meter(
+            state, body, engine, prompts, sampling, arrived_at=request.arrived_at
+        )
+    )
+    request.progress.follow(meter)
+    return meter
+
+
+@asynccontextmanager
+async def open_meter(
+    state: ServerState,
+    body: GenerationRequest,
+    engine: TextEngine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    arrived_at: float,
+) -> AsyncIterator[StreamMeter]:
+    """Generate until the block is left.
+
+    Args:
+      arrived_at: trio.current_time() when the request came.
+    """
     submitted_at = trio.current_time()
     text = TextParams(
         stop=body.stop_strings,
@@ -149,20 +174,16 @@ async def open_stream(
             thinking_token_budget=body.thinking_token_budget,
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
-    stream = await request.resources.enter_async_context(
-        engine.open_text(
-            prompts,
-            sampling,
-            text,
-            priority=body.priority or 0,
-            splits_reasoning=isinstance(body, ChatRequest),
-            tools=tools,
+    async with engine.open_text(
+        prompts,
+        sampling,
+        text,
+        priority=body.priority or 0,
+        splits_reasoning=isinstance(body, ChatRequest),
+        tools=tools,
+    ) as stream:
+        state.counts.count_params(sampling)
+        times = StreamTimes(
+            state.counts, arrived_at=arrived_at, submitted_at=submitted_at
         )
-    )
-    state.counts.count_params(sampling)
-    times = StreamTimes(
-        state.counts, arrived_at=request.arrived_at, submitted_at=submitted_at
-    )
-    meter = StreamMeter(stream, times)
-    request.progress.follow(meter)
-    return meter
+        yield StreamMeter(stream, times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 import logging
 from typing import Protocol
@@ -41,10 +41,31 @@ def respond_events(
     meter: StreamMeter,
     writer: EventWriter,
     workers: RendererWorkers,
+    *,
+    opening: bytes = b"",
+    before_end: Callable[[int], Awaitable[None]] | None = None,
 ) -> Response:
-    """Answer with a stream, which may last for hours."""
+    """Answer with a stream of deltas.
+
+    Args:
+      opening: the events before the first delta, which do not wait for it.
+      before_end: called when the last events have been written, before they are sent,
+        with the number of entries of all deltas; see run_writing.
+    """
+    sender = _EventSender(request, meter, writer, workers)
+    return respond_stream(
+        partial(_send_events, request, sender, writer, opening, before_end)
+    )
+
+
+def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
+    """Answer with a stream, which may last for hours.
+
+    Args:
+      send: sends the stream by `request.answer`, and returns its last events.
+    """
     response = Response(
-        _generate_events(request, meter, writer, workers),
+        _generate(send),
         headers={
             "Cache-Control": "no-cache",
             # Without this, nginx collects tokens before it passes them on.
@@ -58,22 +79,33 @@ def respond_events(
 
 # The one async generator of the project: quart takes a streamed body in no other form.
 # It opens no resource, because quart does not always start it (connection/scope.py).
-async def _generate_events(  # noqa: ASYNC900
-    request: ScopedRequest,
-    meter: StreamMeter,
-    writer: EventWriter,
-    workers: RendererWorkers,
+async def _generate(  # noqa: ASYNC900
+    send: Callable[[], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
-    """Send the events of a stream, and yield the last of them."""
-    sender = _EventSender(request, meter, writer, workers)
+    yield await send()
+
+
+async def _send_events(
+    request: ScopedRequest,
+    sender: _EventSender,
+    writer: EventWriter,
+    opening: bytes,
+    before_end: Callable[[int], Awaitable[None]] | None,
+) -> bytes:
+    """Send the events of a stream, and return the last of them."""
     try:
+        if opening:
+            await request.answer.send_part(opening)
         await sender.send_all()
-        yield sender.take_unsent() + writer.end()
+        last = await sender.write_end()
+        if before_end is not None:
+            await before_end(sender.num_entries)
+        return last
     except TrioserveError as error:
-        yield sender.take_unsent() + writer.fail(error)
+        return sender.take_unsent() + writer.fail(error)
     except Exception:
         logger.exception("the stream of request %s failed", request.id)
-        yield sender.take_unsent() + writer.fail(InternalError())
+        return sender.take_unsent() + writer.fail(InternalError())
 
 
 class _EventSender:
@@ -95,6 +127,8 @@ class _EventSender:
         self._writer = writer
         self._workers = workers
         self._unsent: list[bytes] = []
+        # The log probabilities of all deltas, and more; see count_entries.
+        self.num_entries = 0
 
     async def send_all(self) -> None:
         """Send the events of the stream, except those behind the last delta."""
@@ -126,10 +160,15 @@ class _EventSender:
         # The worker may take long. All log probabilities of a prompt come with its first
         # token.
         await self._send()
+        num_entries = count_entries([delta])
+        self.num_entries += num_entries
         write = partial(self._writer.write, delta)
-        self._unsent.append(
-            await run_writing(self._workers, write, count_entries([delta]))
-        )
+        self._unsent.append(await run_writing(self._workers, write, num_entries))
+
+    async def write_end(self) -> bytes:
+        """Return the last events, which may repeat all log probabilities."""
+        last = await run_writing(self._workers, self._writer.end, self.num_entries)
+        return self.take_unsent() + last
 
     async def _send(self) -> None:
         if events := self.take_unsent():
