@@ -6,6 +6,7 @@
       - ContextLengthExceeded       400
       - NotSupported                400
       - ModelNotFound               404
+      - ResponseNotFound            404
       - TaskNotServed               400
       - UploadTooSlow               408
       - PayloadTooLarge             413
@@ -14,6 +15,7 @@
     * Unavailable                   full or stopping; has `retry_after_seconds`
       - QueueFull                   429
       - RendererFull                429
+      - BackgroundFull              429
       - RendererStuck               503
       - MemoryFull                  503
       - DescriptorsFull             503
@@ -48,6 +50,7 @@ __all__ = [
     "ContextLengthExceeded",
     "NotSupported",
     "ModelNotFound",
+    "ResponseNotFound",
     "TaskNotServed",
     "UploadTooSlow",
     "PayloadTooLarge",
@@ -56,6 +59,7 @@ __all__ = [
     "Unavailable",
     "QueueFull",
     "RendererFull",
+    "BackgroundFull",
     "RendererStuck",
     "MemoryFull",
     "DescriptorsFull",
@@ -153,6 +157,18 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model `{name}` does not exist.", param="model")
+
+
+class ResponseNotFound(RequestError):
+    """Raised when a request names a response that is not stored, or not any more."""
+
+    status = 404
+    code = "NotFoundError"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Response with id '{response_id[:128]}' not found.", param="response_id"
+        )
 
 
 class TaskNotServed(RequestError):
@@ -276,6 +292,20 @@ class RendererFull(Unavailable):
         super().__init__(
             f"{num_requests} requests are already waiting for the renderer; please try "
             "again later.",
+            retry_after_seconds=retry_after_seconds,
+        )
+
+
+class BackgroundFull(Unavailable):
+    """Raised when too many responses are being generated in the background."""
+
+    status = 429
+    code = "RateLimitError"
+
+    def __init__(self, *, num_running: int, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"{num_running} responses are already being generated in the background; "
+            "please try again later.",
             retry_after_seconds=retry_after_seconds,
         )
 

@@ -77,6 +77,55 @@ def test_a_streamed_chat_equals_generate(client: openai.OpenAI, expect: Any) -> 
     assert chunks[-1].usage.completion_tokens == 24
 
 
+def test_responses_equal_generate_also_those_that_continue_others(
+    client: openai.OpenAI, expect: Any
+) -> None:
+    first = client.responses.create(
+        model="tiny-llama", input=MESSAGES, max_output_tokens=24, temperature=0
+    )
+    assert first.output_text == expect.chat(MESSAGES, 24)
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Why?"},
+    ]
+    with client.responses.stream(
+        model="tiny-llama",
+        input="Why?",
+        previous_response_id=first.id,
+        max_output_tokens=24,
+        temperature=0,
+    ) as stream:
+        text = "".join(
+            e.delta for e in stream if e.type == "response.output_text.delta"
+        )
+    assert text == expect.chat(messages, 24)
+
+
+def test_a_response_has_the_log_probabilities_of_a_chat(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="tiny-llama",
+        messages=MESSAGES,
+        max_tokens=6,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    response = client.responses.create(
+        model="tiny-llama",
+        input=MESSAGES,
+        max_output_tokens=6,
+        temperature=0,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    assert chat.choices[0].logprobs is not None
+    expected = [e.model_dump() for e in chat.choices[0].logprobs.content or ()]
+    part: Any = response.output[0].content[0]  # type: ignore[union-attr, index]
+    assert [each.model_dump() for each in part.logprobs] == expected
+    assert len(expected) == 6
+
+
 def test_a_completion_equals_generate(client: openai.OpenAI, expect: Any) -> None:
     ids = [300, 301, 302, 40, 41]
     answer = client.completions.create(

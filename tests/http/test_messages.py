@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
 import pytest
 import trio
 
-import anthropic
 from trioserve.config import HttpConfig, RenderConfig
 from trioserve.errors import EngineDied
 from trioserve.testing.server import FakeServer, open_fake_server

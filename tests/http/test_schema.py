@@ -28,6 +28,12 @@ from trioserve.http.decode.requests import (
     ModelRequest,
     TokenizeRequest,
 )
+from trioserve.http.decode.response_messages import to_messages
+from trioserve.http.decode.response_requests import (
+    ResponseRequest,
+    naming_fields,
+    to_chat,
+)
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body, find_decoder
 from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
@@ -38,11 +44,13 @@ Decode = Callable[[bytes], Any]
 decode_chat = partial(decode_body, ChatRequest)
 decode_completion = partial(decode_body, CompletionRequest)
 decode_detokenize = partial(decode_body, DetokenizeRequest)
+decode_response = partial(decode_body, ResponseRequest)
 decode_tokenize = partial(decode_body, TokenizeRequest)
 
 DECODERS: dict[str, Decode] = {
     "chat": decode_chat,
     "completion": decode_completion,
+    "response": decode_response,
     "tokenize": decode_tokenize,
     "detokenize": decode_detokenize,
     "messages": partial(decode_body, MessagesRequest),
@@ -50,6 +58,7 @@ DECODERS: dict[str, Decode] = {
 MINIMAL: dict[str, dict[str, Any]] = {
     "chat": {"messages": [{"role": "user", "content": "hi"}]},
     "completion": {"prompt": "hi"},
+    "response": {"input": "hi"},
     "tokenize": {"prompt": "hi"},
     "detokenize": {"tokens": [1]},
     "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
@@ -57,6 +66,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, Mapping[str, unsupported.Neutral]] = {
     "chat": unsupported.CHAT,
     "completion": unsupported.COMPLETION,
+    "response": unsupported.RESPONSE,
     "tokenize": unsupported.TOKENIZE,
     "messages": unsupported.MESSAGES,
 }
@@ -112,7 +122,7 @@ every_endpoint = pytest.mark.parametrize("endpoint", DECODERS)
     ids=lambda body: repr(body[:24]),
 )
 def test_malformed_requests_are_refused(endpoint: str, body: bytes) -> None:
-    with pytest.raises(InvalidParameter) as caught:
+    with pytest.raises(RequestError) as caught:
         DECODERS[endpoint](body)
     assert caught.value.status == 400
     assert len(str(caught.value)) < 200
@@ -172,22 +182,36 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _NAMES = sorted(
-    {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    {
+        *ChatRequest.__struct_fields__,
+        *CompletionRequest.__struct_fields__,
+        *ResponseRequest.__struct_fields__,
+    }
     | unsupported.CHAT.keys()
 )
+
+
+def make_sampling(
+    request: ChatRequest | CompletionRequest | ResponseRequest,
+) -> SamplingParams:
+    if not isinstance(request, ResponseRequest):
+        return to_sampling(request, {})
+    messages, sources = to_messages(request.items, request.instructions)
+    with naming_fields(sources, 0):
+        return to_sampling(to_chat(request, messages), {})
 
 
 @settings(deadline=None, max_examples=300)
 @given(
     fields=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4),
-    endpoint=st.sampled_from(["chat", "completion"]),
+    endpoint=st.sampled_from(["chat", "completion", "response"]),
 )
 def test_any_value_in_any_field_is_taken_or_refused(
     fields: dict[str, Any], endpoint: str
 ) -> None:
     try:
         request = DECODERS[endpoint](encode(endpoint, **fields))
-        assert isinstance(to_sampling(request, {}), SamplingParams)
+        assert isinstance(make_sampling(request), SamplingParams)
     except RequestError as error:
         assert error.status == 400
         assert error.param is None or error.param.partition("[")[0].partition(".")[
@@ -444,6 +468,7 @@ def test_any_other_value_is_not_supported(endpoint: str, name: str, value: Any) 
 def test_no_row_hides_a_field_of_a_request() -> None:
     assert not unsupported.CHAT.keys() & set(ChatRequest.__struct_fields__)
     assert not unsupported.COMPLETION.keys() & set(CompletionRequest.__struct_fields__)
+    assert not unsupported.RESPONSE.keys() & set(ResponseRequest.__struct_fields__)
 
 
 @pytest.mark.parametrize("value", [b'"\xff"', b'"\\ud800"', b"[" * 30 + b"]" * 30])

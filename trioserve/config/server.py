@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidConfig
-from .checks import check_seconds, parse_bytes
+from .checks import check_at_least, check_seconds, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,12 @@ class HttpConfig:
       progress_timeout: Longest time without progress until /progressz answers 503, in
         seconds. There is no progress when a step does not end, or when the engine
         process sends no message.
+      max_responses_memory: Memory for stored responses of /v1/responses. The oldest are
+        dropped first, and those that still run in the background last.
+      response_max_age: Longest time for which a response is stored after its end, in
+        seconds; 0 stores none.
+      max_background_responses: Responses that may run in the background at once. A
+        further one is answered 429; 0 allows none.
     """
 
     max_body_size: str = "64MiB"
@@ -37,6 +43,9 @@ class HttpConfig:
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0
+    max_responses_memory: str = "256MiB"
+    response_max_age: float = 3600.0
+    max_background_responses: int = 64
 
     def __post_init__(self) -> None:
         longest = parse_bytes("max_body_size", self.max_body_size)
@@ -48,6 +57,9 @@ class HttpConfig:
         check_seconds("body_timeout", self.body_timeout)
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)
+        parse_bytes("max_responses_memory", self.max_responses_memory)
+        check_seconds("response_max_age", self.response_max_age, may_be_zero=True)
+        check_at_least("max_background_responses", self.max_background_responses, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,12 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(Exception, _respond_unexpected)
     app.after_request(_count_request(state))
     app.after_request(_name_request)
+
+    async def start_background() -> None:
+        await app.nursery.start(state.background.run)
+        app.nursery.start_soon(state.drop_old_responses)
+
+    app.before_serving(start_background)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
         app.asgi_app, state, _find_probes()
     )

@@ -79,6 +79,33 @@ SERVER: Rows[ServerState] = (
         lambda state: state.bodies.num_refused,
     ),
     GaugeMetric(
+        "trioserve_responses_stored",
+        "Stored responses of /v1/responses, including those that still run.",
+        lambda state: state.responses.statistics().num_responses,
+    ),
+    GaugeMetric(
+        "trioserve_responses_stored_bytes",
+        "Bytes of stored responses.",
+        lambda state: state.responses.statistics().num_bytes,
+    ),
+    CounterMetric(
+        "trioserve_responses_dropped_total",
+        "Stored responses that were dropped: for their age, or for the memory of newer "
+        "ones.",
+        lambda state: {(k,): n for k, n in state.responses.dropped.items()},
+        ("reason",),
+    ),
+    GaugeMetric(
+        "trioserve_responses_background",
+        "Responses that are being generated in the background.",
+        lambda state: state.background.num_running,
+    ),
+    CounterMetric(
+        "trioserve_responses_background_refused_total",
+        "Responses refused because too many ran in the background.",
+        lambda state: state.background.num_refused,
+    ),
+    GaugeMetric(
         "trioserve_engine_stalled_seconds",
         "Seconds since the last sign of progress of the running step; about 1 at most "
         "without a step.",

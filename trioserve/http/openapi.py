@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+import itertools
 from types import UnionType
 from typing import Any, Final, get_args
 
@@ -24,6 +25,7 @@ _REF_TEMPLATE: Final = "#/components/schemas/{name}"
 _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
     "top_logprobs": SAMPLING_BOUNDS["logprobs"],
     "max_completion_tokens": SAMPLING_BOUNDS["max_tokens"],
+    "max_output_tokens": SAMPLING_BOUNDS["max_tokens"],
     "thinking_token_budget": (0, MAX_THINKING_TOKEN_BUDGET),
 }
 
@@ -40,7 +42,8 @@ _BODY_ERRORS: Final[Mapping[str, str]] = {
 }
 
 _PARAMETERS: Final[Mapping[str, str]] = {
-    "model": "The model's name, which may contain slashes."
+    "model": "The model's name, which may contain slashes.",
+    "response_id": "The id of a response.",
 }
 
 
@@ -54,13 +57,18 @@ def openapi_document(version: str, routes: Sequence[Route]) -> dict[str, object]
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": version},
-        "paths": {
-            path: {route.method.lower(): _describe_operation(route)}
-            for route in routes
-            for path in route.documented_paths
-        },
+        "paths": _describe_paths(routes),
         "components": {"schemas": _describe_schemas(routes)},
     }
+
+
+def _describe_paths(routes: Sequence[Route]) -> _Json:
+    paths: _Json = {}
+    for route in routes:
+        for path in route.documented_paths:
+            operation = _describe_operation(route)
+            paths.setdefault(path, {})[route.method.lower()] = operation
+    return paths
 
 
 def _describe_operation(route: Route) -> _Json:
@@ -80,8 +88,12 @@ def _describe_operation(route: Route) -> _Json:
     }
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": _json(route.request)}
-    if route.parameters:
-        operation["parameters"] = list(map(_describe_parameter, route.parameters))
+    parameters = [
+        *map(_describe_parameter, route.parameters),
+        *itertools.starmap(_describe_query, route.query.items()),
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     return operation
 
 
@@ -100,6 +112,16 @@ def _describe_parameter(name: str) -> _Json:
         "in": "path",
         "required": True,
         "description": _PARAMETERS[name],
+        "schema": {"type": "string"},
+    }
+
+
+def _describe_query(name: str, meaning: str) -> _Json:
+    return {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "description": meaning,
         "schema": {"type": "string"},
     }
 

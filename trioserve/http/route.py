@@ -34,16 +34,18 @@ class Route:
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
         event, or the union of all kinds of events.
+      query: the meanings of the parameters of the query, by name.
       errors: the meanings of errors, by status, besides the errors of all bodies.
       error: the struct of all errors of its paths, and of paths below them.
     """
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     paths: tuple[str, ...]
     handler: Handler
     summary: str
     request: type[msgspec.Struct] | None = None
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     error: type[ErrorBody] | type[AnthropicError] = ErrorBody
 

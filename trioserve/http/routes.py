@@ -16,6 +16,7 @@ from quart import Response
 from .._version import __version__
 from .connection.scope import ScopedRequest
 from .decode import anthropic_requests, pooling_requests, requests
+from .decode.response_requests import ResponseRequest
 from .endpoints.admin import (
     answer_health,
     answer_metrics,
@@ -30,13 +31,26 @@ from .endpoints.cohere import answer_embed, answer_embed_v1
 from .endpoints.completions import answer_completion
 from .endpoints.embeddings import answer_embeddings, answer_pooling
 from .endpoints.messages import answer_count_tokens, answer_messages
+from .endpoints.responses import answer_response
 from .endpoints.score import answer_rerank, answer_score
+from .endpoints.stored_responses import (
+    answer_cancel_response,
+    answer_delete_response,
+    answer_input_items,
+    answer_stored_response,
+)
 from .endpoints.tokenize import answer_detokenize, answer_tokenize
 from .openapi import openapi_document
 from .respond import BYTES, EVENTS, JSON
 from .route import Route
 from .state import ServerState
-from .wire import anthropic, pooling_responses, responses
+from .wire import (
+    anthropic,
+    pooling_responses,
+    response_events,
+    response_object,
+    responses,
+)
 
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
@@ -48,6 +62,11 @@ async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response
 def _render_openapi() -> bytes:
     return msgspec.json.encode(openapi_document(__version__, ROUTES))
 
+
+_NO_RESPONSE: Final = {
+    "400": "A parameter is wrong.",
+    "404": "The response is not stored, or not any more.",
+}
 
 _GENERATION: Final = (
     Route(
@@ -65,6 +84,61 @@ _GENERATION: Final = (
         summary="Continue one or several prompts, each a string or token ids.",
         request=requests.CompletionRequest,
         answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/responses",),
+        handler=answer_response,
+        summary="Answer a conversation of items, at once, as a stream, or later.",
+        request=ResponseRequest,
+        answers={
+            JSON: response_object.ResponseObject,
+            EVENTS: response_events.AnyResponseEvent,
+        },
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/responses/<string:response_id>",),
+        handler=answer_stored_response,
+        summary="Show a stored response, or follow its events.",
+        answers={
+            JSON: response_object.ResponseObject,
+            EVENTS: response_events.AnyResponseEvent,
+        },
+        query={
+            "stream": "Whether to follow the events: true or false.",
+            "starting_after": "The number of the last event that the client has.",
+        },
+        errors=_NO_RESPONSE,
+    ),
+    Route(
+        method="DELETE",
+        paths=("/v1/responses/<string:response_id>",),
+        handler=answer_delete_response,
+        summary="Forget a stored response.",
+        answers={JSON: response_object.DeletedResponse},
+        errors=_NO_RESPONSE,
+    ),
+    Route(
+        method="POST",
+        paths=("/v1/responses/<string:response_id>/cancel",),
+        handler=answer_cancel_response,
+        summary="End a response in the background.",
+        answers={JSON: response_object.ResponseObject},
+        errors=_NO_RESPONSE,
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/responses/<string:response_id>/input_items",),
+        handler=answer_input_items,
+        summary="List the items that a stored response answers.",
+        answers={JSON: response_object.InputItemList},
+        query={
+            "after": "The id of the item before the first one.",
+            "limit": "The most items: 1 to 100; 20 by default.",
+            "order": "asc for the oldest first, desc (the default) for the newest.",
+        },
+        errors=_NO_RESPONSE,
     ),
 )
 

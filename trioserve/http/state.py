@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import trio
+
 from ..config import HttpConfig, parse_bytes
 from ..errors import (
     EngineRestarting,
@@ -15,10 +17,15 @@ from ..errors import (
 )
 from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
+from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
 from .lifecycle import Lifecycle
 from .request_counts import RequestCounts
+from .response_store import ResponseStore
+
+# So responses stay in memory for a tenth longer than they are served.
+_DROPS_PER_AGE = 10
 
 
 @dataclass(kw_only=True)
@@ -35,6 +42,8 @@ class ServerState:
     bodies: MemoryBudget = field(init=False)
     heap: HeapTrimmer = field(init=False)
     lifecycle: Lifecycle = field(init=False)
+    responses: ResponseStore = field(init=False)
+    background: BackgroundTasks = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
 
@@ -44,6 +53,13 @@ class ServerState:
         )
         self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
+        self.responses = ResponseStore(
+            max_bytes=parse_bytes(
+                "max_responses_memory", self.config.max_responses_memory
+            ),
+            max_age=self.config.response_max_age,
+        )
+        self.background = BackgroundTasks(self.config.max_background_responses)
 
     @property
     def is_healthy(self) -> bool:
@@ -79,6 +95,16 @@ class ServerState:
         except TrioserveError:
             return False
         return self.stalled_seconds < self.config.progress_timeout
+
+    async def drop_old_responses(self) -> None:
+        """Free the memory of stored responses when their time is over, until cancelled.
+
+        No client gets an old response; this is for servers that nobody asks.
+        """
+        if self.responses.keeps_responses:
+            while True:
+                await trio.sleep(self.config.response_max_age / _DROPS_PER_AGE)
+                self.responses.drop_old(trio.current_time())
 
     async def finish_drain(self) -> None:
         """Wait until draining has begun, and then until it has ended.

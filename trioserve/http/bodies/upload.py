@@ -69,6 +69,11 @@ class ChunkedBody(TrioBody):
         self._num_bytes = 0
         self._is_released = False
 
+    @property
+    def num_bytes(self) -> int:
+        """The length of the body so far; 0 when it has been released."""
+        return self._num_bytes
+
     def append(self, data: bytes) -> None:
         if not data or self._is_released or self._must_raise is not None:
             return

@@ -10,6 +10,7 @@ import msgspec
 from ...errors import InvalidParameter
 from .pooling_requests import CHOICES as POOLING_CHOICES
 from .requests import CHOICES, REQUEST_ID_RULE
+from .response_requests import CHOICES as RESPONSE_CHOICES
 
 
 def explain(error: Exception, field: str = "") -> InvalidParameter:
@@ -38,7 +39,7 @@ def _refuse(field: str, reason: str) -> InvalidParameter:
     return InvalidParameter(None, f"The body {reason}.")
 
 
-_CHOICES: Final = {**CHOICES, **POOLING_CHOICES}
+_CHOICES: Final = {**CHOICES, **POOLING_CHOICES, **RESPONSE_CHOICES}
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _BOUND: Final = re.compile(r"Expected `\w+` (of length )?([<>]=) (\S+)")
 _BOUND_WORDS: Final = {"<=": "at most", ">=": "at least"}

@@ -46,11 +46,23 @@ def decode_tools(
       InvalidParameter: a tool has no name, or the tools are too large or too deep.
       NotSupported: a tool is not a function.
     """
+    tools = decode_any_tools(name, raw, max_tokens)
+    for index, tool in enumerate(tools or ()):
+        _check_tool(f"{name}[{index}]", tool)
+    return tools
+
+
+def decode_any_tools(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> tuple[dict[str, object], ...] | None:
+    """Decode tools whose form is checked later.
+
+    Raises:
+      InvalidParameter: the tools are no list of objects, or are too large or too deep.
+    """
     tools: tuple[dict[str, object], ...] | None = decode_free_form(
         name, raw, tuple[dict[str, object], ...] | None, MAX_TOOLS_BYTES
     )
-    for index, tool in enumerate(tools or ()):
-        _check_tool(f"{name}[{index}]", tool)
     return tools or None
 
 

@@ -13,6 +13,7 @@ from .anthropic_requests import CountTokensRequest, MessagesRequest
 from .client_tools import decode_client_tools
 from .decoder import UNBOUNDED, BodyDecoder, RequestT
 from .free_form import (
+    decode_any_tools,
     decode_processors,
     decode_structure,
     decode_template_kwargs,
@@ -40,6 +41,8 @@ from .pooling_requests import (
     ScoreRequest,
 )
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .response_payloads import RESPONSE_PAYLOADS
+from .response_requests import ResponseRequest
 from .structured import STRUCTURE_FIELDS
 from .turn_payloads import TURN_PAYLOADS
 
@@ -82,6 +85,16 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "prompt_embeds": decode_embeds_list,
             **_STRUCTURE_FIELDS,
         },
+    ),
+    ResponseRequest: BodyDecoder(
+        ResponseRequest,
+        unsupported.RESPONSE,
+        {
+            "logits_processors": decode_processors,
+            **_TEMPLATE_FIELDS,
+            "tools": decode_any_tools,
+        },
+        payloads=RESPONSE_PAYLOADS,
     ),
     TokenizeRequest: BodyDecoder(
         TokenizeRequest, unsupported.TOKENIZE, _TEMPLATE_FIELDS

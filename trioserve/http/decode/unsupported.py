@@ -64,6 +64,26 @@ COMPLETION: Final[Mapping[str, Neutral]] = {
     "thinking_token_budget": (),
 }
 
+RESPONSE: Final[Mapping[str, Neutral]] = {
+    **BOTH,
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "background_options": ({},),
+    "context_management": ([],),
+    "conversation": (),
+    "moderation": (),
+    "previous_input_messages": ([],),
+    "enable_response_messages": (False,),
+    "prompt": (),
+    # An option of streams that makes all events equally long.
+    "stream_options": ({}, {"include_obfuscation": False}),
+}
+
 TOKENIZE: Final[Mapping[str, Neutral]] = {
     name: CHAT[name] for name in ("documents", "media_io_kwargs", "mm_processor_kwargs")
 }
@@ -130,6 +150,7 @@ LABELS: Final = frozenset(
         "cache_control",
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "session_id",

@@ -1,0 +1,84 @@
+"""Tasks that go on when the request that began them has been answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import trio
+
+from ..errors import BackgroundFull, ShuttingDown
+from ..observe import Pace
+
+
+class BackgroundWork(Protocol):
+    """A task. It calls `task_status.started` when it can do its work.
+
+    It may raise before that, and must not raise afterwards.
+    """
+
+    def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
+
+
+class BackgroundTasks:
+    """A bounded number of tasks in a nursery of the server, which ends them at its end.
+
+    Args:
+      limit: the most tasks at once.
+
+    Attributes:
+      num_running: the tasks that have begun and not ended.
+      num_refused: the tasks that were refused.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._nursery: trio.Nursery | None = None
+        self._pace = Pace()
+        self.num_running = 0
+        self.num_refused = 0
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Hold the tasks until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def start(self, work: BackgroundWork) -> None:
+        """Begin a task, and wait until it has started.
+
+        Raises:
+          BackgroundFull: too many tasks are running.
+          ShuttingDown: the server has not begun, or has ended.
+          Also raises the errors of the task before it has started.
+        """
+        if self._nursery is None:
+            raise ShuttingDown()
+        if self.num_running >= self._limit:
+            self.num_refused += 1
+            seconds = self._pace.estimate_seconds(trio.current_time(), 1)
+            raise BackgroundFull(
+                num_running=self.num_running, retry_after_seconds=seconds
+            )
+        await self._nursery.start(self._run, work)
+
+    async def _run(  # noqa: ASYNC128 (the work calls started)
+        self, work: BackgroundWork, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        with self._counting():
+            await work(task_status=task_status)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def _change(self, number: int) -> None:
+        self.num_running += number
+        self._pace.observe(trio.current_time(), self.num_running)

@@ -1,0 +1,247 @@
+"""The request of POST /v1/responses, and the chat that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+import re
+from typing import Annotated, Final, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from ...errors import (
+    ContextLengthExceeded,
+    InvalidParameter,
+    NotSupported,
+    RequestError,
+)
+from .messages import Message
+from .requests import ChatRequest, Int64, SampledRequest, ToolChoice
+from .response_items import MESSAGE, InputItem, InputItems, check_items
+from .response_messages import NO_ITEM
+
+LOGPROBS: Final = "message.output_text.logprobs"
+
+# The reports that every answer has anyway. Reasoning is never encrypted, so that clients
+# can send it back as it is.
+_ALWAYS_INCLUDED: Final = (
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+)
+
+# The limits of OpenAI's API.
+_MAX_PAIRS: Final = 16
+_MAX_KEY_CHARACTERS: Final = 64
+_MAX_VALUE_CHARACTERS: Final = 512
+
+Truncation = Literal["disabled", "auto"]
+
+# As requests.CHOICES.
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"truncation": get_args(Truncation)}
+
+Label = Annotated[str, Meta(max_length=_MAX_VALUE_CHARACTERS)]
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The form of the text of an answer."""
+
+    type: str = "text"
+
+
+class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the text of an answer."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The options of reasoning.
+
+    Args:
+      effort: only the default, `medium`: the model reasons as its template tells it.
+      summary: `auto` or nothing, because no summaries are written. An answer has the
+        reasoning itself.
+    """
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/responses.
+
+    Args:
+      store: keep the response for later requests. True by default, as OpenAI has it.
+      background: answer at once, and generate while no client waits.
+      max_tool_calls: a limit on calls of the server's own tools, which has none.
+    """
+
+    input: str | InputItems | None = None
+    instructions: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: Label | None = None
+    max_output_tokens: Int64 | None = None
+    max_tool_calls: Int64 | None = None
+    include: tuple[str, ...] | None = None
+    top_logprobs: Int64 | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Truncation | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    thinking_token_budget: Int64 | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    tools: tuple[dict[str, object], ...] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+
+    def __post_init__(self) -> None:
+        if self.input is None:
+            raise InvalidParameter("input", "is required")
+        if not isinstance(self.input, str):
+            check_items(self.input)
+        if self.background and self.store is False:
+            raise InvalidParameter("background", "needs store=true")
+        self._check_include()
+        _check_metadata(self.metadata or {})
+        _check_text(self.text)
+        _check_reasoning(self.reasoning)
+        for index, tool in enumerate(self.tools or ()):
+            _check_tool(tool, f"tools[{index}]")
+
+    def _check_include(self) -> None:
+        for index, name in enumerate(self.include or ()):
+            if name not in (LOGPROBS, *_ALWAYS_INCLUDED):
+                raise NotSupported(f"include[{index}]", f"got {name[:64]}")
+        if self.top_logprobs and not self.shows_logprobs:
+            raise InvalidParameter(
+                "top_logprobs", f"is only taken with {LOGPROBS} in include"
+            )
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
+    def items(self) -> tuple[InputItem, ...]:
+        """The input; a text is a message of the user."""
+        if isinstance(self.input, str):
+            return (InputItem(type=MESSAGE, role="user", content=self.input),)
+        return self.input or ()
+
+
+def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequest:
+    """Return the chat that gives the same answer.
+
+    Raises:
+      RequestError: as a chat; inside of `naming_fields` it names the fields of the
+        response.
+    """
+    shared = {name: getattr(request, name) for name in SampledRequest.__struct_fields__}
+    return ChatRequest(
+        **shared,
+        messages=messages,
+        max_completion_tokens=request.max_output_tokens,
+        logprobs=request.shows_logprobs,
+        top_logprobs=request.top_logprobs,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+        thinking_token_budget=request.thinking_token_budget,
+        chat_template_kwargs=request.chat_template_kwargs,
+        tools=tuple(map(_to_chat_tool, request.tools or ())) or None,
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+    )
+
+
+# A message in the name of a chat's field.
+_CHAT_MESSAGE: Final = re.compile(r"messages\[(\d+)\][^:]*")
+
+
+@contextmanager
+def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
+    """Let errors of a chat name the fields of the response that it answers.
+
+    Args:
+      sources: the index of the item of each message, from `to_messages`.
+      num_earlier: the number of items that came from the previous response.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if isinstance(error, ContextLengthExceeded):
+            error.param = "input"
+        elif found := _CHAT_MESSAGE.match(error.param or ""):
+            name = _name_source(sources[int(found[1])], num_earlier)
+            _rename(error, name)
+        elif error.param == "max_completion_tokens":
+            _rename(error, "max_output_tokens")
+        raise
+
+
+def _name_source(index: int, num_earlier: int) -> str:
+    if index == NO_ITEM:
+        return "instructions"
+    if index < num_earlier:
+        return "previous_response_id"
+    return f"input[{index - num_earlier}]"
+
+
+def _rename(error: RequestError, name: str) -> None:
+    # The message begins with the field.
+    text = str(error).replace(error.param or "", name, 1)
+    error.args, error.param = (text,), name
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > _MAX_PAIRS:
+        raise InvalidParameter("metadata", f"at most {_MAX_PAIRS} pairs are allowed")
+    for key, value in metadata.items():
+        if len(key) > _MAX_KEY_CHARACTERS or len(value) > _MAX_VALUE_CHARACTERS:
+            raise InvalidParameter(
+                "metadata",
+                f"keys have at most {_MAX_KEY_CHARACTERS} characters, and values "
+                f"{_MAX_VALUE_CHARACTERS}",
+            )
+
+
+def _check_text(text: TextConfig | None) -> None:
+    if text is None:
+        return
+    if text.format is not None and text.format.type != "text":
+        raise NotSupported("text.format.type", "must be text")
+    if text.verbosity not in (None, "medium"):
+        raise NotSupported("text.verbosity", "must be medium")
+
+
+def _check_reasoning(reasoning: ReasoningConfig | None) -> None:
+    if reasoning is None:
+        return
+    if reasoning.effort not in (None, "medium"):
+        raise NotSupported(
+            "reasoning.effort",
+            "send chat_template_kwargs with the switch of the model's own template, or "
+            "thinking_token_budget",
+        )
+    if reasoning.summary not in (None, "auto"):
+        raise NotSupported("reasoning.summary", "answers have the reasoning itself")
+
+
+def _check_tool(tool: dict[str, object], path: str) -> None:
+    """Refuse tools that the client does not run itself."""
+    kind = tool.get("type")
+    if kind != "function":
+        raise NotSupported(
+            f"{path}.type",
+            f"{str(kind)[:64]} is no tool of this server; send functions",
+        )
+    if not tool.get("name") or not isinstance(tool["name"], str):
+        raise InvalidParameter(f"{path}.name", "must be a text")
+
+
+def _to_chat_tool(tool: dict[str, object]) -> dict[str, object]:
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": function}

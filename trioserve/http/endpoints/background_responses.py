@@ -1,0 +1,193 @@
+"""Responses that are generated while no client waits for them.
+
+POST   starts a task in the server's nursery, and answers when the engine has taken it
+GET    shows what there is, or follows the events
+POST .../cancel, DELETE, and the drain of the server end it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+import logging
+
+from quart import Response
+import trio
+
+from ...errors import InternalError, TrioserveError
+from ...render import RendererWorkers
+from ..connection.scope import ScopedRequest
+from ..event_log import EventLog
+from ..respond import respond_json, run_writing
+from ..response_store import StoredResponse, Turn
+from ..state import ServerState
+from ..stream_meter import StreamMeter
+from ..wire.logprobs import count_entries
+from ..wire.response_events import ResponseEvent, encode_event
+from ..wire.responses import Usage, encode
+from .generation_steps import open_meter
+from .response_calls import ResponseCall
+from .sse import respond_stream
+
+logger = logging.getLogger(__name__)
+
+
+async def answer_in_background(
+    state: ServerState, request: ScopedRequest, call: ResponseCall, *, streams: bool
+) -> Response:
+    """Begin to generate, and answer with the response as it is, or with its events.
+
+    Raises:
+      BackgroundFull: too many responses run in the background.
+      Also raises the errors of open_text.
+    """
+    request.body.release()
+    request.progress.enter("queue")
+    running = _Running(state, call, streams=streams, arrived_at=request.arrived_at)
+    with call.naming():
+        await state.background.start(running.generate)
+    if streams:
+        return follow(request, running.log, 0)
+    return respond_json(call.writer.response)
+
+
+def follow(request: ScopedRequest, log: EventLog, number: int) -> Response:
+    """Answer with the events of a response.
+
+    Args:
+      number: the first event.
+    """
+    return respond_stream(partial(_send_events, request, log, number))
+
+
+async def _send_events(request: ScopedRequest, log: EventLog, number: int) -> bytes:
+    while events := await log.read(number):
+        number += len(events)
+        await request.answer.send_part(b"".join(events))
+    return b""
+
+
+class _Running:
+    """One response in the background.
+
+    Args:
+      streams: keep the events, so that clients can follow them.
+      arrived_at: trio.current_time() when the request came.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        call: ResponseCall,
+        *,
+        streams: bool,
+        arrived_at: float,
+    ) -> None:
+        self.log = EventLog()
+        self._state = state
+        self._call = call
+        self._streams = streams
+        self._arrived_at = arrived_at
+        self._scope = trio.CancelScope()
+        self._is_stored = False
+        self._num_entries = 0
+        # Set when the answer is whole.
+        self._usage: Usage | None = None
+
+    def show(self) -> bytes:
+        """Return the JSON of the response as it is now."""
+        return encode(self._call.writer.response)
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until the store has the response as it ended."""
+        await self.log.wait_ended()
+
+    @property
+    def _log_to_follow(self) -> EventLog | None:
+        return self.log if self._streams else None
+
+    @property
+    def _workers(self) -> RendererWorkers:
+        return self._call.engine.renderer.workers
+
+    async def generate(  # noqa: ASYNC128 (_run calls started)
+        self, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """Generate the response, as a task of BackgroundTasks."""
+        writer = self._call.writer
+        try:
+            # A drain does not wait: the result would be lost with the server.
+            with self._state.lifecycle.until_drain(), self._scope:
+                await self._run(task_status)
+            # Only here, where it cannot be cancelled any more.
+            if self._usage is None:
+                events = writer.cancel()
+            else:
+                events = writer.finish(self._usage)
+        except TrioserveError as error:
+            if not self._is_stored:
+                raise
+            events = writer.fail(error)
+        except Exception:
+            if not self._is_stored:
+                raise
+            logger.exception("the response %s failed", writer.response.id)
+            events = writer.fail(InternalError())
+        await self._end(events)
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
+        call = self._call
+        async with open_meter(
+            self._state,
+            call.chat,
+            call.engine,
+            [call.prompt],
+            call.sampling,
+            arrived_at=self._arrived_at,
+        ) as meter:
+            self._state.responses.put(self._to_stored(), trio.current_time())
+            self._is_stored = True
+            self._show(map(encode_event, call.writer.begin()))
+            task_status.started()
+            await self._read(meter)
+
+    async def _read(self, meter: StreamMeter) -> None:
+        async for delta in meter.stream:
+            meter.count(delta)
+            self._num_entries += count_entries([delta])
+            self._show(map(encode_event, self._call.writer.push(delta)))
+        meter.finish()
+        self._usage = meter.usage
+
+    def _show(self, events: Iterable[bytes]) -> None:
+        """Give new events to the clients that follow them."""
+        if self._streams:
+            self.log.append(events)
+            response_id = self._call.writer.response.id
+            self._state.responses.count_events(response_id, trio.current_time())
+
+    def _to_stored(self) -> StoredResponse:
+        """Return the response as it is stored while it is running."""
+        call = self._call
+        return StoredResponse(
+            id=call.writer.response.id,
+            earlier=call.earlier,
+            turn=Turn(input=call.input, output=b"[]"),
+            is_background=True,
+            log=self._log_to_follow,
+            running=self,
+        )
+
+    async def _end(self, events: list[ResponseEvent]) -> None:
+        def write() -> tuple[list[bytes], StoredResponse]:
+            return list(map(encode_event, events)), self._call.to_stored(
+                self._log_to_follow
+            )
+
+        encoded, stored = await run_writing(self._workers, write, self._num_entries)
+        self._show(encoded)
+        self._state.responses.replace(stored, trio.current_time())
+        self.log.end()

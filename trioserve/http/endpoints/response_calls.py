@@ -1,0 +1,241 @@
+"""From the request of a response to a prompt: the steps before generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from ...errors import InvalidParameter, NotSupported, ResponseNotFound
+from ...frontend import TextEngine
+from ...render import RendererWorkers
+from ...types.prompt import Prompt
+from ...types.sampling import SamplingParams
+from ..connection.scope import ScopedRequest
+from ..decode.message_mappings import MessageMappings
+from ..decode.requests import ChatRequest
+from ..decode.response_items import decode_items, encode_items
+from ..decode.response_messages import to_messages
+from ..decode.response_requests import ResponseRequest, naming_fields, to_chat
+from ..event_log import EventLog
+from ..request_id import make_request_id
+from ..respond import run_writing, tell_time
+from ..response_store import StoredResponse, Turn
+from ..state import ServerState
+from ..wire.response_items import ID_PREFIXES
+from ..wire.response_object import ReasoningOptions, ResponseObject, TextOptions
+from ..wire.response_writer import ResponseWriter
+from ..wire.responses import encode
+from .generation_steps import make_token_texts, render_chat
+
+T = TypeVar("T")
+
+# Reading, converting and encoding items takes about a millisecond for so many bytes.
+_SMALL_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseCall:
+    """A request that is ready to be generated.
+
+    Attributes:
+      chat: the chat that answers it, without its messages.
+      naming: lets errors of the chat name the fields of the response.
+      writer: writes the response.
+      earlier: the turns of the previous responses.
+      input: the stored form of the request's own items; empty if it is not stored.
+    """
+
+    engine: TextEngine
+    chat: ChatRequest
+    prompt: Prompt
+    sampling: SamplingParams
+    naming: Callable[[], AbstractContextManager[None]]
+    writer: ResponseWriter
+    earlier: tuple[Turn, ...]
+    input: bytes
+
+    def to_stored(self, log: EventLog | None = None) -> StoredResponse:
+        """Return the response as it is stored when it has ended.
+
+        Args:
+          log: the events, if clients can follow them.
+        """
+        response = self.writer.response
+        return StoredResponse(
+            id=response.id,
+            earlier=self.earlier,
+            turn=Turn(input=self.input, output=encode(response.output)),
+            content=encode(response),
+            can_continue=response.status in ("completed", "incomplete"),
+            is_background=response.background,
+            log=log,
+        )
+
+
+async def keep(state: ServerState, call: ResponseCall, num_entries: int) -> None:
+    """Store a response that has ended, unless its client wants that it is not.
+
+    Args:
+      num_entries: see respond.run_writing.
+    """
+    if call.writer.response.store:
+        stored = await run_writing(
+            call.engine.renderer.workers, call.to_stored, num_entries
+        )
+        state.responses.put(stored, trio.current_time())
+
+
+async def prepare(
+    state: ServerState,
+    request: ScopedRequest,
+    body: ResponseRequest,
+    engine: TextEngine,
+) -> ResponseCall:
+    """Find the conversation of a request and render it.
+
+    Raises:
+      RequestError: the previous response is not stored, or the conversation is wrong.
+      Unavailable: too much waits for the engine or the renderer.
+    """
+    stores = _check_store(state, body)
+    previous = _find_previous(state, body)
+    earlier = () if previous is None else previous.turns
+    num_bytes = request.body.num_bytes + sum(turn.num_bytes for turn in earlier)
+    conversation = await run_reading(
+        engine.renderer.workers, partial(_read, body, earlier, stores), num_bytes
+    )
+    chat = conversation.chat
+    with conversation.naming():
+        prompt, sampling = await render_chat(
+            engine, chat, MessageMappings(chat.messages)
+        )
+    response = _begin_response(body, engine, sampling, stores=stores)
+    return ResponseCall(
+        engine=engine,
+        # Without its messages, which may be megabytes long and are not needed any more.
+        chat=msgspec.structs.replace(chat, messages=()),
+        prompt=prompt,
+        sampling=sampling,
+        naming=conversation.naming,
+        writer=ResponseWriter(
+            response,
+            make_token_texts(chat, engine) if body.shows_logprobs else None,
+            make_id=make_request_id,
+            tell_time=tell_time,
+        ),
+        earlier=earlier,
+        input=conversation.input,
+    )
+
+
+def _check_store(state: ServerState, body: ResponseRequest) -> bool:
+    """Return whether the response is stored; OpenAI's default is that it is."""
+    if state.responses.keeps_responses:
+        return body.store is not False
+    for name in ("store", "background"):
+        if getattr(body, name):
+            raise NotSupported(name, "it stores no responses (--response-max-age 0)")
+    return False
+
+
+def _find_previous(state: ServerState, body: ResponseRequest) -> StoredResponse | None:
+    if body.previous_response_id is None:
+        return None
+    try:
+        previous = state.responses.find(body.previous_response_id, trio.current_time())
+    except ResponseNotFound as error:
+        # OpenAI answers 400, because the path was found.
+        raise InvalidParameter("previous_response_id", str(error)) from None
+    if not previous.can_continue:
+        reason = "is still running" if previous.is_running else "has no answer"
+        raise InvalidParameter("previous_response_id", f"the response {reason}")
+    return previous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Conversation:
+    chat: ChatRequest
+    naming: Callable[[], AbstractContextManager[None]]
+    input: bytes
+
+
+def _read(
+    body: ResponseRequest, earlier: tuple[Turn, ...], stores: bool
+) -> _Conversation:
+    history = [
+        item
+        for turn in earlier
+        for part in (turn.input, turn.output)
+        for item in decode_items(part)
+    ]
+    messages, sources = to_messages([*history, *body.items], body.instructions)
+    naming = partial(naming_fields, sources, len(history))
+    with naming():
+        chat = to_chat(body, messages)
+    return _Conversation(
+        chat=chat,
+        naming=naming,
+        input=encode_items(body.items, _make_item_id) if stores else b"[]",
+    )
+
+
+def _make_item_id(kind: str) -> str:
+    return f"{ID_PREFIXES[kind]}_{make_request_id()}"
+
+
+async def run_reading(
+    workers: RendererWorkers, work: Callable[[], T], num_bytes: int
+) -> T:
+    """Read items, in a renderer worker if it would block the event loop for long.
+
+    Args:
+      num_bytes: the length of the items.
+    """
+    return work() if num_bytes <= _SMALL_BYTES else await workers.run(work)
+
+
+def _begin_response(
+    body: ResponseRequest,
+    engine: TextEngine,
+    sampling: SamplingParams,
+    *,
+    stores: bool,
+) -> ResponseObject:
+    is_background = bool(body.background)
+    reasoning = body.reasoning
+    return ResponseObject(
+        # Never the client's own request id: who knows the id can read the response.
+        id=f"resp_{make_request_id()}",
+        created_at=tell_time(),
+        status="queued" if is_background else "in_progress",
+        background=is_background,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=engine.info.name,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=(
+            ReasoningOptions()
+            if reasoning is None
+            else ReasoningOptions(effort=reasoning.effort, summary=reasoning.summary)
+        ),
+        safety_identifier=body.safety_identifier,
+        store=stores,
+        temperature=sampling.temperature,
+        text=TextOptions(format={"type": "text"}),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or (),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
