@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.limits import make_limits
 from trioserve.grammar.matchers import make_tokenizer
 from trioserve.types.structured import StructuredOutput
 
@@ -36,7 +37,8 @@ def guidance(tokenizer_folder: Path) -> LLTokenizer:
 @pytest.fixture
 def open_matcher(guidance: LLTokenizer) -> OpenMatcher:
     def open_(structure: StructuredOutput) -> LLMatcher:
-        matcher = LLMatcher(guidance, compile_structure(structure), log_level=0)
+        grammar = compile_structure(structure)
+        matcher = LLMatcher(guidance, grammar, log_level=0, limits=make_limits())
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 

@@ -159,11 +159,23 @@ def test_a_mistake_in_a_schema_is_named_with_its_place(
         StructuredOutput(kind="regex", value="a" * (MAX_BYTES + 1)),
         StructuredOutput(kind="json", value='{"items":' * 65 + "{}" + "}" * 65),
         StructuredOutput(kind="json", value="[" * 100_000),
+        StructuredOutput(kind="json", value='{"minimum": -1%s}' % ("0" * 300)),
+        StructuredOutput(
+            kind="json",
+            value=json.dumps({"properties": {f"f{i}": {} for i in range(3000)}}),
+            closed=True,
+        ),
     ],
     ids=lambda s: f"{s.kind} {s.value[:12]}",
 )
 def test_a_wrong_form_is_refused(structure: StructuredOutput) -> None:
     assert refuse(structure)
+
+
+def test_a_thousand_fields_are_possible(accepts: Accepts) -> None:
+    fields = {f"f{i}": {"type": "integer"} for i in range(1000)}
+    form = make_json({"type": "object", "properties": fields}, closed=True)
+    assert accepts(form, '{"f0": 1, "f998": 2, "f999": 3}')
 
 
 def test_special_tokens_are_left_to_the_device() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from trioserve.grammar.compile import compile_structure
 from trioserve.grammar.guide import Guide, GuideError, count_words
 from trioserve.types.structured import Grammar, StructuredOutput
 
@@ -71,6 +72,13 @@ def test_a_token_that_does_not_fit_is_an_error(
     guide = open_guide(open_matcher)
     with pytest.raises(GuideError, match="grammar"):
         read_text(guide, tokenizer, "maybe")
+
+
+def test_a_form_that_no_text_has_is_an_error(guidance: LLTokenizer) -> None:
+    form = StructuredOutput(kind="json", value='{"$ref": "#"}')
+    matcher = LLMatcher(guidance, compile_structure(form), log_level=0)
+    with pytest.raises(GuideError, match="no text has the form"):
+        list_allowed(Guide(matcher, Grammar(text=""), [IM_END]))
 
 
 def test_reasoning_is_free_but_may_not_end_the_sequence(

@@ -40,7 +40,11 @@ def compile_structure(structure: StructuredOutput) -> str:
         raise InvalidParameter(
             structure.param, f"may have {MAX_BYTES} characters, got {size}"
         )
-    text = _write(structure)
+    try:
+        text = _write(structure)
+    # Of the library, for what it cannot even read, such as numbers of 300 digits.
+    except ValueError as error:
+        raise InvalidParameter(structure.param, str(error)[:200]) from None
     reason = find_mistake(text)
     if reason is None:
         return text

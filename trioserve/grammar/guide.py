@@ -108,7 +108,9 @@ class Guide:
     def _explain(self) -> str:
         """Return the first line of the matcher's error, which has no text of others."""
         lines = self._matcher.get_error().strip().splitlines()
-        return lines[0][:200] if lines else "it allows no further token"
+        if not lines or lines[0].startswith("NoExtension"):
+            return "no text has the form"
+        return lines[0][:200]
 
 
 def _set(mask: Mask, token_id: int) -> None:

@@ -15,16 +15,19 @@ MAX_BYTES: Final = 262_144
 MAX_CHOICES: Final = 4096
 
 # llguidance's own bounds where nothing else is said. Its speeds: it builds a lexer with 50
-# units of fuel in a microsecond, and uses 14 for a mask.
-#   max_items_in_row   a schema with 1,000 optional fields needs 4,000; default 2,000
+# units of fuel in a microsecond, and uses 14 for a mask. A schema with 1,000 optional fields
+# needs 4,000 items and fewer symbols than this; its slowest masks take 10 to 20 ms. One with
+# 3,000 would need 12,000 items and 1.4 s to build, and its masks would take 100 ms.
+#   max_items_in_row   default 2,000
+#   max_grammar_size   default 500,000
 #   max_lexer_states   1 to 2 kB each: at most 50 MB for a sequence; default 250,000
 _LIMITS: Final = {
-    "max_items_in_row": 20_000,
+    "max_items_in_row": 5_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 100_000,
+    "step_max_items": 50_000,
     "max_lexer_states": 25_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 20_000,
 }
 
 
@@ -40,4 +43,4 @@ def allow_seconds(num_tokens: int) -> float:
 
     A mask takes 20 to 50 microseconds, rarely a few milliseconds (SmolLM2's tokenizer).
     """
-    return 1.0 + 0.002 * num_tokens
+    return 0.5 + 0.002 * num_tokens
