@@ -134,6 +134,7 @@ def test_rotary_angles_are_those_of_transformers(
         ("bfloat16", {}),
         ("bfloat16", {"dtype": "float32"}),
         ("float16", {"dtype": "float32"}),
+        ("float16", {"dtype": "float"}),
     ],
 )
 def test_the_kernels_have_the_weights_of_the_modules(
@@ -215,6 +216,7 @@ def test_config_json_is_read_as_transformers_reads_it(
         ({"sliding_window": 8}, {}),
         ({"dtype": None}, {}),
         ({}, {"dtype": "float16"}),
+        ({}, {"dtype": "half"}),
         ({}, {"dtype": "bfloat16"}),
         ({}, {"kernels": "torch"}),
     ],

@@ -28,7 +28,7 @@ class ModelConfig:
       served_model_name: The model's name for clients; by default the last part of
         MODEL.
       dtype: Type of weights and activations; auto takes the checkpoint's own. The
-        others are float32, bfloat16 and float16.
+        others are float32 (or float), bfloat16 and float16 (or half).
       device: Device that runs the model: cpu, cuda, cuda:1; auto takes a GPU if there
         is one.
       max_model_len: Longest prompt and output together, in tokens; by default as much
@@ -52,7 +52,7 @@ class ModelConfig:
 
     model: str = DEFAULT_MODEL
     served_model_name: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     chat_template: str | None = None

@@ -34,7 +34,11 @@ from .tensors import PlainTensors, list_shapes
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float": torch.float32,
+}
 
 
 def outline_plain(folder: Path, config: ModelConfig) -> Outline | None:
