@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
-import openai
-import pytest
-
 import anthropic
+import openai
+from pydantic import BaseModel
+import pytest
 
 pytestmark = pytest.mark.slow
 
@@ -33,3 +34,26 @@ def test_a_message_equals_a_chat(server: Any) -> None:
     assert block.text == text == chat.choices[0].message.content
     assert message.stop_reason == "max_tokens"
     assert message.usage.output_tokens == 24
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Flower(BaseModel):
+    color: Color
+    is_large: bool
+
+
+def test_an_answer_has_its_form(server: Any) -> None:
+    """A random model has no wish to write JSON: only the grammar makes it do so."""
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as asking:
+        message = asking.messages.parse(
+            model="tiny-llama",
+            messages=MESSAGES,
+            max_tokens=200,
+            output_format=Flower,
+        )
+    assert message.stop_reason == "end_turn"
+    assert isinstance(message.parsed_output, Flower)

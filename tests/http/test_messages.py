@@ -373,6 +373,13 @@ async def test_errors_become_exceptions_of_the_client(
     assert wrong.value.type == "invalid_request_error"
     assert wrong.value.api_message is not None
     assert wrong.value.api_message.startswith("temperature: must be between")
+    schema = {"type": "object", "not": {}}
+    with pytest.raises(anthropic.BadRequestError) as formless:
+        await client.messages.create(
+            **ASK, output_config={"format": {"type": "json_schema", "schema": schema}}
+        )
+    assert formless.value.api_message is not None
+    assert formless.value.api_message.startswith("output_config.format.schema: ")
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
         await client.messages.create(
             **ASK | {"messages": [{"role": "user", "content": "word " * 1000}]}

@@ -294,7 +294,20 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) 
         ({"container": "c"}, "container is not supported by this server"),
         (
             {"output_config": {"effort": "low"}},
-            "output_config is not supported by this server",
+            "output_config.effort is not supported by this server: send thinking, or "
+            "chat_template_kwargs with the switch of the model's own template",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format.schema: is required",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": None}}},
+            "output_config.format.schema: the schema is missing",
+        ),
+        (
+            {"output_config": {"format": {"type": "text", "schema": {}}}},
+            "output_config.format.type: must be json_schema",
         ),
         (
             {"stop_sequences": [""]},

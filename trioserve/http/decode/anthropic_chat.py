@@ -13,6 +13,7 @@ from .turn_mappings import TurnMappings
 
 # The names of fields that are called otherwise in chats, for errors.
 _CLIENT_NAMES: Final[Mapping[str, str]] = {
+    "response_format.json_schema": "output_config.format.schema",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
@@ -32,7 +33,7 @@ def to_chat_request(
       InvalidParameter: a budget for reasoning is sent to a server that does not separate
         it.
     """
-    choice = request.tool_choice
+    choice, output = request.tool_choice, request.output_config
     fields: dict[str, Any] = {
         "model": request.model,
         "messages": (),
@@ -40,6 +41,7 @@ def to_chat_request(
         "tool_choice": None if choice is None else choice.type,
         # A model goes on where the last turn ends, if that is its own.
         "continue_final_message": request.messages[-1].role == "assistant",
+        "response_format": None if output is None else output.to_response_format(),
         "chat_template_kwargs": request.chat_template_kwargs,
         **_read_thinking(request.thinking, splits_reasoning),
     }

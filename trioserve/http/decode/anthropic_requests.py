@@ -14,6 +14,7 @@ from msgspec import Meta
 from ...errors import InvalidParameter
 from ...frontend import MAX_STOP_STRINGS
 from .client_tools import ClientTool, ToolPreference
+from .output_config import OutputConfig
 from .pooling_requests import CacheSalt
 from .requests import Int64, ModelRequest, StopString
 from .turns import System, Turns, check_conversation
@@ -58,6 +59,7 @@ class ConversationRequest(ModelRequest, frozen=True, kw_only=True):
     tools: tuple[ClientTool, ...] | None = None
     tool_choice: ToolPreference | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, object] | None = None
 
     def __post_init__(self) -> None:

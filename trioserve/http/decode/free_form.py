@@ -117,12 +117,21 @@ def decode_structure(name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
     Raises:
       InvalidParameter: the value has another type, or is too long.
     """
+    return decode_copy(name, raw, STRUCTURE_FIELDS[name])
+
+
+def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:
+    """Decode a form of answers, which may have parts that stay bytes.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
     if len(memoryview(raw)) > MAX_STRUCTURE_BYTES:
         raise InvalidParameter(name, f"at most {MAX_STRUCTURE_BYTES} bytes are allowed")
     if bytes(memoryview(raw)[:4]) == b"null":
         return None
-    # From a copy, because parts of the value stay bytes, and would hold the whole body.
-    return decode_field(name, bytes(raw), STRUCTURE_FIELDS[name])
+    # From a copy, because the parts that stay bytes would hold the whole body.
+    return decode_field(name, bytes(raw), kind)
 
 
 def decode_free_form(name: str, raw: msgspec.Raw, kind: Any, max_bytes: int) -> Any:

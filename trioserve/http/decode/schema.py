@@ -21,6 +21,7 @@ from .free_form import (
     decode_tools,
 )
 from .lazy_fields import decode_embeds_list, decode_ids, decode_prompt
+from .output_config import decode_output_config
 from .pooling_inputs import (
     decode_chats,
     decode_documents,
@@ -53,6 +54,7 @@ _TEMPLATE_FIELDS: Final = {
 }
 _TURN_FIELDS: Final = {
     "tools": decode_client_tools,
+    "output_config": decode_output_config,
     "chat_template_kwargs": decode_template_kwargs,
 }
 _STRUCTURE_FIELDS: Final = dict.fromkeys(STRUCTURE_FIELDS, decode_structure)

@@ -118,7 +118,6 @@ _ANTHROPIC: Final[Mapping[str, Neutral]] = {
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     ),
     "mcp_servers": ([],),
-    "output_config": ({}, {"effort": "high"}),
     "output_format": (),
     "speed": ("standard",),
 }
