@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 import anthropic
 import httpx2 as httpx
 import pytest
@@ -15,6 +18,7 @@ import trio
 
 from trioserve.config import HttpConfig, RenderConfig
 from trioserve.errors import EngineDied
+from trioserve.testing.processors import save_tiny_processor
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
@@ -316,6 +320,63 @@ async def test_a_conversation_has_the_same_prompt_as_a_chat(
         tokens = message.usage.input_tokens
         assert count.json() == {"input_tokens": tokens}
         assert answer.json()["usage"]["prompt_tokens"] == tokens
+
+
+@pytest.mark.slow
+async def test_an_image_is_the_same_as_in_a_chat(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    source: Any = {"type": "base64", "media_type": "image/png", "data": data}
+    url = {"url": f"data:image/png;base64,{data}"}
+    before = {"type": "text", "text": "What is this?"}
+    chat = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [before, {"type": "image_url", "image_url": url}],
+            }
+        ],
+        "max_tokens": 2,
+    }
+    folder = save_tiny_processor("qwen2_vl", tmp_path)
+    async with open_client(folder, takes_images=True, max_model_len=1024) as (
+        server,
+        client,
+    ):
+        answer = await post(server, chat, "/v1/chat/completions")
+        message = await client.messages.create(
+            model="fake",
+            max_tokens=2,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [before, {"type": "image", "source": source}],
+                }
+            ],
+        )
+        with pytest.raises(anthropic.BadRequestError) as broken:
+            await client.messages.create(
+                model="fake",
+                max_tokens=2,
+                messages=[
+                    *HELLO,
+                    {
+                        "role": "user",
+                        "content": [
+                            before,
+                            {"type": "image", "source": source | {"data": "QUJD"}},
+                        ],
+                    },
+                ],
+            )
+    usage = message.usage
+    # The cache knows the image by its bytes.
+    assert usage.cache_read_input_tokens
+    num_tokens = usage.input_tokens + usage.cache_read_input_tokens
+    assert num_tokens == answer.json()["usage"]["prompt_tokens"]
+    assert broken.value.api_message is not None
+    assert broken.value.api_message.startswith("messages[1].content[1]: ")
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
