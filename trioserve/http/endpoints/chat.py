@@ -77,7 +77,7 @@ def _build_answer(
         ),
         usage=meter.usage,
         prompt_logprobs=(
-            UNSET
+            None
             if body.prompt_logprobs is None
             else build_prompt_logprobs(completed[0].prompt_logprobs, texts)
         ),

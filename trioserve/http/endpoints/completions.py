@@ -176,7 +176,7 @@ class _Choices:
             token_ids=whole.token_ids if shows_ids else UNSET,
             prompt_token_ids=prompt.token_ids if shows_ids else UNSET,
             prompt_logprobs=(
-                UNSET
+                None
                 if body.prompt_logprobs is None
                 else build_prompt_logprobs(whole.prompt_logprobs, self._texts)
             ),

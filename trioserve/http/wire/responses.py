@@ -155,7 +155,11 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of POST /v1/chat/completions."""
+    """The answer of POST /v1/chat/completions.
+
+    `prompt_logprobs` and `kv_transfer_params` are fields of vLLM that its clients read
+    without asking for them; so they are null.
+    """
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -164,7 +168,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[ChatChoice, ...]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    kv_transfer_params: None = None
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
@@ -226,12 +231,12 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of POST /v1/completions."""
+    """The answer of POST /v1/completions; for kv_transfer_params see ChatCompletion."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -240,6 +245,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[CompletionChoice, ...]
     usage: Usage
+    kv_transfer_params: None = None
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
