@@ -243,6 +243,9 @@ async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) ->
     )
     tokens = answer.json()
     assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    # As the tokenizer spells them: bytes of characters, a letter for a space.
+    assert tokens["token_strs"][0].startswith("Z")
+    assert "Ġ" in "".join(tokens["token_strs"])
     back = await client.post("/detokenize", json={"tokens": tokens["tokens"]})
     assert back.json() == {"prompt": text}
 

@@ -35,13 +35,14 @@ def test_a_token_with_half_a_character_has_its_true_bytes(subject: Subject) -> N
         b"\x99",
         b"\x82",
     ]
-    assert renderer.token_text(smile[0]) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_tokens_leading_space_is_part_of_it(subject: Subject) -> None:
     renderer = subject.renderer
-    words = [renderer.token_text(i) for i in subject.encode("x the dog")]
-    assert words[-2:] == [" the", " dog"]
+    token_ids = subject.encode("x the dog")[-2:]
+    assert [renderer.token_bytes(i) for i in token_ids] == [b" the", b" dog"]
+    # Its text is the tokenizer's own spelling.
+    assert {renderer.token_text(i)[0] for i in token_ids} <= {"Ġ", "\u2581"}
 
 
 def test_a_special_token_is_named(subject: Subject) -> None:

@@ -265,8 +265,8 @@ class Renderer(BaseRenderer):
         return self.vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """Return a token's bytes as text, with U+FFFD for an incomplete character."""
-        return self.vocabulary.token_bytes(token_id).decode(errors="replace")
+        """Return a token as the tokenizer spells it, such as "Ġthe"."""
+        return self.vocabulary.token_text(token_id)
 
     # The rest runs in worker threads.
 

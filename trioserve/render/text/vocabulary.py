@@ -90,6 +90,10 @@ class Vocabulary:
         """Return the bytes of a token inside a text; none for an id without a token."""
         return self._all[token_id]
 
+    def token_text(self, token_id: int) -> str:
+        """Return a token as the tokenizer spells it; empty for an id without a token."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def choose_speller(
         self,
         *,
@@ -149,7 +153,7 @@ class Vocabulary:
         return spell
 
     def _spell_byte_level(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id) or ""
+        token = self.token_text(token_id)
         try:
             return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
         except KeyError:
