@@ -189,6 +189,29 @@ async def test_a_streamed_answer_is_the_whole_one(client: openai.AsyncOpenAI) ->
     assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
 
 
+async def test_a_response_has_the_form_of_a_chat(client: openai.AsyncOpenAI) -> None:
+    options: Any = {"temperature": 0, "model": MODEL}
+    chat = await client.chat.completions.parse(
+        messages=MESSAGES, response_format=Person, max_tokens=400, **options
+    )
+    response = await client.responses.parse(
+        input=MESSAGES, text_format=Person, max_output_tokens=400, **options
+    )
+    assert isinstance(response.output_parsed, Person)
+    assert response.output_parsed == chat.choices[0].message.parsed
+    assert response.text is not None and response.text.format is not None
+    assert response.text.format.type == "json_schema"
+    async with client.responses.stream(
+        input=MESSAGES, text_format=Person, max_output_tokens=400, **options
+    ) as stream:
+        streamed = await stream.get_final_response()
+    assert streamed.output_parsed == response.output_parsed
+    with pytest.raises(openai.BadRequestError) as caught:
+        wrong: Any = {"type": "json_schema", "name": "a", "schema": {"not": {}}}
+        await client.responses.create(input="a", text={"format": wrong}, **options)
+    assert caught.value.param == "text.format"
+
+
 @pytest.fixture
 def program(server: Any) -> str:
     """The program of docs/, for this server."""

@@ -13,6 +13,7 @@ from trioserve.http.decode.response_items import decode_items, encode_items
 from trioserve.http.decode.response_messages import to_messages
 from trioserve.http.decode.response_requests import ResponseRequest, to_chat
 from trioserve.http.decode.schema import decode_body
+from trioserve.types.structured import StructuredOutput
 
 DATA_URL = "data:image/png;base64," + "QUJD" * 400_000
 
@@ -155,6 +156,7 @@ def test_the_stored_form_reads_as_the_same_messages() -> None:
         ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"truncation": "left"}, "truncation"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ],
 )
@@ -184,6 +186,7 @@ def test_wrong_fields_are_named(fields: Any, param: str) -> None:
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -209,6 +212,18 @@ def test_fields_that_clients_send_without_a_wish_are_taken() -> None:
         previous_response_id=None,
         tools=[],
     )
+
+
+def test_the_form_of_the_text_is_that_of_a_chat_and_names_its_own_field() -> None:
+    wanted = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    request = decode(text={"format": wanted})
+    chat = to_chat(request, to_messages(request.items, None)[0])
+    assert chat.structure == StructuredOutput(
+        kind="json", value='{"type": "object"}', param="text.format"
+    )
+    request = decode(text={"format": {"type": "json_object"}})
+    chat = to_chat(request, to_messages(request.items, None)[0])
+    assert chat.structure == StructuredOutput(kind="json_object", param="text.format")
 
 
 def test_the_fields_of_a_response_become_those_of_a_chat() -> None:

@@ -11,6 +11,7 @@ from ...errors import InvalidParameter, NotSupported
 from ...types.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
 from .requests import ToolChoice
+from .response_requests import TextConfig
 from .structured import STRUCTURE_FIELDS
 
 # Bounds on the memory of one request: a byte of free-form JSON can become thirty bytes of
@@ -118,6 +119,18 @@ def decode_structure(name: str, raw: msgspec.Raw, max_tokens: int) -> Any:
       InvalidParameter: the value has another type, or is too long.
     """
     return decode_copy(name, raw, STRUCTURE_FIELDS[name])
+
+
+def decode_text_config(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> TextConfig | None:
+    """Decode the options of a response's text, which may have a schema.
+
+    Raises:
+      InvalidParameter: the value has another type, or is too long.
+    """
+    config: TextConfig | None = decode_copy(name, raw, TextConfig)
+    return config
 
 
 def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:

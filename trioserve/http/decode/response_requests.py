@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 import re
 from typing import Annotated, Final, Literal, get_args
 
@@ -16,10 +17,15 @@ from ...errors import (
     NotSupported,
     RequestError,
 )
+from ...types.structured import StructuredOutput
 from .messages import Message
 from .requests import ChatRequest, Int64, SampledRequest, ToolChoice
 from .response_items import MESSAGE, InputItem, InputItems, check_items
 from .response_messages import NO_ITEM
+from .structured import JsonSchemaFormat, ResponseFormat, has_value
+
+FORMAT: Final = "text.format"
+_FORMAT_TYPES: Final = ("text", "json_object", "json_schema")
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -43,10 +49,20 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"truncation": get_args(Truncati
 Label = Annotated[str, Meta(max_length=_MAX_VALUE_CHARACTERS)]
 
 
-class TextFormat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The form of the text of an answer."""
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the text of an answer.
+
+    Args:
+      name, description: labels that the answer repeats.
+      schema: a JSON schema, which a renderer worker compiles.
+      strict: the answer matches the schema in any case, so this changes nothing.
+    """
 
     type: str = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    strict: bool | None = None
 
 
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +150,18 @@ class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
         return self.input or ()
 
 
+class _AnsweringChat(ChatRequest, frozen=True, kw_only=True):
+    """The chat that answers a response."""
+
+    @property
+    def structure(self) -> StructuredOutput | None:
+        """The form that the answer must have; its errors name the response's field."""
+        structure = super().structure
+        if structure is None:
+            return None
+        return replace(structure, param=FORMAT)
+
+
 def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequest:
     """Return the chat that gives the same answer.
 
@@ -142,7 +170,7 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
         response.
     """
     shared = {name: getattr(request, name) for name in SampledRequest.__struct_fields__}
-    return ChatRequest(
+    return _AnsweringChat(
         **shared,
         messages=messages,
         max_completion_tokens=request.max_output_tokens,
@@ -154,7 +182,18 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
         tools=tuple(map(_to_chat_tool, request.tools or ())) or None,
         tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_to_response_format(request.text),
     )
+
+
+def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
+    if text is None or text.format is None:
+        return None
+    wanted = text.format
+    schema = JsonSchemaFormat(
+        name=wanted.name, schema=wanted.schema, strict=wanted.strict
+    )
+    return ResponseFormat(type=wanted.type, json_schema=schema)
 
 
 # A message in the name of a chat's field.
@@ -211,10 +250,19 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 def _check_text(text: TextConfig | None) -> None:
     if text is None:
         return
-    if text.format is not None and text.format.type != "text":
-        raise NotSupported("text.format.type", "must be text")
+    if text.format is not None:
+        _check_format(text.format)
     if text.verbosity not in (None, "medium"):
         raise NotSupported("text.verbosity", "must be medium")
+
+
+def _check_format(wanted: TextFormat) -> None:
+    if wanted.type not in _FORMAT_TYPES:
+        raise NotSupported(
+            f"{FORMAT}.type", f"must be one of {', '.join(_FORMAT_TYPES)}"
+        )
+    if wanted.type == "json_schema" and not has_value(wanted.schema):
+        raise InvalidParameter(f"{FORMAT}.schema", "is required")
 
 
 def _check_reasoning(reasoning: ReasoningConfig | None) -> None:

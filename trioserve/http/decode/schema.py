@@ -17,6 +17,7 @@ from .free_form import (
     decode_processors,
     decode_structure,
     decode_template_kwargs,
+    decode_text_config,
     decode_tool_choice,
     decode_tools,
 )
@@ -95,6 +96,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "logits_processors": decode_processors,
             **_TEMPLATE_FIELDS,
             "tools": decode_any_tools,
+            "text": decode_text_config,
         },
         payloads=RESPONSE_PAYLOADS,
     ),

@@ -143,7 +143,7 @@ def _read_format(wanted: ResponseFormat | None) -> StructuredOutput | None:
         if found is None:
             raise InvalidParameter(param, "the schema is missing")
         return found
-    if not (_is_sent(wanted.structures) and _is_sent(wanted.triggers)):
+    if not (has_value(wanted.structures) and has_value(wanted.triggers)):
         raise InvalidParameter(param, "structural_tag needs structures and triggers")
     value = {"structures": wanted.structures, "triggers": wanted.triggers}
     return _make(param, "structural_tag", msgspec.json.encode(value).decode())
@@ -183,12 +183,13 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
     )
 
 
-def _is_sent(json_: msgspec.Raw | None) -> bool:
+def has_value(json_: msgspec.Raw | None) -> bool:
+    """Whether a field was sent, and is not null."""
     return json_ is not None and bytes(memoryview(json_)[:4]) not in (b"", b"null")
 
 
 def _read_json(param: str, schema: msgspec.Raw | None) -> StructuredOutput | None:
-    if schema is None or not _is_sent(schema):
+    if schema is None or not has_value(schema):
         return None
     text = bytes(schema).decode(errors="replace")
     # vLLM takes the text of a schema, too. The decoder has checked the quotes.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 import trio
 
 from ...errors import InvalidParameter, NotSupported, ResponseNotFound
@@ -21,7 +22,14 @@ from ..decode.message_mappings import MessageMappings
 from ..decode.requests import ChatRequest
 from ..decode.response_items import decode_items, encode_items
 from ..decode.response_messages import to_messages
-from ..decode.response_requests import ResponseRequest, naming_fields, to_chat
+from ..decode.response_requests import (
+    ResponseRequest,
+    TextConfig,
+    TextFormat,
+    naming_fields,
+    to_chat,
+)
+from ..decode.structured import has_value
 from ..event_log import EventLog
 from ..request_id import make_request_id
 from ..respond import run_writing, tell_time
@@ -231,7 +239,7 @@ def _begin_response(
         safety_identifier=body.safety_identifier,
         store=stores,
         temperature=sampling.temperature,
-        text=TextOptions(format={"type": "text"}),
+        text=_describe_text(body.text),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or (),
         top_logprobs=body.top_logprobs or 0,
@@ -239,3 +247,19 @@ def _begin_response(
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+
+
+def _describe_text(text: TextConfig | None) -> TextOptions:
+    """Repeat the options of the text as the client sent them."""
+    if text is None:
+        return TextOptions(format={"type": "text"})
+    wanted = text.format or TextFormat()
+    form: dict[str, object] = {
+        name: value
+        for name in ("type", "name", "description", "strict")
+        if (value := getattr(wanted, name)) is not None
+    }
+    if has_value(wanted.schema):
+        form["schema"] = wanted.schema
+    verbosity = UNSET if text.verbosity is None else text.verbosity
+    return TextOptions(format=form, verbosity=verbosity)
