@@ -45,7 +45,7 @@ class FakeServer:
 
     Attributes:
       url: its address, as http://127.0.0.1:PORT.
-      answer: the text of every sequence.
+      answer: the text of every sequence, or of the first one.
       answer_ids: the tokens of this text.
       device: its `plans` are all plans so far.
     """
@@ -75,23 +75,29 @@ async def open_fake_server(
     hidden_size: int = 8,
     takes_images: bool = False,
     logits_processors: Sequence[type[LogitsProcessor]] = (),
-    answer: str = ANSWER,
+    answer: str | Sequence[str] = ANSWER,
     eos_token: str | None = None,
     chat_template: str | None = None,
 ) -> AsyncIterator[FakeServer]:
     """Serve until the block is left; the device does not call the plug-ins.
 
     Args:
-      answer: the text of every sequence.
+      answer: the text of every sequence, or the texts of successive sequences with
+        different seeds; the last one is repeated.
       eos_token: the token that ends it; None repeats it until max_tokens.
     """
+    answers = [answer] if isinstance(answer, str) else answer
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    ids = tuple(tokenizer.encode(answer).ids)
+    texts = [tuple(tokenizer.encode(text).ids) for text in answers]
     ends = () if eos_token is None else tuple(tokenizer.encode(eos_token).ids)
-    written = ids + ends
-    device = FakeDevice(
-        lambda seed, index: written[index % len(written)], block_size=16
-    )
+    numbers: dict[int, int] = {}
+
+    def write(seed: int, index: int) -> int:
+        number = numbers.setdefault(seed, len(numbers)) if len(texts) > 1 else 0
+        written = texts[min(number, len(texts) - 1)] + ends
+        return written[index % len(written)]
+
+    device = FakeDevice(write, block_size=16)
     info = replace(
         make_info(
             max_model_len,
@@ -138,8 +144,8 @@ async def open_fake_server(
             port=port,
             state=state,
             engine=engine,
-            answer=answer,
-            answer_ids=ids,
+            answer=answers[0],
+            answer_ids=texts[0],
             device=device,
         )
 

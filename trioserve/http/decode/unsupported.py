@@ -113,6 +113,7 @@ SCORING: Final[Mapping[str, Neutral]] = {
 COHERE_EMBED: Final[Mapping[str, Neutral]] = {"images": ([],)}
 
 _ANTHROPIC: Final[Mapping[str, Neutral]] = {
+    "billing_policy": (),
     "context_management": (
         {"edits": []},
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -126,10 +127,14 @@ COUNT_TOKENS: Final = _ANTHROPIC
 
 MESSAGES: Final[Mapping[str, Neutral]] = {
     **_ANTHROPIC,
+    "compaction": (),
     "container": (),
     "diagnostics": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
     "inference_geo": (),
     "service_tier": ("auto", "standard_only"),
+    "thread": (),
 }
 
 # The advice in the error, where there is an alternative.
@@ -140,6 +145,7 @@ INSTEAD: Final[Mapping[str, str]] = {
         "thinking_token_budget"
     ),
     "tool_choice": "the model cannot be made to call a tool; send auto or none",
+    "thread": "send the whole conversation in messages",
 }
 
 # Fields with labels for the client's own use, and cache_control: the prefix cache keeps all

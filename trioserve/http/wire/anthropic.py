@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...errors import ContextLengthExceeded, TrioserveError
+from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
 from .responses import Usage, encode
 
 StopReason = Literal[
@@ -205,11 +205,24 @@ class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_st
     """The last event."""
 
 
+class AnthropicErrorCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause of an error, for clients that know what to do then."""
+
+    error_code: str
+    unsupported: tuple[str, ...]
+
+
+_NO_THREADS: Final = AnthropicErrorCode(
+    error_code="thread_unsupported_request", unsupported=("thread",)
+)
+
+
 class AnthropicErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The description of an error. The message begins with the wrong field, if any."""
 
     type: str
     message: str
+    details: AnthropicErrorCode | UnsetType = UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -221,17 +234,28 @@ class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error")
     @classmethod
     def of(cls, error: TrioserveError, request_id: str) -> AnthropicError:
         message = str(error)
+        details: AnthropicErrorCode | UnsetType = UNSET
         if isinstance(error, ContextLengthExceeded):
             # Agents look for this sentence, and then shorten the conversation.
             message = (
                 f"prompt is too long: {error.num_tokens} tokens > {error.limit} maximum"
             )
-        return cls.describe(choose_status(error), message, request_id)
+        if isinstance(error, NotSupported) and error.param == "thread":
+            # Anthropic's client then sends the whole conversation.
+            details = _NO_THREADS
+        return cls.describe(choose_status(error), message, request_id, details)
 
     @classmethod
-    def describe(cls, status: int, message: str, request_id: str) -> AnthropicError:
+    def describe(
+        cls,
+        status: int,
+        message: str,
+        request_id: str,
+        details: AnthropicErrorCode | UnsetType = UNSET,
+    ) -> AnthropicError:
         type_ = _ERROR_TYPES.get(status, "invalid_request_error")
-        return cls(AnthropicErrorDetail(type=type_, message=message), request_id)
+        detail = AnthropicErrorDetail(type=type_, message=message, details=details)
+        return cls(detail, request_id)
 
 
 MessageEvent = (
