@@ -41,6 +41,7 @@ class ChatEvents:
         self._reasoning_chunks: dict[int, ReasoningChunks] = {}
         # The chunks of each sequence's last call.
         self._call_chunks: dict[int, ToolCallChunks] = {}
+        self._end_chunks: dict[int, EndChunks] = {}
 
     def write(self, delta: TextDelta) -> bytes:
         # The event with the role is sent with the first token, and not before it. So a
@@ -109,9 +110,11 @@ class ChatEvents:
     def _find_empty_chunks(self, index: int) -> ChatChunks:
         # An empty text would make the content of an answer with calls alone empty, which is
         # null in an answer that is not streamed.
-        if self._meter.stream.splits_tool_calls:
-            return EndChunks(self._header, index)
-        return self._chunks[index]
+        if not self._meter.stream.splits_tool_calls:
+            return self._chunks[index]
+        if index not in self._end_chunks:
+            self._end_chunks[index] = EndChunks(self._header, index)
+        return self._end_chunks[index]
 
     def _start(self, chunks: ChatChunks, num_tokens: int) -> bytes:
         """Write the event with the role, which comes before the first tokens."""
