@@ -382,6 +382,22 @@ async def test_an_image_is_the_same_as_in_a_chat(tmp_path: Path) -> None:
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
+async def test_a_call_may_be_forced(tokenizer_folder: Path, choice: Any) -> None:
+    ask = ASK | {"max_tokens": 500, "tools": [TOOL], "tool_choice": choice}
+    async with open_client(
+        tokenizer_folder,
+        answer=CALL,
+        tool_call_parser="hermes",
+        chat_template=TEMPLATE,
+        max_model_len=1024,
+    ) as (server, client):
+        message = await client.messages.create(**ask)
+        assert [block.type for block in message.content][:1] == ["tool_use"]
+        grammar = server.device.plans[0].starts[0].sampling.grammar
+        assert grammar is not None and "look" in grammar.text
+
+
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_calls_are_blocks_and_their_results_are_taken(
     tokenizer_folder: Path, parallel: bool

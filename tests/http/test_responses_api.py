@@ -475,11 +475,30 @@ async def test_a_function_that_is_hidden_is_not_called(tokenizer_folder: Path) -
         )
         assert response.tool_choice == "none"
         assert response.output_text == ANSWER
-        for choice in ("required", {"type": "function", "name": "weather"}):
-            with pytest.raises(openai.BadRequestError, match="tool_choice"):
-                await client.responses.create(
-                    model="fake",
-                    input="Weather?",
-                    tools=[TOOL],
-                    tool_choice=choice,  # type: ignore[arg-type]
-                )
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "name": "weather"}]
+)
+async def test_a_call_may_be_forced(tokenizer_folder: Path, choice: Any) -> None:
+    async with (
+        open_server(
+            tokenizer_folder, chat_template=TOOL_TEMPLATE, max_model_len=1024
+        ) as server,
+        open_client(server) as client,
+    ):
+        response = await client.responses.create(
+            model="fake", input="Weather?", tools=[TOOL], tool_choice=choice
+        )
+        sent = response.tool_choice
+        assert (sent if isinstance(sent, str) else sent.to_dict()) == choice
+        grammar = server.device.plans[0].starts[0].sampling.grammar
+        assert grammar is not None and "weather" in grammar.text
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(
+                model="fake",
+                input="Weather?",
+                tools=[TOOL],
+                tool_choice={"type": "function", "name": "fly"},
+            )
+        assert caught.value.param == "tool_choice.name"

@@ -1102,14 +1102,49 @@ def test_tools_that_must_not_be_called_are_not_shown(
     assert to_chat_options(DECODERS[endpoint](body)).tools == shown
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
+
+
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "f"}}, 7]
+    ("choice", "forced"),
+    [
+        (None, set()),
+        ("auto", set()),
+        ("none", set()),
+        ("required", {"f", "g"}),
+        ({"type": "function", "function": {"name": "g"}}, {"g"}),
+        ({"function": {"name": "f"}}, {"f"}),
+    ],
 )
-def test_a_call_cannot_be_forced(endpoint: str, choice: object) -> None:
-    with pytest.raises(NotSupported, match="auto or none") as caught:
-        DECODERS[endpoint](encode("chat", tools=[TOOL], tool_choice=choice))
-    assert caught.value.param == "tool_choice"
+def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
+    request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
+    assert request.forced_tools == forced
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": 7, "tools": [TOOL]}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function"}, "tools": [TOOL]},
+            "tool_choice.function",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]},
+            "tool_choice.type",
+        ),
+        (
+            {"tool_choice": {"function": {"name": "h"}}, "tools": [TOOL]},
+            "tool_choice.function.name",
+        ),
+    ],
+)
+def test_a_wrong_choice_of_tools_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(

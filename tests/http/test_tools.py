@@ -368,3 +368,41 @@ async def test_token_ids_and_logprobs_stay_complete(tokenizer_folder: Path) -> N
             for token_id in getattr(chunk.choices[0], "token_ids", None) or ()
         ]
         assert tuple(ids[:-1]) == server.answer_ids
+
+
+NAMED: Any = {"type": "function", "function": {"name": "stop"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"), [("required", {"weather", "stop"}), (NAMED, {"stop"})]
+)
+async def test_a_forced_call_reaches_the_device_as_a_grammar(
+    tokenizer_folder: Path, choice: Any, names: set[str]
+) -> None:
+    async with open_client(tokenizer_folder) as (server, client):
+        await ask(client, tool_choice=choice)
+        grammar = server.device.plans[0].starts[0].sampling.grammar
+        assert grammar is not None
+        assert {name for name in ("weather", "stop") if name in grammar.text} == names
+
+
+@pytest.mark.parametrize(
+    ("parser", "fields", "reason"),
+    [
+        ("none", {}, "--tool-call-parser"),
+        ("qwen3_coder", {}, "calls in the form of qwen3_coder cannot be forced"),
+        (
+            "hermes",
+            {"response_format": {"type": "json_object"}},
+            "cannot be combined with response_format",
+        ),
+    ],
+)
+async def test_calls_that_cannot_be_forced_are_refused(
+    tokenizer_folder: Path, parser: str, fields: dict[str, Any], reason: str
+) -> None:
+    async with open_client(tokenizer_folder, parser=parser) as (server, client):
+        with pytest.raises(openai.BadRequestError, match=reason) as caught:
+            await ask(client, tool_choice="required", **fields)
+        assert caught.value.param == "tool_choice"
+        assert not server.device.plans

@@ -272,9 +272,16 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) 
             "calls are not checked by schemas",
         ),
         (
-            {"tools": [LOOK], "tool_choice": {"type": "any"}},
-            "tool_choice is not supported by this server: "
-            "the model cannot be made to call a tool; send auto or none",
+            {"tools": [LOOK], "tool_choice": {"type": "tool"}},
+            "tool_choice.name: is required for the type tool, and only for it",
+        ),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "hear"}},
+            "tool_choice.name: is not the name of one of the tools",
+        ),
+        (
+            {"tool_choice": {"type": "any"}},
+            "tool_choice: is only taken with tools",
         ),
         (
             {"tool_choice": {"type": "required"}},

@@ -84,17 +84,19 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           InvalidParameter: the request has a reasoning budget, but the server has no
             reasoning parser; a plug-in refuses its arguments; or a grammar cannot express
             the form of the answer.
-          NotSupported: parallel calls are forbidden, but the server has no parser for calls.
+          NotSupported: calls are forced, or parallel calls are forbidden, but the server has
+            no parser for calls, or one whose calls cannot be forced.
         """
         if text.thinking_token_budget is not None:
             if not splits_reasoning:
                 raise InvalidParameter("thinking_token_budget", "is for chats only")
             budget = self._make_budget(prompts, text.thinking_token_budget)
             sampling = replace(sampling, reasoning_budget=budget)
-        if text.structured is not None:
+        structured = self._force_calls(tools, text) or text.structured
+        if structured is not None:
             tags = self.renderer.reasoning if splits_reasoning else None
             sampling = replace(
-                sampling, grammar=await self._compile(text.structured, prompts, tags)
+                sampling, grammar=await self._compile(structured, prompts, tags)
             )
         await self._check_arguments(sampling)
 
@@ -125,6 +127,21 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 and self.renderer.reasoning is not None,
                 splits_tool_calls=table is not None,
             )
+
+    def _force_calls(
+        self, tools: Sequence[Mapping[str, object]], text: TextParams
+    ) -> StructuredOutput | None:
+        """Return the form of an answer that must call tools; None if it need not."""
+        if not text.forced_tools:
+            return None
+        if self.renderer.tool_format is None:
+            raise NotSupported(
+                "tool_choice", "calls are only forced with --tool-call-parser"
+            )
+        grammar = self.renderer.tool_format.write_grammar(
+            tools, text.forced_tools, takes_one=not text.parallel_tool_calls
+        )
+        return StructuredOutput(kind="grammar", value=grammar, param="tool_choice")
 
     def _make_table(
         self, tools: Sequence[Mapping[str, object]], text: TextParams

@@ -26,11 +26,13 @@ class TextParams:
         sets no limit.
       parallel_tool_calls: a sequence may call several tools; otherwise it ends behind its
         first call.
+      forced_tools: names of the tools of which a sequence must call one, or several; none
+        leaves it free.
       structured: the form that the answer must have; None leaves it free.
 
     Raises:
       InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
-        budget is negative.
+        budget is negative, or calls are forced and there is another form.
     """
 
     stop: tuple[str, ...] = ()
@@ -38,9 +40,14 @@ class TextParams:
     skip_special_tokens: bool = True
     thinking_token_budget: int | None = None
     parallel_tool_calls: bool = True
+    forced_tools: frozenset[str] = frozenset()
     structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
+        if self.forced_tools and self.structured is not None:
+            raise InvalidParameter(
+                "tool_choice", f"cannot be combined with {self.structured.param}"
+            )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are possible")
         if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):

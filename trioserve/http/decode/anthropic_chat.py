@@ -17,6 +17,7 @@ _CLIENT_NAMES: Final[Mapping[str, str]] = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "tool_choice.function.name": "tool_choice.name",
 }
 
 
@@ -38,7 +39,7 @@ def to_chat_request(
         "model": request.model,
         "messages": (),
         "tools": tuple(tool.to_function() for tool in request.tools or ()) or None,
-        "tool_choice": None if choice is None else choice.type,
+        "tool_choice": None if choice is None else choice.to_chat_choice(),
         # A model goes on where the last turn ends, if that is its own.
         "continue_final_message": request.messages[-1].role == "assistant",
         "response_format": None if output is None else output.to_response_format(),

@@ -10,6 +10,7 @@ from ...errors import InvalidParameter, NotSupported
 from .errors import explain
 from .free_form import MAX_TOOLS_BYTES, decode_free_form
 from .messages import Name
+from .tool_choice import NamedFunction, NamedTool, ToolChoice
 
 CHOICES: Final = ("auto", "any", "tool", "none")
 
@@ -76,11 +77,20 @@ class ToolPreference(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidParameter(
                 "tool_choice.type", f"must be one of {', '.join(CHOICES)}"
             )
-        if self.type in ("any", "tool"):
-            raise NotSupported(
-                "tool_choice",
-                "the model cannot be made to call a tool; send auto or none",
+        if (self.type == "tool") != (self.name is not None):
+            raise InvalidParameter(
+                "tool_choice.name", "is required for the type tool, and only for it"
             )
+
+    def to_chat_choice(self) -> ToolChoice:
+        """Return the same in the words of chats."""
+        match self.type:
+            case "none" | "auto":
+                return self.type
+            case "any":
+                return "required"
+        assert self.name is not None, "a tool has a name"
+        return NamedTool(function=NamedFunction(name=self.name))
 
 
 def decode_client_tools(

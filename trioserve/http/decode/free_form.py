@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
-from . import unsupported
 from ...errors import InvalidParameter, NotSupported
 from ...types.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
-from .requests import ToolChoice
 from .response_requests import TextConfig
 from .structured import STRUCTURE_FIELDS
+from .tool_choice import (
+    FlatNamedTool,
+    FlatToolChoice,
+    NamedTool,
+    ToolChoice,
+    ToolMode,
+)
 
 # Bounds on the memory of one request: a byte of free-form JSON can become thirty bytes of
 # objects. Templates and plug-ins need a few flags. The tools of the largest agents that
@@ -67,6 +72,17 @@ def decode_any_tools(
     return tools or None
 
 
+def _decode_choice(name: str, raw: msgspec.Raw, named: type) -> Any:
+    if not begins_with(raw, b"{"):
+        return decode_field(name, raw, ToolMode | None)
+    fields: dict[str, object] = decode_free_form(
+        name, raw, dict[str, object], MAX_TEMPLATE_KWARGS_BYTES
+    )
+    if fields.get("type", "function") != "function":
+        raise NotSupported(f"{name}.type", "must be function")
+    return decode_field(name, raw, named)
+
+
 def _check_tool(path: str, tool: dict[str, object]) -> None:
     if tool.get("type", "function") != "function":
         raise NotSupported(f"{path}.type", "must be function")
@@ -81,13 +97,21 @@ def _check_tool(path: str, tool: dict[str, object]) -> None:
 def decode_tool_choice(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> ToolChoice | None:
-    """Decode whether the model sees the tools.
+    """Decode a mode, or the name of a tool.
 
     Raises:
-      NotSupported: the client wants to force a call, which is not possible yet.
+      InvalidParameter: it is neither.
+      NotSupported: it names several tools, or a tool that is no function.
     """
-    unsupported.refuse(name, raw, get_args(ToolChoice))
-    choice: ToolChoice | None = decode_field(name, raw, ToolChoice | None)
+    choice: ToolChoice | None = _decode_choice(name, raw, NamedTool)
+    return choice
+
+
+def decode_flat_tool_choice(
+    name: str, raw: msgspec.Raw, max_tokens: int
+) -> FlatToolChoice | None:
+    """Decode the same as the Responses API writes it."""
+    choice: FlatToolChoice | None = _decode_choice(name, raw, FlatNamedTool)
     return choice
 
 

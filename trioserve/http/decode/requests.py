@@ -24,6 +24,7 @@ from .structured import (
     StructuredOutputs,
     find_structure,
 )
+from .tool_choice import ToolChoice, ToolMode, list_forced
 
 # Bounds on the memory and time that one request can take. They have no source: each is
 # more than clients were seen to send. vLLM has limits of the same kind
@@ -45,12 +46,11 @@ RequestIdText = Annotated[str, Meta(pattern=r"^[!-~]{1,128}$(?!\n)")]
 REQUEST_ID_RULE: Final = "must be 1 to 128 visible ASCII characters"
 
 Side = Literal["left", "right"]
-ToolChoice = Literal["none", "auto"]
 
 # The values of each field with a fixed set of values. The decoder's error has no list.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "role": get_args(Role),
-    "tool_choice": get_args(ToolChoice),
+    "tool_choice": get_args(ToolMode),
     "truncation_side": get_args(Side),
     "type": get_args(ToolType),
 }
@@ -209,7 +209,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     Args:
       tool_choice: `none` hides the tools from the model, because that is the only way to
-        keep it from calling them. By default it sees them.
+        keep it from calling them. By default it sees them. `required` and the name of a
+        tool make it call one.
       parallel_tool_calls: False ends an answer behind its first call.
     """
 
@@ -233,11 +234,17 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         check_continuation(self.add_generation_prompt, self.continue_final_message)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
+        list_forced(self.tool_choice, self.tools or ())
 
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:
         """The tools that the model sees."""
         return _shown_tools(self)
+
+    @property
+    def forced_tools(self) -> frozenset[str]:
+        """The names of the tools of which the model must call one; none if it is free."""
+        return list_forced(self.tool_choice, self.tools or ())
 
     @property
     def adds_generation_prompt(self) -> bool:

@@ -19,10 +19,11 @@ from ...errors import (
 )
 from ...types.structured import StructuredOutput
 from .messages import Message
-from .requests import ChatRequest, Int64, SampledRequest, ToolChoice
+from .requests import ChatRequest, Int64, SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
 from .response_messages import NO_ITEM
 from .structured import JsonSchemaFormat, ResponseFormat, has_value
+from .tool_choice import FlatNamedTool, FlatToolChoice
 
 FORMAT: Final = "text.format"
 _FORMAT_TYPES: Final = ("text", "json_object", "json_schema")
@@ -110,7 +111,7 @@ class ResponseRequest(SampledRequest, frozen=True, kw_only=True):
     thinking_token_budget: Int64 | None = None
     chat_template_kwargs: dict[str, object] | None = None
     tools: tuple[dict[str, object], ...] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
@@ -169,6 +170,7 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
       RequestError: as a chat; inside of `naming_fields` it names the fields of the
         response.
     """
+    choice = request.tool_choice
     shared = {name: getattr(request, name) for name in SampledRequest.__struct_fields__}
     return _AnsweringChat(
         **shared,
@@ -180,7 +182,9 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
         thinking_token_budget=request.thinking_token_budget,
         chat_template_kwargs=request.chat_template_kwargs,
         tools=tuple(map(_to_chat_tool, request.tools or ())) or None,
-        tool_choice=request.tool_choice,
+        tool_choice=(
+            choice.to_chat_choice() if isinstance(choice, FlatNamedTool) else choice
+        ),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_to_response_format(request.text),
     )
@@ -195,6 +199,12 @@ def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
     )
     return ResponseFormat(type=wanted.type, json_schema=schema)
 
+
+# The names of chats' fields that are called otherwise here.
+_RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
+    "max_completion_tokens": "max_output_tokens",
+    "tool_choice.function.name": "tool_choice.name",
+}
 
 # A message in the name of a chat's field.
 _CHAT_MESSAGE: Final = re.compile(r"messages\[(\d+)\][^:]*")
@@ -216,8 +226,8 @@ def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
         elif found := _CHAT_MESSAGE.match(error.param or ""):
             name = _name_source(sources[int(found[1])], num_earlier)
             _rename(error, name)
-        elif error.param == "max_completion_tokens":
-            _rename(error, "max_output_tokens")
+        elif error.param in _RESPONSE_NAMES:
+            _rename(error, _RESPONSE_NAMES[error.param])
         raise
 
 

@@ -14,6 +14,7 @@ from .client_tools import decode_client_tools
 from .decoder import UNBOUNDED, BodyDecoder, RequestT
 from .free_form import (
     decode_any_tools,
+    decode_flat_tool_choice,
     decode_processors,
     decode_structure,
     decode_template_kwargs,
@@ -97,6 +98,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             **_TEMPLATE_FIELDS,
             "tools": decode_any_tools,
             "text": decode_text_config,
+            "tool_choice": decode_flat_tool_choice,
         },
         payloads=RESPONSE_PAYLOADS,
     ),

@@ -144,7 +144,6 @@ INSTEAD: Final[Mapping[str, str]] = {
         "send chat_template_kwargs with the switch of the model's own template, or "
         "thinking_token_budget"
     ),
-    "tool_choice": "the model cannot be made to call a tool; send auto or none",
     "thread": "send the whole conversation in messages",
 }
 

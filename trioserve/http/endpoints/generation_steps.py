@@ -173,6 +173,7 @@ async def open_meter(
             text,
             thinking_token_budget=body.thinking_token_budget,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            forced_tools=body.forced_tools,
         )
     async with engine.open_text(
         prompts,

@@ -240,7 +240,7 @@ def _begin_response(
         store=stores,
         temperature=sampling.temperature,
         text=_describe_text(body.text),
-        tool_choice=body.tool_choice or "auto",
+        tool_choice=msgspec.to_builtins(body.tool_choice or "auto"),
         tools=body.tools or (),
         top_logprobs=body.top_logprobs or 0,
         top_p=sampling.top_p,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .call_form import CallForm
 from .cursor import NotACall, Steps
 from .json_calls import JsonCallScanner
 
@@ -51,3 +52,15 @@ class DeepSeekV3Scanner(JsonCallScanner):
             yield from self.skip_space()
         yield from self.expect(_END)
         self.held.clear()
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        has_fence = "```json" in template
+        return CallForm(
+            first=_ALL_BEGIN,
+            before=f"{_BEGIN}function{_SEPARATOR}" if has_fence else _BEGIN,
+            between="\n```json\n" if has_fence else _SEPARATOR,
+            after=f"\n```{_END}" if has_fence else _END,
+            separator="\n" if has_fence else "",
+            last=_ALL_END,
+        )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import logging
-from typing import Final
+from typing import Any, Final
 
+from ...errors import NotSupported
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.vocabulary import Vocabulary
+from .call_form import CallForm
 from .deepseek_v3 import DeepSeekV3Scanner
+from .forced_calls import write_forced_calls
 from .gemma import FunctionGemmaScanner, Gemma4Scanner
 from .glm4 import Glm4Scanner
 from .granite import GraniteScanner
@@ -51,11 +54,34 @@ class ToolFormat:
       scanner: finds the calls.
       special_tags: ids of the format's tags that are special tokens. Text leaves out
         special tokens, but must keep these.
+      form: the text around names and arguments; None if calls cannot be forced.
     """
 
     family: str
     scanner: type[ToolScanner]
     special_tags: Mapping[str, int]
+    form: CallForm | None
+
+    def write_grammar(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        names: frozenset[str],
+        *,
+        takes_one: bool,
+    ) -> str:
+        """Return the grammar of an answer that calls tools; see write_forced_calls.
+
+        Raises:
+          InvalidParameter: as write_forced_calls.
+          NotSupported: the calls of this family cannot be forced.
+        """
+        if self.form is None:
+            raise NotSupported(
+                "tool_choice", f"calls in the form of {self.family} cannot be forced"
+            )
+        return write_forced_calls(
+            self.form, tools, self.special_tags, names=names, takes_one=takes_one
+        )
 
 
 def load_tool_format(
@@ -85,6 +111,7 @@ def load_tool_format(
             for tag, token_id in ids.items()
             if token_id in vocabulary.special_token_ids
         },
+        form=scanner.choose_form(template),
     )
 
 

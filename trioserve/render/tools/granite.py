@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .call_form import CallForm, make_object_form
 from .cursor import Steps
 from .json_calls import JsonCallScanner
 
@@ -16,3 +17,7 @@ class GraniteScanner(JsonCallScanner):
     def read_calls(self, marker: str) -> Steps[None]:
         yield from self.skip_space()
         yield from self.read_call_list()
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return make_object_form(first="<|tool_call|>[", separator=", ", last="]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .call_form import CallForm, make_object_form
 from .cursor import Steps
 from .json_calls import JsonCallScanner
 
@@ -19,3 +20,11 @@ class HermesScanner(JsonCallScanner):
         yield from self.skip_space()
         # Small models leave it out.
         yield from self.accept("</tool_call>")
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return make_object_form(
+            first="<tool_call>\n",
+            separator="\n</tool_call>\n<tool_call>\n",
+            last="\n</tool_call>",
+        )

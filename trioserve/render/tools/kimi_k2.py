@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .call_form import CallForm
 from .cursor import NotACall, Steps
 from .json_calls import JsonCallScanner
 
@@ -49,3 +50,14 @@ class KimiK2Scanner(JsonCallScanner):
         yield from self.skip_space()
         yield from self.expect(_END)
         self.held.clear()
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return CallForm(
+            first=_SECTION_BEGIN,
+            before=f"{_BEGIN}functions.",
+            # A grammar cannot count, so every call has the number of the first one.
+            between=f":0{_ARGUMENTS}",
+            after=_END,
+            last=_SECTION_END,
+        )

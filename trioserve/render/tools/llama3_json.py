@@ -6,6 +6,7 @@ beginning of the answer, and name one of the client's tools.
 
 from __future__ import annotations
 
+from .call_form import CallForm, make_object_form
 from .cursor import Steps
 from .json_calls import JsonCallScanner
 
@@ -37,3 +38,9 @@ class Llama3JsonScanner(JsonCallScanner):
 
     def accepts(self, name: str) -> bool:
         return name in self.tools
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return make_object_form(
+            first="", separator="; ", last="", arguments="parameters"
+        )

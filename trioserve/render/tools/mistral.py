@@ -10,6 +10,7 @@ import secrets
 import string
 from typing import Final
 
+from .call_form import CallForm, make_object_form
 from .cursor import NotACall, Steps
 from .json_calls import JsonCallScanner
 
@@ -41,3 +42,9 @@ class MistralScanner(JsonCallScanner):
     def make_id(self, header: str) -> str:
         # The templates take no other ids.
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        if "[ARGS]" not in template:
+            return make_object_form(first="[TOOL_CALLS][", separator=", ", last="]")
+        return CallForm(before="[TOOL_CALLS]", between="[ARGS]")

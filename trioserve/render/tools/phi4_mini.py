@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .call_form import CallForm, make_object_form
 from .cursor import Steps
 from .json_calls import JsonCallScanner
 
@@ -21,3 +22,7 @@ class Phi4MiniScanner(JsonCallScanner):
         yield from self.read_call_list()
         yield from self.skip_space()
         yield from self.accept("<|/tool_call|>")
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm:
+        return make_object_form(first="functools[", separator=", ", last="]")

@@ -7,6 +7,7 @@ import secrets
 from typing import ClassVar
 
 from ...types.output import ToolCallDelta
+from .call_form import CallForm
 from .cursor import NotACall, Steps, TextCursor
 from .tool_table import ToolTable
 from .writer import CallWriter
@@ -80,6 +81,15 @@ class ToolScanner(TextCursor, ABC):
           header: the name of its function, as the model wrote it.
         """
         return f"call_{secrets.token_hex(12)}"
+
+    @classmethod
+    def choose_form(cls, template: str) -> CallForm | None:
+        """Return the form of calls, to force them by a grammar; None without one.
+
+        Args:
+          template: the model's chat templates, for families with two forms.
+        """
+        return None
 
     def try_calls(self, marker: str) -> Steps[None]:
         """Read calls. From the place at which they break, the text is text again."""

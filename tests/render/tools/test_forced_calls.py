@@ -1,0 +1,169 @@
+"""Grammars of calls: whatever they allow is read as calls that match the tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import random
+from typing import Any
+
+from jsonschema import validate
+from llguidance import LLMatcher, LLTokenizer
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from trioserve.errors import InvalidParameter
+from trioserve.render.tools.families import TOOL_FAMILIES
+from trioserve.render.tools.forced_calls import write_forced_calls
+from trioserve.render.tools.tool_table import ToolTable
+from trioserve.testing.tokenizer import tiny_tokenizer
+from trioserve.types.output import TextDelta, ToolCallDelta
+
+PARAMETERS = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 4},
+            "days": {"type": "integer", "maximum": 9},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "stop": {"type": "object", "additionalProperties": False},
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": parameters}}
+    for name, parameters in PARAMETERS.items()
+]
+EOS = 1
+
+# (family, a part of its template that chooses the form)
+FORMS = [
+    ("hermes", ""),
+    ("llama3_json", ""),
+    ("mistral", ""),
+    ("mistral", "[ARGS]"),
+    ("granite", ""),
+    ("phi4_mini", ""),
+    ("kimi_k2", ""),
+    ("deepseek_v3", ""),
+    ("deepseek_v3", "```json"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer in which all tags are special tokens."""
+    folder: Path = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tags = {tag for scanner in TOOL_FAMILIES.values() for tag in scanner.tags}
+    tokenizer.add_special_tokens(sorted(tags - {"<tool_call>", "</tool_call>"}))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def guide(tokenizer: Tokenizer) -> LLTokenizer:
+    size = tokenizer.get_vocab_size()
+    return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=[EOS])
+
+
+def write_grammar(
+    tokenizer: Tokenizer, family: str, template: str, **options: Any
+) -> str:
+    scanner = TOOL_FAMILIES[family]
+    form = scanner.choose_form(template)
+    assert form is not None
+    special = {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    tags = {tag: special[tag] for tag in scanner.tags if tag in special}
+    options = {"names": frozenset(PARAMETERS), "takes_one": False} | options
+    return write_forced_calls(form, options.pop("tools", TOOLS), tags, **options)
+
+
+def walk(matcher: LLMatcher, guide: LLTokenizer, draw: random.Random) -> list[int]:
+    """Take random tokens that the grammar allows, until it may or must end."""
+    ids: list[int] = []
+    while not matcher.is_stopped():
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        bits = np.unpackbits(mask, bitorder="little")
+        allowed = [i for i in np.nonzero(bits)[0].tolist() if i != EOS]
+        if bits[EOS] and (not allowed or draw.random() < 0.5):
+            break
+        ids.append(draw.choice(allowed))
+        assert matcher.consume_token(ids[-1])
+    assert not matcher.is_error()
+    return ids
+
+
+def split(family: str, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
+    scanner = TOOL_FAMILIES[family](ToolTable(TOOLS))
+    deltas = []
+    for character in text:
+        released, calls = scanner.push(character)
+        deltas.append(TextDelta(text=released, tool_calls=calls))
+    released, calls = scanner.push("", is_last=True)
+    joined = TextDelta.join([*deltas, TextDelta(text=released, tool_calls=calls)])
+    return joined.text, joined.tool_calls
+
+
+@pytest.mark.parametrize(("family", "template"), FORMS)
+@pytest.mark.parametrize("takes_one", [True, False])
+def test_what_a_grammar_allows_is_read_as_calls(
+    tokenizer: Tokenizer,
+    guide: LLTokenizer,
+    family: str,
+    template: str,
+    takes_one: bool,
+) -> None:
+    grammar = write_grammar(tokenizer, family, template, takes_one=takes_one)
+    text = LLMatcher.grammar_from_lark(grammar)
+    num_calls = set()
+    for seed in range(12):
+        matcher = LLMatcher(guide, text)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = walk(matcher, guide, random.Random(seed))
+        written = tokenizer.decode(ids, skip_special_tokens=False)
+        rest, calls = split(family, written)
+        assert rest == "", written
+        for call in calls:
+            validate(json.loads(call.arguments), PARAMETERS[call.name])
+        num_calls.add(len(calls))
+    assert num_calls == {1} if takes_one else num_calls > {1}
+
+
+def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) -> None:
+    grammar = write_grammar(tokenizer, "hermes", "", names=frozenset({"stop"}))
+    matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+    ids = walk(matcher, guide, random.Random(0))
+    _, calls = split("hermes", tokenizer.decode(ids))
+    assert {call.name for call in calls} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("function", "param"),
+    [
+        ({"name": "a b"}, "tools[0].function.name"),
+        ({"name": "a" * 129}, "tools[0].function.name"),
+        (
+            {"name": "a", "parameters": {"type": "string"}},
+            "tools[0].function.parameters.type",
+        ),
+    ],
+)
+def test_a_tool_that_cannot_be_written_is_named(
+    tokenizer: Tokenizer, function: dict[str, Any], param: str
+) -> None:
+    tools = [{"type": "function", "function": function}]
+    with pytest.raises(InvalidParameter) as caught:
+        write_grammar(
+            tokenizer, "hermes", "", tools=tools, names=frozenset({function["name"]})
+        )
+    assert caught.value.param == param
+
+
+def test_families_without_json_have_no_form() -> None:
+    without = {name for name, each in TOOL_FAMILIES.items() if not each.choose_form("")}
+    assert without == TOOL_FAMILIES.keys() - {family for family, _ in FORMS}

@@ -1,0 +1,101 @@
+"""The grammar of an answer that consists of tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+import json
+import re
+from typing import Any, Final
+
+from ...errors import InvalidParameter
+from .call_form import CallForm
+
+# llguidance's options. JSON as Python prints it, which models have seen most, and without
+# whitespace in other places: models sometimes write whitespace without end.
+_JSON: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
+
+# Every family reads these names.
+_NAME: Final = re.compile(r"[\w.\-/]{1,128}")
+
+
+def write_forced_calls(
+    form: CallForm,
+    tools: Sequence[Mapping[str, Any]],
+    special_tags: Mapping[str, int],
+    *,
+    names: frozenset[str],
+    takes_one: bool,
+) -> str:
+    """Return the grammar, in llguidance's variant of Lark.
+
+    Args:
+      tools: all tools of the request, in OpenAI's form.
+      special_tags: ids of the format's tags that are special tokens.
+      names: the tools of which one, or several, must be called.
+      takes_one: there is one call and no more.
+
+    Raises:
+      InvalidParameter: a name cannot be written, or the parameters are no object.
+    """
+    write = partial(_write_literal, special_tags)
+    calls, rules = [], []
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        if function["name"] not in names:
+            continue
+        path = f"tools[{index}].function"
+        call = _check_name(function["name"], path)
+        schema = json.dumps(_make_schema(function.get("parameters"), path))
+        calls.append(f"call_{index}")
+        rules += [
+            f"call_{index}: {write(form.before + call + form.between)}"
+            f" arguments_{index} {write(form.after)}",
+            f"arguments_{index}: %json {schema}",
+        ]
+    more = "" if takes_one else f" ({write(form.separator)} call)*"
+    return "\n".join(
+        [
+            f"start: {write(form.first)} call{more} {write(form.last)}",
+            f"call: {' | '.join(calls)}",
+            *rules,
+        ]
+    )
+
+
+def _check_name(name: str, path: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidParameter(
+            f"{path}.name", "a call of this tool cannot be forced: see its characters"
+        )
+    return name
+
+
+def _make_schema(parameters: object, path: str) -> dict[str, Any]:
+    schema = parameters if isinstance(parameters, dict) else {}
+    if schema.get("type", "object") != "object":
+        raise InvalidParameter(f"{path}.parameters.type", "must be object")
+    return {"type": "object", **schema, "x-guidance": _JSON}
+
+
+def _write_literal(special_tags: Mapping[str, int], text: str) -> str:
+    """Write a text; its special tokens are named by their ids."""
+    if not text:
+        return ""
+    if not special_tags:
+        return json.dumps(text, ensure_ascii=False)
+    split = re.split(f"({'|'.join(map(re.escape, special_tags))})", text)
+    return " ".join(
+        (
+            f"<[{special_tags[part]}]>"
+            if part in special_tags
+            else json.dumps(part, ensure_ascii=False)
+        )
+        for part in split
+        if part
+    )
