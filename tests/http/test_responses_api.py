@@ -253,6 +253,7 @@ async def test_reasoning_is_an_item_of_its_own(tokenizer_folder: Path) -> None:
         ({"input": "a " * 500}, "input"),
         ({"input": [user("a"), {"role": "user", "content": [IMAGE]}]}, "input[1]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ],
 )
 async def test_errors_name_the_fields_of_the_response(

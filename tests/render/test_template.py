@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trioserve.config import RenderConfig
-from trioserve.errors import InvalidParameter
+from trioserve.errors import InvalidParameter, NotSupported
 from trioserve.render import ChatOptions, Renderer, open_template_processes
 from trioserve.render.text.tool_history import MAX_ARGUMENTS
 from trioserve.testing.fake_device import make_info
@@ -126,6 +126,36 @@ async def test_a_template_that_wants_a_system_message_takes_strings(load: Load) 
     )
     system = {"role": "system", "content": "x"}
     assert await render(load(strict), system, USER) == "[system:x][user:Hi]"
+
+
+@pytest.mark.parametrize(
+    ("variable", "effort", "shown"),
+    [
+        ("reasoning_effort", "high", "high"),
+        ("reasoning_effort", None, ""),
+        ("enable_thinking", "none", "False"),
+        ("enable_thinking", "medium", ""),
+        ("other", "medium", ""),
+    ],
+)
+async def test_the_effort_of_reasoning_goes_to_templates_that_read_it(
+    load: Load, variable: str, effort: Any, shown: str
+) -> None:
+    renderer = load(STRINGS + "{{ %s }}" % variable)
+    text = await render(renderer, USER, reasoning_effort=effort)
+    assert text == f"[user:Hi]{shown}"
+
+
+@pytest.mark.parametrize(
+    ("template", "effort"),
+    [(STRINGS, "none"), (STRINGS, "high"), (STRINGS + "{{ enable_thinking }}", "low")],
+)
+async def test_an_effort_that_the_template_would_ignore_is_refused(
+    load: Load, template: str, effort: Any
+) -> None:
+    with pytest.raises(NotSupported) as caught:
+        await render(load(template), USER, reasoning_effort=effort)
+    assert caught.value.param == "reasoning_effort"
 
 
 async def test_tools_are_shown_to_the_model(load: Load) -> None:

@@ -26,7 +26,7 @@ from .text.chat import TURN_CHARACTERS, Base64Image, ChatMessage, count_characte
 from .text.detokenizer import Detokenizer
 from .text.reasoning import ReasoningTags
 from .text.stop import check_stop_strings
-from .text.template import ChatOptions
+from .text.template import ChatOptions, ReasoningEffort
 from .text.tokenizer import TokenizeOptions
 from .tools.detokenizer import SequenceText
 from .tools.tool_table import ToolTable
@@ -43,6 +43,7 @@ __all__ = [
     "Detokenizer",
     "PoolingParts",
     "PoolingRenderer",
+    "ReasoningEffort",
     "ReasoningTags",
     "Renderer",
     "RendererStatistics",

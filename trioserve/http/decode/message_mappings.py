@@ -46,6 +46,7 @@ def to_chat_options(request: ChatRequest | TokenizeRequest) -> ChatOptions:
         add_generation_prompt=request.adds_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         variables=request.chat_template_kwargs or {},
+        reasoning_effort=request.reasoning_effort,
         tools=request.shown_tools,
         chat_template=request.chat_template,
     )

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from ...frontend import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
+from ...render import ReasoningEffort
 from ...types.sampling import MAX_BAD_WORDS
 from ...types.structured import StructuredOutput
 from .messages import Messages, Name, Role, ToolType, check_messages
@@ -49,6 +50,7 @@ Side = Literal["left", "right"]
 
 # The values of each field with a fixed set of values. The decoder's error has no list.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "reasoning_effort": get_args(ReasoningEffort),
     "role": get_args(Role),
     "tool_choice": get_args(ToolMode),
     "truncation_side": get_args(Side),
@@ -224,6 +226,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     tools: tuple[dict[str, object], ...] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -329,6 +332,7 @@ _CHAT_FIELDS: Final = (
     "continue_final_message",
     "chat_template",
     "chat_template_kwargs",
+    "reasoning_effort",
     "tools",
 )
 
@@ -344,6 +348,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template: ChatTemplateText | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     tools: tuple[dict[str, object], ...] | None = None
     tool_choice: ToolChoice | None = None
 

@@ -17,6 +17,7 @@ from ...errors import (
     NotSupported,
     RequestError,
 )
+from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
 from .messages import Message
 from .requests import ChatRequest, Int64, SampledRequest
@@ -45,7 +46,10 @@ _MAX_VALUE_CHARACTERS: Final = 512
 Truncation = Literal["disabled", "auto"]
 
 # As requests.CHOICES.
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"truncation": get_args(Truncation)}
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "truncation": get_args(Truncation),
+    "effort": get_args(ReasoningEffort),
+}
 
 Label = Annotated[str, Meta(max_length=_MAX_VALUE_CHARACTERS)]
 
@@ -77,12 +81,11 @@ class ReasoningConfig(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The options of reasoning.
 
     Args:
-      effort: only the default, `medium`: the model reasons as its template tells it.
       summary: `auto` or nothing, because no summaries are written. An answer has the
         reasoning itself.
     """
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
     summary: str | None = None
 
 
@@ -181,6 +184,7 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
         truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
         thinking_token_budget=request.thinking_token_budget,
         chat_template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
         tools=tuple(map(_to_chat_tool, request.tools or ())) or None,
         tool_choice=(
             choice.to_chat_choice() if isinstance(choice, FlatNamedTool) else choice
@@ -203,6 +207,7 @@ def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
 # The names of chats' fields that are called otherwise here.
 _RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
     "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
     "tool_choice.function.name": "tool_choice.name",
 }
 
@@ -278,12 +283,6 @@ def _check_format(wanted: TextFormat) -> None:
 def _check_reasoning(reasoning: ReasoningConfig | None) -> None:
     if reasoning is None:
         return
-    if reasoning.effort not in (None, "medium"):
-        raise NotSupported(
-            "reasoning.effort",
-            "send chat_template_kwargs with the switch of the model's own template, or "
-            "thinking_token_budget",
-        )
     if reasoning.summary not in (None, "auto"):
         raise NotSupported("reasoning.summary", "answers have the reasoning itself")
 

@@ -47,7 +47,6 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": (),
-    "reasoning_effort": (),
     "return_prompt_text": (False,),
     "modalities": (["text"],),
     "audio": (),
@@ -140,10 +139,6 @@ MESSAGES: Final[Mapping[str, Neutral]] = {
 # The advice in the error, where there is an alternative.
 INSTEAD: Final[Mapping[str, str]] = {
     "normalize": "send use_activation",
-    "reasoning_effort": (
-        "send chat_template_kwargs with the switch of the model's own template, or "
-        "thinking_token_budget"
-    ),
     "thread": "send the whole conversation in messages",
 }
 

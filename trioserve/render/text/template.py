@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, NotSupported
 from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe
 from .rendering import render_chat
@@ -48,6 +48,10 @@ RESERVED_NAMES = frozenset(
 _MAX_REASON_CHARACTERS = 300
 
 
+# OpenAI's values.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
     """The inputs of a template besides the messages.
@@ -57,6 +61,7 @@ class ChatOptions:
       continue_final_message: leave the last message open, so that the model continues
         it.
       variables: further variables by name.
+      reasoning_effort: how much the model reasons before its answer.
       tools: JSON schemas of functions, for templates that show them to the model.
       chat_template: a template that is used instead of the model's own.
     """
@@ -64,6 +69,7 @@ class ChatOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = None
     tools: Sequence[Mapping[str, object]] = ()
     chat_template: str | None = None
 
@@ -149,6 +155,7 @@ class ChatTemplate:
         Raises:
           InvalidParameter: the model has no template, the request may not bring one, or
             a client may not set one of the variables.
+          NotSupported: the template does not read the effort of reasoning.
         """
         if options.add_generation_prompt and options.continue_final_message:
             raise InvalidParameter(
@@ -172,7 +179,11 @@ class ChatTemplate:
             tools=list(options.tools) or None,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
-            variables={**self._tokenizer.special_tokens, **options.variables},
+            variables={
+                **self._tokenizer.special_tokens,
+                **_switch_reasoning(options.reasoning_effort, source),
+                **options.variables,
+            },
         )
 
     def _choose(self, options: ChatOptions) -> str:
@@ -230,6 +241,28 @@ class ChatTemplate:
             ).render()
 
         return TemplateProbe(source, render).find_form(image_token=self._image_token)
+
+
+def _switch_reasoning(effort: ReasoningEffort | None, source: str) -> dict[str, object]:
+    """Return the variable by which a template sets the effort of reasoning.
+
+    Raises:
+      NotSupported: the template has no such variable.
+    """
+    if effort is None:
+        return {}
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort}
+    if effort == "none" and "enable_thinking" in source:
+        return {"enable_thinking": False}
+    # OpenAI's default, which some clients always send.
+    if effort == "medium":
+        return {}
+    raise NotSupported(
+        "reasoning_effort",
+        "the model's chat template does not read it; send chat_template_kwargs with the "
+        "switch of that template, or thinking_token_budget",
+    )
 
 
 def _shorten(error: BaseException) -> str:
