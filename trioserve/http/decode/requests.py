@@ -25,7 +25,7 @@ from .structured import (
     StructuredOutputs,
     find_structure,
 )
-from .tool_choice import ToolChoice, ToolMode, list_forced
+from .tool_choice import NamedTool, ToolChoice, ToolMode, list_forced
 
 # Bounds on the memory and time that one request can take. They have no source: each is
 # more than clients were seen to send. vLLM has limits of the same kind
@@ -213,7 +213,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
       tool_choice: `none` hides the tools from the model, because that is the only way to
         keep it from calling them. By default it sees them. `required` and the name of a
         tool make it call one.
-      parallel_tool_calls: False ends an answer behind its first call.
+      parallel_tool_calls: False ends an answer behind its first call, and so does the name
+        of a tool.
     """
 
     messages: Messages
@@ -243,6 +244,16 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     def shown_tools(self) -> tuple[dict[str, object], ...]:
         """The tools that the model sees."""
         return _shown_tools(self)
+
+    @property
+    def takes_one_call(self) -> bool:
+        """Whether the answer ends behind its first call.
+
+        A client that names a tool expects one call of it, as OpenAI's servers answer.
+        """
+        return self.parallel_tool_calls is False or isinstance(
+            self.tool_choice, NamedTool
+        )
 
     @property
     def forced_tools(self) -> frozenset[str]:

@@ -172,7 +172,7 @@ async def open_meter(
         text = replace(
             text,
             thinking_token_budget=body.thinking_token_budget,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
+            parallel_tool_calls=not body.takes_one_call,
             forced_tools=body.forced_tools,
         )
     async with engine.open_text(
