@@ -29,9 +29,9 @@ from trioserve.http.decode.requests import (
     TokenizeRequest,
 )
 from trioserve.http.decode.response_messages import to_messages
+from trioserve.http.decode.response_names import naming_fields
 from trioserve.http.decode.response_requests import (
     ResponseRequest,
-    naming_fields,
     to_chat,
 )
 from trioserve.http.decode.sampling import to_sampling

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-import re
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from ...errors import (
-    ContextLengthExceeded,
     InvalidParameter,
     NotSupported,
-    RequestError,
 )
 from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
 from .messages import Message
 from .requests import ChatRequest, Int64, SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
-from .response_messages import NO_ITEM
 from .structured import JsonSchemaFormat, ResponseFormat, has_value
 from .tool_choice import FlatNamedTool, FlatToolChoice
 
@@ -170,8 +165,8 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
     """Return the chat that gives the same answer.
 
     Raises:
-      RequestError: as a chat; inside of `naming_fields` it names the fields of the
-        response.
+      RequestError: as a chat; inside of response_names.naming_fields it names the fields
+        of the response.
     """
     choice = request.tool_choice
     shared = {name: getattr(request, name) for name in SampledRequest.__struct_fields__}
@@ -202,52 +197,6 @@ def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
         name=wanted.name, schema=wanted.schema, strict=wanted.strict
     )
     return ResponseFormat(type=wanted.type, json_schema=schema)
-
-
-# The names of chats' fields that are called otherwise here.
-_RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "tool_choice.function.name": "tool_choice.name",
-}
-
-# A message in the name of a chat's field.
-_CHAT_MESSAGE: Final = re.compile(r"messages\[(\d+)\][^:]*")
-
-
-@contextmanager
-def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
-    """Let errors of a chat name the fields of the response that it answers.
-
-    Args:
-      sources: the index of the item of each message, from `to_messages`.
-      num_earlier: the number of items that came from the previous response.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if isinstance(error, ContextLengthExceeded):
-            error.param = "input"
-        elif found := _CHAT_MESSAGE.match(error.param or ""):
-            name = _name_source(sources[int(found[1])], num_earlier)
-            _rename(error, name)
-        elif error.param in _RESPONSE_NAMES:
-            _rename(error, _RESPONSE_NAMES[error.param])
-        raise
-
-
-def _name_source(index: int, num_earlier: int) -> str:
-    if index == NO_ITEM:
-        return "instructions"
-    if index < num_earlier:
-        return "previous_response_id"
-    return f"input[{index - num_earlier}]"
-
-
-def _rename(error: RequestError, name: str) -> None:
-    # The message begins with the field.
-    text = str(error).replace(error.param or "", name, 1)
-    error.args, error.param = (text,), name
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

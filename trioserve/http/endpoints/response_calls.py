@@ -22,11 +22,11 @@ from ..decode.message_mappings import MessageMappings
 from ..decode.requests import ChatRequest
 from ..decode.response_items import decode_items, encode_items
 from ..decode.response_messages import to_messages
+from ..decode.response_names import naming_fields
 from ..decode.response_requests import (
     ResponseRequest,
     TextConfig,
     TextFormat,
-    naming_fields,
     to_chat,
 )
 from ..decode.structured import has_value

@@ -145,14 +145,6 @@ class ArgumentsDone(
     arguments: str
 
 
-class StreamError(ResponseEvent, frozen=True, kw_only=True, tag="error"):
-    """The last event of a stream whose response cannot be followed any more."""
-
-    code: str
-    message: str
-    param: str | None = None
-
-
 AnyResponseEvent = (
     ResponseCreated
     | ResponseQueued
@@ -170,7 +162,6 @@ AnyResponseEvent = (
     | ReasoningDone
     | ArgumentsAdded
     | ArgumentsDone
-    | StreamError
 )
 
 
