@@ -285,6 +285,18 @@ async def test_a_stop_string_ends_the_answer_early(client: openai.AsyncOpenAI) -
             None,
         ),
         ({"extra_body": {"guided_regex": "a", "min_tokens": 3}}, "min_tokens"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+        ),
+        (
+            {
+                "extra_body": {
+                    "structured_outputs": {"regex": "a", "disable_any_whitespace": True}
+                }
+            },
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"extra_body": {"guided_regex": "a", "ignore_eos": True}}, "ignore_eos"),
         (make_format({"enum": ["x" * 300_000]}), "response_format.json_schema"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trioserve.errors import InvalidParameter
+from trioserve.grammar import schema_parts
 from trioserve.grammar.compile import compile_structure
 from trioserve.grammar.limits import MAX_BYTES, MAX_CHOICES
 from trioserve.types.structured import StructuredOutput
@@ -146,6 +147,14 @@ def test_a_mistake_in_a_schema_is_named_with_its_place(
         StructuredOutput(kind="json", value="{"),
         StructuredOutput(kind="json", value="[]"),
         StructuredOutput(kind="json", value="false"),
+        StructuredOutput(kind="json", value='{"const": NaN}'),
+        # It would change the grammar in ways that the answer does not show.
+        StructuredOutput(kind="json", value='{"x-guidance": {"item_separator": ";"}}'),
+        StructuredOutput(
+            kind="structural_tag",
+            value='{"structures": [{"begin": "<", "end": ">", "schema": %s}], '
+            '"triggers": ["<"]}' % ('{"a":' * 20_000 + "1" + "}" * 20_000),
+        ),
         StructuredOutput(kind="regex", value="("),
         StructuredOutput(kind="regex", value="(?=a)b"),
         StructuredOutput(kind="choice"),
@@ -176,6 +185,32 @@ def test_a_thousand_fields_are_possible(accepts: Accepts) -> None:
     fields = {f"f{i}": {"type": "integer"} for i in range(1000)}
     form = make_json({"type": "object", "properties": fields}, closed=True)
     assert accepts(form, '{"f0": 1, "f998": 2, "f999": 3}')
+
+
+def test_a_mistake_in_a_large_schema_is_found_in_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part refers to a large definition, so the time counts, not the parts."""
+    monkeypatch.setattr(schema_parts, "_MAX_SECONDS", 0.0)
+    checked: list[object] = []
+
+    def check(part: schema_parts.Schema) -> str | None:
+        checked.append(part)
+        return None
+
+    parts = {f"p{i}": {"$ref": "#/$defs/big"} for i in range(400)}
+    schema = {"$defs": {"big": {}}, "properties": parts}
+    assert schema_parts.locate(schema, "wrong", check) == "#: wrong"
+    assert len(checked) <= 1
+
+
+def test_tags_have_closed_objects_if_the_client_wants_them(accepts: Accepts) -> None:
+    structure = {"begin": "<p>", "schema": PERSON, "end": "</p>"}
+    value = json.dumps({"structures": [structure], "triggers": ["<p>"]})
+    text = '<p>{"name":"A","age":1,"b":2}</p>'
+    for closed in (False, True):
+        form = StructuredOutput(kind="structural_tag", value=value, closed=closed)
+        assert accepts(form, text) is not closed
 
 
 def test_special_tokens_are_left_to_the_device() -> None:

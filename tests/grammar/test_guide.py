@@ -81,6 +81,18 @@ def test_a_form_that_no_text_has_is_an_error(guidance: LLTokenizer) -> None:
         list_allowed(Guide(matcher, Grammar(text=""), [IM_END]))
 
 
+def test_an_end_token_within_a_grammar_ends_nothing(
+    guidance: LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    lark = 'start: "x" <|im_end|> "y"'
+    form = StructuredOutput(kind="grammar", value=lark)
+    matcher = LLMatcher(guidance, compile_structure(form), log_level=0)
+    guide = Guide(matcher, Grammar(text=""), [IM_END])
+    read_text(guide, tokenizer, "x")
+    # No token is left, which is an error, and no answer that does not match.
+    assert list_allowed(guide) == set()
+
+
 def test_reasoning_is_free_but_may_not_end_the_sequence(
     open_matcher: OpenMatcher, tokenizer: Tokenizer, first: set[int]
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import itertools
 import threading
+import time
 
 from llguidance import LLTokenizer
 import numpy as np
@@ -132,6 +134,63 @@ def test_nobody_waits_long_for_a_new_grammar(
     event.set()
     wait(workers, sequence)
     assert sequence.is_built and sequence.error is None
+
+
+def test_a_sequence_that_starts_again_joins_the_build_that_runs(
+    slow_tokenizer: tuple[GuideWorkers, threading.Event],
+) -> None:
+    workers, event = slow_tokenizer
+    grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: <nope>"}]}')
+    first = workers.open(grammar, (), EOS)
+    first.is_dropped = True
+    again = workers.open(grammar, (), EOS)
+    event.set()
+    wait(workers, again)
+    assert again.error and "nope" in again.error
+    # The failure is remembered.
+    assert workers.open(grammar, (), EOS).error == again.error
+
+
+def test_a_build_that_nobody_waits_for_is_left_out(
+    slow_tokenizer: tuple[GuideWorkers, threading.Event],
+) -> None:
+    workers, event = slow_tokenizer
+    running = workers.open(make_grammar("xy"), (), EOS)
+    queued = workers.open(make_grammar("yx"), (), EOS)
+    queued.is_dropped = True
+    event.set()
+    wait(workers, running, workers.open(make_grammar("x"), (), EOS))
+    assert not queued.is_built
+
+
+def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
+    calls: list[None] = []
+
+    def load() -> LLTokenizer:
+        calls.append(None)
+        raise ValueError("too small")
+
+    workers = GuideWorkers(load, vocab_size=VOCAB_SIZE)
+    for text in ("x", "y"):
+        sequence = workers.open(make_grammar(text), (), EOS)
+        wait(workers, sequence)
+        assert sequence.error and "too small" in sequence.error
+    assert len(calls) == 1
+
+
+def test_all_sequences_of_a_grammar_share_their_time(
+    workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: 0.1 * next(times))
+    errors = []
+    for _ in range(4):
+        sequence = workers.open(make_grammar("xy"), (), EOS)
+        wait(workers, sequence)
+        errors.append(sequence.error)
+    # A mask takes 0.1 seconds here, and 0.25 are free.
+    assert errors[:2] == [None, None]
+    assert errors[2:] == ["it takes too long to follow"] * 2
 
 
 def test_a_known_grammar_does_not_wait_behind_new_ones(

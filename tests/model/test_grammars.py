@@ -156,6 +156,20 @@ def test_a_row_without_a_token_left_is_an_error(
     assert "no token is left" in result.errors[0]
 
 
+def test_a_drawn_row_without_a_token_left_is_an_error(
+    sampler: Sampler, tokenizer: Tokenizer
+) -> None:
+    """A drawn row gets any token, even one that fits."""
+    [x] = tokenizer.encode("x").ids
+    sampler.start(make_start(0, "x", temperature=1.0, bad_words=((x,),)))
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, x] = 100.0
+    result = StepResult(step_id=0, sampled=((),))
+    while result.sampled == ((),):
+        result = step(sampler, [0], 0, logits)
+    assert "no token is left" in result.errors[0]
+
+
 def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
     start = make_start(0, "x")
     grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: <nope>"}]}')

@@ -218,6 +218,19 @@ def test_an_error_of_the_device_ends_one_sequence(depth: int) -> None:
     assert scheduler.statistics().num_running == (depth < 3)
 
 
+def test_an_error_behind_a_gap_is_ignored() -> None:
+    """The step was computed with a token that never came."""
+    scheduler = make_scheduler()
+    sequence = make_sequence(max_tokens=3)
+    scheduler.add(sequence)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None and second is not None
+    scheduler.update(first, StepResult(step_id=1, sampled=((),)))
+    result = StepResult(step_id=2, sampled=((5,),), errors={0: "no"})
+    assert scheduler.update(second, result) == []
+    assert not sequence.is_ended
+
+
 def test_logprobs_stay_with_the_tokens_that_are_new() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(logprobs=0))

@@ -100,7 +100,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             )
         await self._check_arguments(sampling)
 
-        table = self._make_table(tools, text)
+        # An answer with a form of its own has no calls.
+        has_calls = text.structured is None or text.forced_tools
+        table = self._make_table(tools, text) if has_calls else None
 
         def open_detokenizer(index: int) -> SequenceText:
             return self.renderer.open_detokenizer(

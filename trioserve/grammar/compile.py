@@ -85,7 +85,7 @@ def _write(structure: StructuredOutput) -> str:
 
 def _write_schema(schema: str, structure: StructuredOutput) -> str:
     try:
-        decoded = json.loads(schema)
+        decoded = json.loads(schema, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InvalidParameter(structure.param, "the schema is no JSON") from None
     if decoded is True:
@@ -93,11 +93,17 @@ def _write_schema(schema: str, structure: StructuredOutput) -> str:
     if not isinstance(decoded, dict):
         raise InvalidParameter(structure.param, "a JSON schema is an object")
     check_nesting(structure.param, decoded)
+    if "x-guidance" in decoded:
+        raise InvalidParameter(structure.param, "#/x-guidance is not taken")
     if structure.closed:
         decoded = close_objects(decoded)
     return LLMatcher.grammar_from_json_schema(
         decoded, overrides=write_json_options(structure)
     )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _write_choice(structure: StructuredOutput) -> str:

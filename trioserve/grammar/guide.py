@@ -96,6 +96,10 @@ class Guide:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
                 raise GuideError(self._explain())
+            # A grammar may name the end token, too, but the answer would end with it.
+            if not self._matcher.is_accepting():
+                for token_id in self._eos:
+                    _clear(mask, token_id)
             if self._phase == "before":
                 _set(mask, self._start[0])
 

@@ -1,7 +1,7 @@
 """Bounds on the size and the work of a grammar.
 
-A grammar is a program that a client sends. Each bound holds for one grammar or for one
-step of one sequence, so that no client can take the time of another.
+A grammar is a program that a client sends. Each bound holds for one grammar, or for one step
+of one sequence. Together they limit what one client can take of the time of others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def make_limits() -> LLParserLimits:
 
 
 def allow_seconds(num_tokens: int) -> float:
-    """Return how long the masks of a sequence with so many tokens may have taken.
+    """Return how long the masks of a grammar may have taken, for so many tokens.
 
-    A mask takes 20 to 50 microseconds, rarely a few milliseconds (SmolLM2's tokenizer).
+    A mask takes 20 to 50 microseconds, rarely a few milliseconds (SmolLM2's tokenizer). All
+    sequences with the same grammar share this time, so n does not multiply it.
     """
-    return 0.5 + 0.002 * num_tokens
+    return 0.25 + 0.005 * num_tokens

@@ -41,18 +41,25 @@ class Matchers:
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         self._load_tokenizer = load_tokenizer
-        self._tokenizer: LLTokenizer | None = None
-        self._built: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._tokenizer: LLTokenizer | GuideError | None = None
+        # Matchers, and why the others could not be built.
+        self._built: OrderedDict[str, LLMatcher | GuideError] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
 
     def find(self, text: str) -> LLMatcher | None:
-        """Return a matcher at the beginning of a grammar that was built before."""
+        """Return a matcher at the beginning of a grammar that was built before.
+
+        Raises:
+          GuideError: it could not be built.
+        """
         with self._lock:
             found = self._built.get(text)
             if found is None:
                 return None
             self._built.move_to_end(text)
+            if isinstance(found, GuideError):
+                raise found
             return found.deep_copy()
 
     def build(self, text: str) -> LLMatcher:
@@ -63,7 +70,11 @@ class Matchers:
         """
         if (found := self.find(text)) is not None:
             return found
-        built = self._build(text)
+        try:
+            built = self._build(text)
+        except GuideError as error:
+            self._keep(text, error)
+            raise
         self._keep(text, built)
         return built.deep_copy()
 
@@ -72,15 +83,19 @@ class Matchers:
             try:
                 self._tokenizer = self._load_tokenizer()
             except ValueError as error:
-                raise GuideError(f"this model's tokenizer has none: {error}") from error
+                self._tokenizer = GuideError(
+                    f"structured output does not know this model's tokenizer: {error}"
+                )
+        if isinstance(self._tokenizer, GuideError):
+            raise self._tokenizer
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=make_limits())
         if matcher.is_error():
             raise GuideError(matcher.get_error().strip()[:1000])
         return matcher
 
-    def _keep(self, text: str, matcher: LLMatcher) -> None:
+    def _keep(self, text: str, built: LLMatcher | GuideError) -> None:
         with self._lock:
-            self._built[text] = matcher
+            self._built[text] = built
             self._num_bytes += len(text)
             while self._num_bytes > _MAX_TEXT_BYTES or len(self._built) > _MAX_GRAMMARS:
                 oldest, _ = self._built.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+import time
 from typing import Any, Final
 
 Schema = dict[str, Any]
@@ -13,8 +14,9 @@ _ONE: Final = ("additionalProperties", "items", "not", "contains", "propertyName
 _LIST: Final = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _MAPPING: Final = ("properties", "patternProperties", "$defs", "definitions")
 
-# A part is checked within a millisecond, so this is far below the time limit.
-_MAX_CHECKS: Final = 500
+# Most parts are checked within a millisecond. Those that refer to large definitions take
+# longer, so the clock decides.
+_MAX_SECONDS: Final = 0.2
 
 
 def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -> str:
@@ -33,13 +35,13 @@ def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -
     definitions: Schema = {
         name: schema[name] for name in ("$defs", "definitions") if name in schema
     }
-    path, part, num_checks = "#", schema, 0
+    path, part = "#", schema
+    until = time.monotonic() + _MAX_SECONDS
     is_found = True
     while is_found:
         is_found = False
         for step, child in _list_parts(part):
-            num_checks += 1
-            if num_checks > _MAX_CHECKS:
+            if time.monotonic() > until:
                 break
             if check({**definitions, **child}) == reason:
                 path, part, is_found = f"{path}/{step}", child, True

@@ -15,7 +15,9 @@ from llguidance import StructTag
 import msgspec
 
 from ..errors import InvalidParameter
+from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
+from .schema_parts import close_objects
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -45,7 +47,7 @@ def write_structural_tag(
     """
     try:
         tags = msgspec.json.decode(structure.value, type=_Tags)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidParameter(structure.param, str(error)) from None
     if not tags.structures:
         raise InvalidParameter(structure.param, "needs at least one structure")
@@ -70,9 +72,11 @@ def _make_tag(
         raise InvalidParameter(
             structure.param, f"no trigger begins {each.begin[:64]!r}"
         )
+    check_nesting(structure.param, each.schema)
+    schema = close_objects(each.schema) if structure.closed else each.schema
     return StructTag(
         trigger=trigger,
         begin=each.begin,
-        grammar={**each.schema, "x-guidance": options},
+        grammar={**schema, "x-guidance": options},
         end=each.end,
     )

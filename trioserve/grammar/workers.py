@@ -9,6 +9,7 @@ they are computed from the moment at which the tokens before are known, beside t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import logging
 from threading import Condition
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from llguidance import LLTokenizer
 import numpy as np
@@ -27,6 +28,9 @@ from .limits import allow_seconds
 from .matchers import Matchers
 
 logger = logging.getLogger(__name__)
+
+# More grammars than run at once.
+_MAX_ACCOUNTS: Final = 1024
 
 
 class LateIds(Protocol):
@@ -44,33 +48,28 @@ class GuidedSequence:
       mask: the tokens that may come next; valid while `is_ready`. See Guide.write_mask.
       is_built: the grammar is built; from then on masks come within milliseconds.
       is_ready: `mask` is valid, or `error` is set.
+      is_dropped: nobody waits for it any more.
       error: the reason why the sequence cannot go on.
       mask_seconds: how long its last mask took.
-      seconds: how long all its masks took.
-      num_tokens: output tokens that it has read.
     """
 
     grammar: Grammar
+    eos_token_ids: frozenset[int]
     mask: Mask
     guide: Guide | None = None
     is_built: bool = False
     is_ready: bool = False
+    is_dropped: bool = False
     error: str | None = None
     mask_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """The time that the masks of one grammar have taken, for all of its sequences."""
+
     seconds: float = 0.0
     num_tokens: int = 0
-
-    def spend(self, seconds: float, num_tokens: int) -> None:
-        """Count the time of a mask.
-
-        Raises:
-          GuideError: all masks together took too long.
-        """
-        self.mask_seconds = seconds
-        self.seconds += seconds
-        self.num_tokens += num_tokens
-        if self.seconds > allow_seconds(self.num_tokens):
-            raise GuideError("it takes too long to follow")
 
 
 class GuideWorkers:
@@ -86,7 +85,11 @@ class GuideWorkers:
     ) -> None:
         self._num_words = count_words(vocab_size)
         self._matchers = Matchers(load_tokenizer)
+        # Guards all that follows, and the states of sequences.
         self._changed = Condition()
+        # Grammar -> sequences that wait until it is built, and their tokens so far.
+        self._waiting: dict[str, list[tuple[GuidedSequence, Sequence[int]]]] = {}
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
         # Threads start with the first grammar.
         self._building = ThreadPoolExecutor(1, "grammar builder")
         self._advancing = ThreadPoolExecutor(1, "grammar masks")
@@ -101,16 +104,20 @@ class GuideWorkers:
           eos: tokens that end it.
         """
         sequence = GuidedSequence(
-            grammar=grammar, mask=np.zeros(self._num_words, dtype=np.int32)
+            grammar=grammar,
+            eos_token_ids=eos,
+            mask=np.zeros(self._num_words, dtype=np.int32),
         )
-        matcher = self._matchers.find(grammar.text)
-        if matcher is None:
-            self._building.submit(self._build, sequence, token_ids, eos)
-        else:
-            # It does not wait behind new grammars of others.
-            sequence.guide = Guide(matcher, grammar, eos)
-            sequence.is_built = True
+        # A known grammar does not wait behind new ones of others.
+        if self._take_built(sequence):
             self._advancing.submit(self._follow, sequence, token_ids)
+            return sequence
+        with self._changed:
+            waiting = self._waiting.setdefault(grammar.text, [])
+            waiting.append((sequence, token_ids))
+            # A sequence that starts again joins the build that runs.
+            if len(waiting) == 1:
+                self._building.submit(self._build, grammar.text)
         return sequence
 
     def advance(
@@ -137,18 +144,43 @@ class GuideWorkers:
         with self._changed:
             self._changed.wait_for(lambda: all(each.is_ready for each in sequences))
 
+    def _take_built(self, sequence: GuidedSequence) -> bool:
+        """Give a sequence its guide, or the error of its grammar, if that was built."""
+        with self._failing(sequence):
+            matcher = self._matchers.find(sequence.grammar.text)
+            if matcher is None:
+                return False
+            sequence.guide = Guide(matcher, sequence.grammar, sequence.eos_token_ids)
+        sequence.is_built = True
+        return True
+
     # The rest runs in the threads.
 
-    def _build(
-        self, sequence: GuidedSequence, token_ids: Sequence[int], eos: frozenset[int]
-    ) -> None:
-        with self._failing(sequence):
-            matcher = self._matchers.build(sequence.grammar.text)
-            sequence.guide = Guide(matcher, sequence.grammar, eos)
+    def _build(self, text: str) -> None:
         with self._changed:
-            sequence.is_built = True
-            self._changed.notify_all()
-        self._follow(sequence, token_ids)
+            if all(sequence.is_dropped for sequence, _ in self._waiting[text]):
+                del self._waiting[text]
+                return
+        failed: str | None = None
+        try:
+            self._matchers.build(text)
+        except GuideError:
+            # It is kept, and _take_built finds it.
+            pass
+        # A panic of the library is no Exception. Nothing can be cancelled in this thread.
+        except BaseException as error:  # noqa: ASYNC103
+            failed = _describe_failure(error)
+        with self._changed:
+            waiting = self._waiting.pop(text)
+        for sequence, token_ids in waiting:
+            if failed is not None:
+                sequence.error = failed
+            elif not sequence.is_dropped:
+                self._take_built(sequence)
+            with self._changed:
+                sequence.is_built = True
+                self._changed.notify_all()
+            self._follow(sequence, token_ids)
 
     def _read(
         self, members: Sequence[tuple[int, GuidedSequence]], tokens: LateIds
@@ -162,14 +194,33 @@ class GuideWorkers:
         """Read tokens and compute the next mask."""
         with self._failing(sequence):
             if sequence.error is None and sequence.guide is not None:
-                began = time.perf_counter()
+                # Not the time on the clock: other threads may have the core.
+                began = time.thread_time()
                 for token_id in token_ids:
                     sequence.guide.read(token_id)
                 sequence.guide.write_mask(sequence.mask)
-                sequence.spend(time.perf_counter() - began, len(token_ids))
+                sequence.mask_seconds = time.thread_time() - began
+                self._charge(sequence, len(token_ids))
         with self._changed:
             sequence.is_ready = True
             self._changed.notify_all()
+
+    def _charge(self, sequence: GuidedSequence, num_tokens: int) -> None:
+        """Count the time of a mask.
+
+        Raises:
+          GuideError: all masks of the grammar together took too long.
+        """
+        text = sequence.grammar.text
+        with self._changed:
+            account = self._accounts.setdefault(text, _Account())
+            self._accounts.move_to_end(text)
+            if len(self._accounts) > _MAX_ACCOUNTS:
+                self._accounts.popitem(last=False)
+            account.seconds += sequence.mask_seconds
+            account.num_tokens += num_tokens
+            if account.seconds > allow_seconds(account.num_tokens):
+                raise GuideError("it takes too long to follow")
 
     @contextmanager
     def _failing(self, sequence: GuidedSequence) -> Iterator[None]:
@@ -178,7 +229,11 @@ class GuideWorkers:
             yield
         except GuideError as error:
             sequence.error = str(error)
-        # A panic of the library is no Exception. Nothing can be cancelled in this thread.
+        # As above.
         except BaseException as error:  # noqa: ASYNC103
-            sequence.error = f"its library failed: {type(error).__name__}"
-            logger.exception("a grammar failed")
+            sequence.error = _describe_failure(error)
+
+
+def _describe_failure(error: BaseException) -> str:
+    logger.error("a grammar failed", exc_info=error)
+    return f"its library failed: {type(error).__name__}"

@@ -127,9 +127,13 @@ def find_structure(request: StructuredFields) -> StructuredOutput | None:
 
 
 def _read_format(wanted: ResponseFormat | None) -> StructuredOutput | None:
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return None
     param = "response_format"
+    if wanted.type != "json_schema" and wanted.json_schema is not None:
+        raise InvalidParameter(f"{param}.json_schema", "is for the type json_schema")
+    if wanted.type == "text":
+        return None
     if wanted.type not in FORMAT_TYPES:
         raise InvalidParameter(
             f"{param}.type", f"must be one of {', '.join(FORMAT_TYPES)}"
@@ -176,6 +180,10 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
     if len(found) != 1:
         kinds = ", ".join(get_args(StructureKind))
         raise InvalidParameter(param, f"needs exactly one of {kinds}")
+    if found[0].kind in ("regex", "choice", "grammar"):
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if getattr(wanted, name):
+                raise InvalidParameter(f"{param}.{name}", "is for JSON")
     return replace(
         found[0],
         whitespace=not wanted.disable_any_whitespace,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 LoadTokenizer: TypeAlias = "Callable[[], LLTokenizer]"
 
-# How long a step waits for grammars that are being built. Most take a few milliseconds.
-_PATIENCE_SECONDS: Final = 0.005
+# How long a step waits for grammars that are being built. Most take a millisecond or two.
+_PATIENCE_SECONDS: Final = 0.002
 # If no other sequence samples in the step, it has nothing better to do. Bounded, so that
 # new requests can join.
 _LONG_PATIENCE_SECONDS: Final = 0.1
@@ -90,7 +90,9 @@ class Grammars:
 
     def start(self, start: SlotStart) -> None:
         """Take the grammar of a sequence, in place of its slot's former one."""
-        self._sequences.pop(start.slot, None)
+        former = self._sequences.pop(start.slot, None)
+        if former is not None:
+            former.is_dropped = True
         grammar = start.sampling.grammar
         if grammar is not None:
             self._sequences[start.slot] = self._get_workers().open(
@@ -112,7 +114,8 @@ class Grammars:
             for row, slot in enumerate(slots)
             if slot in self._sequences
         }
-        self._wait(list(members.values()), has_others=len(members) < len(slots))
+        new = [each for each in members.values() if not each.is_built]
+        self._wait(list(members.values()), new, has_others=len(new) < len(slots))
         masked = {r: s for r, s in members.items() if s.is_ready and s.error is None}
         excluded = self._spread([each.mask for each in masked.values()])
         rows = send_ids(list(masked), self._device)
@@ -124,6 +127,8 @@ class Grammars:
             rows=tuple(masked),
             index=rows,
             excluded=excluded,
+            # Other parameters may have excluded all tokens that fit.
+            is_empty=scores[rows].amax(dim=-1) == -torch.inf,
             postponed=tuple(r for r, s in members.items() if not s.is_ready),
             errors={
                 r: s.error
@@ -146,11 +151,19 @@ class Grammars:
                 [(row, self._sequences[slots[row]]) for row in rows], tokens
             )
 
-    def _wait(self, members: list[GuidedSequence], *, has_others: bool) -> None:
+    def _wait(
+        self,
+        members: list[GuidedSequence],
+        new: list[GuidedSequence],
+        *,
+        has_others: bool,
+    ) -> None:
+        """Wait for masks, and not long for grammars that are being built."""
         workers = self._get_workers()
-        workers.wait_built(
-            members, _PATIENCE_SECONDS if has_others else _LONG_PATIENCE_SECONDS
-        )
+        if new:
+            workers.wait_built(
+                new, _PATIENCE_SECONDS if has_others else _LONG_PATIENCE_SECONDS
+            )
         workers.wait_ready([each for each in members if each.is_built])
 
     def _spread(self, masks: list[Mask]) -> Tensor:
@@ -181,12 +194,14 @@ class MaskedRows:
     Args:
       rows, index: the masked rows, on the host and on the device.
       excluded: (num_rows, vocab_size) bool
+      is_empty: (num_rows,) bool, whether no token is left
       postponed, errors: see StructuredRows.
     """
 
     rows: tuple[int, ...]
     index: Tensor
     excluded: Tensor
+    is_empty: Tensor
     postponed: tuple[int, ...]
     errors: dict[int, str]
 
@@ -199,7 +214,7 @@ class MaskedRows:
         misfits = None
         if self.rows:
             chosen = token_ids[self.index, None]
-            misfits = HostCopy(self.excluded.gather(1, chosen)[:, 0])
+            misfits = HostCopy(self.excluded.gather(1, chosen)[:, 0] | self.is_empty)
         return StructuredRows(
             masked=self.rows,
             postponed=self.postponed,

@@ -315,7 +315,8 @@ class Scheduler:
         prompt_logprobs = sequence.list_new_logprobs(
             row.start, result.prompt_logprobs.get(row.slot, ())
         )
-        if row.slot in result.errors:
+        # A row behind a gap was computed with a token that never came.
+        if row.slot in result.errors and row.end <= sequence.num_tokens:
             self._end(sequence)
             return TokenDelta(
                 sequence_id=sequence.sequence_id,
