@@ -15,7 +15,7 @@ from ..errors import InvalidParameter
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
 from .limits import MAX_BYTES, MAX_CHOICES, make_limits
-from .schema_parts import Schema, close_objects, locate
+from .schema_parts import Schema, close_objects, drop_unknown_formats, locate
 from .structural_tag import write_structural_tag
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def compile_structure(structure: StructuredOutput) -> str:
     if reason is None:
         return text
     if structure.kind == "json":
-        reason = locate(json.loads(structure.value), reason, _check_schema)
+        schema = drop_unknown_formats(json.loads(structure.value))
+        reason = locate(schema, reason, _check_schema)
     raise InvalidParameter(structure.param, reason)
 
 
@@ -95,6 +96,7 @@ def _write_schema(schema: str, structure: StructuredOutput) -> str:
     check_nesting(structure.param, decoded)
     if "x-guidance" in decoded:
         raise InvalidParameter(structure.param, "#/x-guidance is not taken")
+    decoded = drop_unknown_formats(decoded)
     if structure.closed:
         decoded = close_objects(decoded)
     return LLMatcher.grammar_from_json_schema(

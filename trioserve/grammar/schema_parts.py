@@ -1,4 +1,4 @@
-"""The parts of a JSON schema: finds the one that is wrong, and closes objects."""
+"""The parts of a JSON schema: finds the one that is wrong, and changes all of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ Schema = dict[str, Any]
 _ONE: Final = ("additionalProperties", "items", "not", "contains", "propertyNames")
 _LIST: Final = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
 _MAPPING: Final = ("properties", "patternProperties", "$defs", "definitions")
+
+# Source: JSON Schema draft 2020-12, Validation, section 7.3.
+_FORMATS: Final = frozenset(
+    [
+        *("date-time", "date", "time", "duration", "email", "idn-email", "hostname"),
+        *("idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri"),
+        *("iri-reference", "uuid", "uri-template", "json-pointer"),
+        *("relative-json-pointer", "regex"),
+    ]
+)
 
 # Most parts are checked within a millisecond. Those that refer to large definitions take
 # longer, so the clock decides.
@@ -51,23 +61,44 @@ def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -
 
 def close_objects(schema: Schema) -> Schema:
     """Return the schema without other properties in objects that list their own."""
-    closed = dict(schema)
-    for keyword in _ONE:
-        if isinstance(schema.get(keyword), dict):
-            closed[keyword] = close_objects(schema[keyword])
-    for keyword in _LIST:
-        if isinstance(schema.get(keyword), list):
-            closed[keyword] = [_close(each) for each in schema[keyword]]
-    for keyword in _MAPPING:
-        if isinstance(schema.get(keyword), dict):
-            closed[keyword] = {k: _close(each) for k, each in schema[keyword].items()}
-    if "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+
+    def close(part: Schema) -> None:
+        if "properties" in part:
+            part.setdefault("additionalProperties", False)
+
+    return _rewrite(schema, close)
 
 
-def _close(part: Any) -> Any:
-    return close_objects(part) if isinstance(part, dict) else part
+def drop_unknown_formats(schema: Schema) -> Schema:
+    """Return the schema without formats that JSON Schema does not define.
+
+    They only describe a text, for example as a password. Source: JSON Schema draft
+    2020-12, Validation, section 7.2.3.
+    """
+
+    def drop(part: Schema) -> None:
+        if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
+            del part["format"]
+
+    return _rewrite(schema, drop)
+
+
+def _rewrite(schema: Schema, change: Callable[[Schema], None]) -> Schema:
+    """Return a copy in which every part has been changed, the inner ones first."""
+    copy = dict(schema)
+    for keyword, value in schema.items():
+        if isinstance(value, dict) and keyword in _ONE:
+            copy[keyword] = _rewrite(value, change)
+        elif isinstance(value, list) and keyword in _LIST:
+            copy[keyword] = [_rewrite_any(each, change) for each in value]
+        elif isinstance(value, dict) and keyword in _MAPPING:
+            copy[keyword] = {k: _rewrite_any(v, change) for k, v in value.items()}
+    change(copy)
+    return copy
+
+
+def _rewrite_any(part: Any, change: Callable[[Schema], None]) -> Any:
+    return _rewrite(part, change) if isinstance(part, dict) else part
 
 
 def _list_parts(schema: Schema) -> Iterator[tuple[str, Schema]]:

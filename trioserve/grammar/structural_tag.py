@@ -17,7 +17,7 @@ import msgspec
 from ..errors import InvalidParameter
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
-from .schema_parts import close_objects
+from .schema_parts import close_objects, drop_unknown_formats
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -73,7 +73,9 @@ def _make_tag(
             structure.param, f"no trigger begins {each.begin[:64]!r}"
         )
     check_nesting(structure.param, each.schema)
-    schema = close_objects(each.schema) if structure.closed else each.schema
+    schema = drop_unknown_formats(each.schema)
+    if structure.closed:
+        schema = close_objects(schema)
     return StructTag(
         trigger=trigger,
         begin=each.begin,
