@@ -135,3 +135,12 @@ def test_one_delta_may_have_everything() -> None:
         "text",
         "tool_use",
     ]
+
+
+def test_the_rest_of_a_call_comes_before_the_text_behind_it() -> None:
+    """A slow reader gets the deltas of several steps as one."""
+    rest = TextDelta(text="Done.", tool_calls=call(0, "1}").tool_calls)
+    begin = call(0, '{"a": ', begins=True)
+    used, text = collect(begin, rest, END)
+    assert used["input"] == {"a": 1}
+    assert text["text"] == "Done."

@@ -177,6 +177,17 @@ def test_wrong_fields_are_named(fields: Any, param: str) -> None:
             "input[0].content[0].type",
         ),
         (
+            {
+                "input": [
+                    {"type": "reasoning", "summary": [{"type": "input_image"}]},
+                    {"role": "user", "content": "x"},
+                ]
+            },
+            "input[0].summary[0].type",
+        ),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        (
             {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
             "input[0].encrypted_content",
         ),

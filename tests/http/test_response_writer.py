@@ -137,6 +137,14 @@ def test_a_delta_of_several_calls_opens_an_item_for_each() -> None:
     assert [item["name"] for item in items] == ["a", "b"]
 
 
+def test_the_rest_of_a_call_comes_before_the_text_behind_it() -> None:
+    """A slow reader gets the deltas of several steps as one."""
+    rest = TextDelta(text="Done.", tool_calls=call(0, "1}").tool_calls)
+    used, text = list_items(write(call(0, '{"a": ', name="a"), rest, END))
+    assert used["arguments"] == '{"a": 1}'
+    assert text["content"][0]["text"] == "Done."
+
+
 def test_an_answer_without_tokens_is_an_empty_message() -> None:
     [message] = list_items(write(END))
     assert message["content"] == [

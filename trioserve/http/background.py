@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from typing import Protocol
 
 import trio
@@ -63,19 +62,16 @@ class BackgroundTasks:
             raise BackgroundFull(
                 num_running=self.num_running, retry_after_seconds=seconds
             )
+        # Before the task runs, so that requests of one turn of the loop count each other.
+        self._change(1)
         await self._nursery.start(self._run, work)
 
     async def _run(  # noqa: ASYNC128 (the work calls started)
         self, work: BackgroundWork, *, task_status: trio.TaskStatus[None]
     ) -> None:
-        with self._counting():
-            await work(task_status=task_status)
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        self._change(1)
+        # A task that was started runs up to its first checkpoint, even in a cancelled scope.
         try:
-            yield
+            await work(task_status=task_status)
         finally:
             self._change(-1)
 

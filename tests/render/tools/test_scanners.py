@@ -526,6 +526,30 @@ def test_mistrals_ids_have_the_length_that_its_templates_want() -> None:
     assert len(call_id) == 9 and call_id.isalnum()
 
 
+@pytest.mark.parametrize("case", COMPLETE)
+def test_a_call_that_is_cut_off_is_not_the_end(case: Case) -> None:
+    """It is max_tokens that ends such an answer, and not the call."""
+    scanner = TOOL_FAMILIES[case.family](TABLE, takes_one=True)
+    begun = False
+    for character in case.written:
+        _, calls = scanner.push(character)
+        begun = begun or bool(calls)
+        if begun:
+            break
+    # Some families announce a call when they have all of it.
+    if scanner.is_done:
+        return
+    scanner.push("", is_last=True)
+    assert not scanner.is_done
+
+
+def test_forced_calls_of_kimi_have_ids_of_their_own() -> None:
+    case = next(case for case in CASES if case.family == "kimi_k2")
+    written = case.written.replace("functions.stop:1", "functions.weather:0")
+    ids = split("kimi_k2", [written]).ids
+    assert ids == ["functions.weather:0", "functions.weather:1"]
+
+
 def test_kimis_ids_are_the_models_own() -> None:
     case = next(case for case in CASES if case.family == "kimi_k2")
     ids = split("kimi_k2", [case.written]).ids

@@ -89,6 +89,10 @@ def explain_fields(turns: TurnMappings | None = None) -> Iterator[None]:
         yield
     except RequestError as error:
         sent_as = _CLIENT_NAMES.get(error.param or "", error.param or "")
+        if sent_as.startswith("tools["):
+            # A tool has no object within it here.
+            sent_as = sent_as.replace("].function.", "].", 1)
+            sent_as = sent_as.replace("].parameters", "].input_schema", 1)
         if turns is not None:
             sent_as = turns.locate(sent_as)
         if sent_as == (error.param or ""):

@@ -21,6 +21,8 @@ _ROLES: Final = ("user", "system", "developer", "assistant")
 # Parts of messages and of results of functions.
 _PART_TYPES: Final = ("input_text", "output_text", "input_image")
 
+_REASONING_TYPES: Final = ("reasoning_text", "summary_text", "text", "output_text")
+
 MESSAGE: Final = "message"
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
@@ -98,6 +100,8 @@ def _check_item(item: InputItem, path: str) -> None:
             _require(item, path, "call_id", "output")
             _check_parts(item.output, f"{path}.output")
         case "reasoning":
+            _check_reasoning(item.content, f"{path}.content")
+            _check_reasoning(item.summary, f"{path}.summary")
             if item.encrypted_content and not item.content:
                 raise NotSupported(
                     f"{path}.encrypted_content",
@@ -110,6 +114,16 @@ def _check_item(item: InputItem, path: str) -> None:
                 f"{path}.type",
                 f"items are {', '.join(_ITEM_TYPES)}, got {item.kind[:64]}",
             )
+
+
+def _check_reasoning(content: Content | None, path: str) -> None:
+    for index, part in enumerate(content if isinstance(content, tuple) else ()):
+        if part.type not in _REASONING_TYPES:
+            raise NotSupported(
+                f"{path}[{index}].type", f"must be one of {', '.join(_REASONING_TYPES)}"
+            )
+        if part.text is None:
+            raise InvalidParameter(f"{path}[{index}].text", "is required")
 
 
 def _check_message(item: InputItem, path: str) -> None:

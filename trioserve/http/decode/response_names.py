@@ -37,6 +37,9 @@ def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
         elif found := _CHAT_MESSAGE.match(error.param or ""):
             name = _name_source(sources[int(found[1])], num_earlier)
             _rename(error, name)
+        elif (error.param or "").startswith("tools["):
+            # A tool has no object within it here.
+            _rename(error, str(error.param).replace("].function.", "].", 1))
         elif error.param in _RESPONSE_NAMES:
             _rename(error, _RESPONSE_NAMES[error.param])
         raise

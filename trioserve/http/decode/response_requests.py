@@ -193,6 +193,8 @@ def _to_response_format(text: TextConfig | None) -> ResponseFormat | None:
     if text is None or text.format is None:
         return None
     wanted = text.format
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
     schema = JsonSchemaFormat(
         name=wanted.name, schema=wanted.schema, strict=wanted.strict
     )

@@ -187,7 +187,10 @@ class _Running:
                 self._log_to_follow
             )
 
-        encoded, stored = await run_writing(self._workers, write, self._num_entries)
-        self._show(encoded)
-        self._state.responses.replace(stored, trio.current_time())
-        self.log.end()
+        try:
+            encoded, stored = await run_writing(self._workers, write, self._num_entries)
+            self._show(encoded)
+            self._state.responses.replace(stored, trio.current_time())
+        finally:
+            # Its followers must not wait for ever.
+            self.log.end()

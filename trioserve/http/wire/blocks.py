@@ -56,9 +56,14 @@ class BlockWriter:
         events: list[BlockEvent] = []
         if delta.reasoning:
             events += self._think(delta.reasoning)
+        pieces = delta.tool_calls
+        # The rest of the open call comes before the text behind it.
+        if pieces and not pieces[0].id:
+            events += self._call_tool(pieces[0])
+            pieces = pieces[1:]
         if delta.text:
             events += self._write(delta.text)
-        for piece in delta.tool_calls:
+        for piece in pieces:
             events += self._call_tool(piece)
         if delta.finish_reason is not None:
             events += self._finish()

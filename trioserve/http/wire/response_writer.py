@@ -98,11 +98,16 @@ class ResponseWriter:
         if delta.reasoning:
             yield from self._add_reasoning(delta.reasoning)
         self._logprobs += self._build_logprobs(delta)
+        pieces = delta.tool_calls
+        # The rest of the open call comes before the text behind it.
+        if pieces and not pieces[0].id:
+            yield from self._add_call(pieces[0])
+            pieces = pieces[1:]
         if delta.text:
             yield from self._add_text(delta.text)
         elif delta.reasoning or delta.tool_calls:
             self._logprobs.clear()
-        for piece in delta.tool_calls:
+        for piece in pieces:
             yield from self._add_call(piece)
         if delta.finish_reason == "length":
             self._is_cut = True

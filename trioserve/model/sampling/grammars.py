@@ -116,7 +116,10 @@ class Grammars:
         }
         new = [each for each in members.values() if not each.is_built]
         self._wait(list(members.values()), new, has_others=len(new) < len(slots))
-        masked = {r: s for r, s in members.items() if s.is_ready and s.error is None}
+        # Once, because threads change the states: a row that is in none of the three groups
+        # would be free.
+        ready = {row: each for row, each in members.items() if each.is_ready}
+        masked = {row: each for row, each in ready.items() if each.error is None}
         excluded = self._spread([each.mask for each in masked.values()])
         rows = send_ids(list(masked), self._device)
         if len(masked) == len(slots):
@@ -129,11 +132,9 @@ class Grammars:
             excluded=excluded,
             # Other parameters may have excluded all tokens that fit.
             is_empty=scores[rows].amax(dim=-1) == -torch.inf,
-            postponed=tuple(r for r, s in members.items() if not s.is_ready),
+            postponed=tuple(row for row in members if row not in ready),
             errors={
-                r: s.error
-                for r, s in members.items()
-                if s.is_ready and s.error is not None
+                row: each.error for row, each in ready.items() if each.error is not None
             },
         )
 

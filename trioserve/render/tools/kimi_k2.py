@@ -33,6 +33,10 @@ class KimiK2Scanner(JsonCallScanner):
             tag = yield from self.expect(_BEGIN, _SECTION_END)
 
     def make_id(self, header: str) -> str:
+        path, _, number = header.rpartition(":")
+        # Forced calls all have the number 0 (choose_form), and clients need unique ids.
+        if number == "0" and self.writer.num_calls:
+            return f"{path}:{self.writer.num_calls}"
         return header
 
     def _read_one(self) -> Steps[None]:

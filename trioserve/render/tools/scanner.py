@@ -118,8 +118,9 @@ class ToolScanner(TextCursor, ABC):
 
     def _break_off(self) -> None:
         if self._in_call:
-            self.writer.end_call()
-            # Only the end of the calls is missing.
             if self.is_at_end:
+                # The end is missing, perhaps because of max_tokens: the call is not whole.
                 self.held.clear()
+            else:
+                self.writer.end_call()
         self.give_back()
