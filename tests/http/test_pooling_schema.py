@@ -143,7 +143,7 @@ _NAMES = {
 }
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(data=st.data(), endpoint=st.sampled_from(sorted(DECODERS)))
 def test_any_value_in_any_field_is_taken_or_refused(
     data: st.DataObject, endpoint: str

@@ -403,7 +403,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     turns=st.lists(TURN, min_size=1, max_size=4),
     fields=st.dictionaries(FIELDS, VALUE, max_size=2),
