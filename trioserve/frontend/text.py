@@ -87,17 +87,10 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           NotSupported: calls are forced, or parallel calls are forbidden, but the server has
             no parser for calls, or one whose calls cannot be forced.
         """
-        if text.thinking_token_budget is not None:
-            if not splits_reasoning:
-                raise InvalidParameter("thinking_token_budget", "is for chats only")
-            budget = self._make_budget(prompts, text.thinking_token_budget)
-            sampling = replace(sampling, reasoning_budget=budget)
-        structured = self._force_calls(tools, text) or text.structured
-        if structured is not None:
-            tags = self.renderer.reasoning if splits_reasoning else None
-            sampling = replace(
-                sampling, grammar=await self._compile(structured, prompts, tags)
-            )
+        if text.thinking_token_budget is not None and not splits_reasoning:
+            raise InvalidParameter("thinking_token_budget", "is for chats only")
+        tags = self.renderer.reasoning if splits_reasoning else None
+        sampling = await self._complete(sampling, prompts, text, tools, tags)
         await self._check_arguments(sampling)
 
         # An answer with a form of its own has no calls.
@@ -129,6 +122,24 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 and self.renderer.reasoning is not None,
                 splits_tool_calls=table is not None,
             )
+
+    async def _complete(
+        self,
+        sampling: SamplingParams,
+        prompts: Sequence[Prompt],
+        text: TextParams,
+        tools: Sequence[Mapping[str, object]],
+        tags: ReasoningTags | None,
+    ) -> SamplingParams:
+        """Add the parameters that depend on the prompts and on the model's formats."""
+        if text.thinking_token_budget is not None:
+            budget = self._make_budget(prompts, text.thinking_token_budget)
+            sampling = replace(sampling, reasoning_budget=budget)
+        structured = self._force_calls(tools, text) or text.structured
+        if structured is not None:
+            grammar = await self._compile(structured, prompts, tags)
+            sampling = replace(sampling, grammar=grammar)
+        return sampling
 
     def _force_calls(
         self, tools: Sequence[Mapping[str, object]], text: TextParams

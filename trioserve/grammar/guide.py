@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+import logging
 from typing import Literal
 
 from llguidance import LLMatcher
@@ -10,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types.structured import Grammar
+
+logger = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.int32]
 
@@ -22,6 +26,20 @@ _Phase = Literal["before", "opening", "inside", "answer"]
 
 class GuideError(Exception):
     """Raised when a sequence cannot go on: the message is for the client."""
+
+
+@contextmanager
+def raising_guide_errors() -> Iterator[None]:
+    """Turn a failure of the library in the block into a GuideError, so that no step waits."""
+    try:
+        yield
+    except GuideError:
+        raise
+    # A panic of the library is no Exception. Nothing can be cancelled in these threads.
+    except BaseException as error:
+        logger.error("a grammar failed", exc_info=error)
+        reason = f"its library failed: {type(error).__name__}"
+        raise GuideError(reason) from error  # noqa: ASYNC104
 
 
 def count_words(vocab_size: int) -> int:

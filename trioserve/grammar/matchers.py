@@ -9,7 +9,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
 
-from .guide import GuideError
+from .guide import GuideError, raising_guide_errors
 from .limits import make_limits
 
 # A built grammar takes about ten times its text: at most some 40 MB.
@@ -59,24 +59,17 @@ class Matchers:
                 return None
             self._built.move_to_end(text)
             if isinstance(found, GuideError):
-                raise found
+                # Otherwise each raise would make its traceback longer.
+                raise found.with_traceback(None)
             return found.deep_copy()
 
-    def build(self, text: str) -> LLMatcher:
-        """Return a matcher at the beginning of a grammar.
-
-        Raises:
-          GuideError: the grammar is wrong, or needs too much work.
-        """
-        if (found := self.find(text)) is not None:
-            return found
+    def build(self, text: str) -> None:
+        """Build a grammar, so that `find` finds it, or the reason why it cannot be built."""
         try:
-            built = self._build(text)
+            with raising_guide_errors():
+                self._keep(text, self._build(text))
         except GuideError as error:
             self._keep(text, error)
-            raise
-        self._keep(text, built)
-        return built.deep_copy()
 
     def _build(self, text: str) -> LLMatcher:
         if self._tokenizer is None:
@@ -87,7 +80,7 @@ class Matchers:
                     f"structured output does not know this model's tokenizer: {error}"
                 )
         if isinstance(self._tokenizer, GuideError):
-            raise self._tokenizer
+            raise self._tokenizer.with_traceback(None)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=make_limits())
         if matcher.is_error():
             raise GuideError(matcher.get_error().strip()[:1000])

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-import logging
 from threading import Condition
 import time
 from typing import Final, Protocol
@@ -23,11 +22,9 @@ from llguidance import LLTokenizer
 import numpy as np
 
 from ..types.structured import Grammar
-from .guide import Guide, GuideError, Mask, count_words
+from .guide import Guide, GuideError, Mask, count_words, raising_guide_errors
 from .limits import allow_seconds
 from .matchers import Matchers
-
-logger = logging.getLogger(__name__)
 
 # More grammars than run at once.
 _MAX_ACCOUNTS: Final = 1024
@@ -161,21 +158,11 @@ class GuideWorkers:
             if all(sequence.is_dropped for sequence, _ in self._waiting[text]):
                 del self._waiting[text]
                 return
-        failed: str | None = None
-        try:
-            self._matchers.build(text)
-        except GuideError:
-            # It is kept, and _take_built finds it.
-            pass
-        # A panic of the library is no Exception. Nothing can be cancelled in this thread.
-        except BaseException as error:  # noqa: ASYNC103
-            failed = _describe_failure(error)
+        self._matchers.build(text)
         with self._changed:
             waiting = self._waiting.pop(text)
         for sequence, token_ids in waiting:
-            if failed is not None:
-                sequence.error = failed
-            elif not sequence.is_dropped:
+            if not sequence.is_dropped:
                 self._take_built(sequence)
             with self._changed:
                 sequence.is_built = True
@@ -226,14 +213,7 @@ class GuideWorkers:
     def _failing(self, sequence: GuidedSequence) -> Iterator[None]:
         """Let an error in the block end the sequence, so that no step waits in vain."""
         try:
-            yield
+            with raising_guide_errors():
+                yield
         except GuideError as error:
             sequence.error = str(error)
-        # As above.
-        except BaseException as error:  # noqa: ASYNC103
-            sequence.error = _describe_failure(error)
-
-
-def _describe_failure(error: BaseException) -> str:
-    logger.error("a grammar failed", exc_info=error)
-    return f"its library failed: {type(error).__name__}"

@@ -9,6 +9,7 @@ from typing import Any, Final
 from ...errors import InvalidParameter, RequestError
 from .anthropic_requests import ConversationRequest, MessagesRequest, Thinking
 from .requests import ChatRequest
+from .tool_choice import flatten_tool_path
 from .turn_mappings import TurnMappings
 
 # The names of fields that are called otherwise in chats, for errors.
@@ -89,10 +90,9 @@ def explain_fields(turns: TurnMappings | None = None) -> Iterator[None]:
         yield
     except RequestError as error:
         sent_as = _CLIENT_NAMES.get(error.param or "", error.param or "")
-        if sent_as.startswith("tools["):
-            # A tool has no object within it here.
-            sent_as = sent_as.replace("].function.", "].", 1)
-            sent_as = sent_as.replace("].parameters", "].input_schema", 1)
+        sent_as = flatten_tool_path(sent_as).replace(
+            "].parameters", "].input_schema", 1
+        )
         if turns is not None:
             sent_as = turns.locate(sent_as)
         if sent_as == (error.param or ""):

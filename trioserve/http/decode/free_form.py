@@ -10,7 +10,7 @@ from ...errors import InvalidParameter, NotSupported
 from ...types.nesting import check_nesting
 from .lazy_fields import begins_with, decode_field
 from .response_requests import TextConfig
-from .structured import STRUCTURE_FIELDS
+from .structured import STRUCTURE_FIELDS, has_value
 from .tool_choice import (
     FlatNamedTool,
     FlatToolChoice,
@@ -165,7 +165,7 @@ def decode_copy(name: str, raw: msgspec.Raw, kind: Any) -> Any:
     """
     if len(memoryview(raw)) > MAX_STRUCTURE_BYTES:
         raise InvalidParameter(name, f"at most {MAX_STRUCTURE_BYTES} bytes are allowed")
-    if bytes(memoryview(raw)[:4]) == b"null":
+    if not has_value(raw):
         return None
     # From a copy, because the parts that stay bytes would hold the whole body.
     return decode_field(name, bytes(raw), kind)

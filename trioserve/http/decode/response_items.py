@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from .messages import MAX_MESSAGES, Name
+from .structured import has_value
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 
@@ -152,7 +153,7 @@ def _check_parts(content: Content | None, path: str) -> None:
                 raise InvalidParameter(f"{path}[{index}].text", "is required")
             continue
         # An image may be a file that was uploaded before; then it has no URL.
-        if bytes(memoryview(part.image_url)[:4]) in (b"", b"null"):
+        if not has_value(part.image_url):
             raise InvalidParameter(f"{path}[{index}].image_url", "is required")
         if part.detail == "low":
             raise NotSupported(

@@ -9,6 +9,7 @@ from typing import Final
 
 from ...errors import ContextLengthExceeded, RequestError
 from .response_messages import NO_ITEM
+from .tool_choice import flatten_tool_path
 
 # The names of chats' fields that are called otherwise here.
 _RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
@@ -37,9 +38,8 @@ def naming_fields(sources: Sequence[int], num_earlier: int) -> Iterator[None]:
         elif found := _CHAT_MESSAGE.match(error.param or ""):
             name = _name_source(sources[int(found[1])], num_earlier)
             _rename(error, name)
-        elif (error.param or "").startswith("tools["):
-            # A tool has no object within it here.
-            _rename(error, str(error.param).replace("].function.", "].", 1))
+        elif error.param and flatten_tool_path(error.param) != error.param:
+            _rename(error, flatten_tool_path(error.param))
         elif error.param in _RESPONSE_NAMES:
             _rename(error, _RESPONSE_NAMES[error.param])
         raise

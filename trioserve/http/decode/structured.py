@@ -107,18 +107,14 @@ def find_structure(request: StructuredFields) -> StructuredOutput | None:
       InvalidParameter: it wants several, or one is incomplete.
       NotSupported: it wants an option that does not exist.
     """
-    found = [
-        structure
-        for structure in (
-            _read_format(request.response_format),
-            _read_outputs(request.structured_outputs),
-            _read_json("guided_json", request.guided_json),
-            _make("guided_regex", "regex", request.guided_regex),
-            _read_choice("guided_choice", request.guided_choice),
-            _make("guided_grammar", "grammar", request.guided_grammar),
-        )
-        if structure is not None
-    ]
+    found = _list_sent(
+        _read_format(request.response_format),
+        _read_outputs(request.structured_outputs),
+        _read_json("guided_json", request.guided_json),
+        _make("guided_regex", "regex", request.guided_regex),
+        _read_choice("guided_choice", request.guided_choice),
+        _make("guided_grammar", "grammar", request.guided_grammar),
+    )
     if len(found) > 1:
         raise InvalidParameter(
             found[1].param, f"cannot be combined with {found[0].param}"
@@ -161,22 +157,16 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
         raise NotSupported(
             f"{param}.whitespace_pattern", "send disable_any_whitespace, or nothing"
         )
-    found = [
-        structure
-        for structure in (
-            _read_json(f"{param}.json", wanted.json),
-            _make(f"{param}.regex", "regex", wanted.regex),
-            _read_choice(f"{param}.choice", wanted.choice),
-            _make(f"{param}.grammar", "grammar", wanted.grammar),
-            _make(
-                f"{param}.json_object",
-                "json_object",
-                "" if wanted.json_object else None,
-            ),
-            _make(f"{param}.structural_tag", "structural_tag", wanted.structural_tag),
-        )
-        if structure is not None
-    ]
+    found = _list_sent(
+        _read_json(f"{param}.json", wanted.json),
+        _make(f"{param}.regex", "regex", wanted.regex),
+        _read_choice(f"{param}.choice", wanted.choice),
+        _make(f"{param}.grammar", "grammar", wanted.grammar),
+        _make(
+            f"{param}.json_object", "json_object", "" if wanted.json_object else None
+        ),
+        _make(f"{param}.structural_tag", "structural_tag", wanted.structural_tag),
+    )
     if len(found) != 1:
         kinds = ", ".join(get_args(StructureKind))
         raise InvalidParameter(param, f"needs exactly one of {kinds}")
@@ -189,6 +179,10 @@ def _read_outputs(wanted: StructuredOutputs | None) -> StructuredOutput | None:
         whitespace=not wanted.disable_any_whitespace,
         closed=wanted.disable_additional_properties,
     )
+
+
+def _list_sent(*structures: StructuredOutput | None) -> list[StructuredOutput]:
+    return [each for each in structures if each is not None]
 
 
 def has_value(json_: msgspec.Raw | None) -> bool:

@@ -41,6 +41,13 @@ ToolChoice = ToolMode | NamedTool
 FlatToolChoice = ToolMode | FlatNamedTool
 
 
+def flatten_tool_path(param: str) -> str:
+    """Name a field of a tool of a chat in APIs whose tools have no `function` in them."""
+    if not param.startswith("tools["):
+        return param
+    return param.replace("].function.", "].", 1)
+
+
 def list_forced(
     choice: ToolChoice | None, tools: Sequence[Mapping[str, object]]
 ) -> frozenset[str]:

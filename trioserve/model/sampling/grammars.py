@@ -122,16 +122,16 @@ class Grammars:
         masked = {row: each for row, each in ready.items() if each.error is None}
         excluded = self._spread([each.mask for each in masked.values()])
         rows = send_ids(list(masked), self._device)
-        if len(masked) == len(slots):
-            scores.masked_fill_(excluded, -torch.inf)
-        elif masked:
-            scores[rows] = scores[rows].masked_fill_(excluded, -torch.inf)
+        part = scores if len(masked) == len(slots) else scores[rows]
+        part.masked_fill_(excluded, -torch.inf)
+        if part is not scores:
+            scores[rows] = part
         return MaskedRows(
             rows=tuple(masked),
             index=rows,
             excluded=excluded,
             # Other parameters may have excluded all tokens that fit.
-            is_empty=scores[rows].amax(dim=-1) == -torch.inf,
+            is_empty=part.amax(dim=-1) == -torch.inf,
             postponed=tuple(row for row in members if row not in ready),
             errors={
                 row: each.error for row, each in ready.items() if each.error is not None

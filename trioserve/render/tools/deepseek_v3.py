@@ -25,12 +25,7 @@ class DeepSeekV3Scanner(JsonCallScanner):
     template_parts = (_ALL_BEGIN, _SEPARATOR)
 
     def read_calls(self, marker: str) -> Steps[None]:
-        yield from self.skip_space()
-        tag = yield from self.expect(_BEGIN)
-        while tag == _BEGIN:
-            yield from self._read_one()
-            yield from self.skip_space()
-            tag = yield from self.expect(_BEGIN, _ALL_END)
+        yield from self.read_section(self._read_one, _BEGIN, _ALL_END)
 
     def _read_one(self) -> Steps[None]:
         name = yield from self.read_name()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import json
 from typing import Any, Final, NoReturn
 
@@ -74,6 +75,26 @@ class JsonCallScanner(ToolScanner):
             yield from self.read_call()
             yield from self.skip_space()
             separator = yield from self.expect(",", "]")
+
+    def read_section(
+        self, read_one: Callable[[], Steps[None]], begin: str, end: str
+    ) -> Steps[None]:
+        """Read calls that have a tag each, up to the tag that ends all of them.
+
+        Args:
+          read_one: reads a call from behind its tag on.
+          begin: the tag of a call.
+          end: the tag behind the last call.
+
+        Raises:
+          NotACall: something else stands there.
+        """
+        yield from self.skip_space()
+        tag = yield from self.expect(begin)
+        while tag == begin:
+            yield from read_one()
+            yield from self.skip_space()
+            tag = yield from self.expect(begin, end)
 
     def accepts(self, name: str) -> bool:
         """Whether a call of this name is a call.

@@ -25,12 +25,7 @@ class KimiK2Scanner(JsonCallScanner):
     template_parts = (_SECTION_BEGIN,)
 
     def read_calls(self, marker: str) -> Steps[None]:
-        yield from self.skip_space()
-        tag = yield from self.expect(_BEGIN)
-        while tag == _BEGIN:
-            yield from self._read_one()
-            yield from self.skip_space()
-            tag = yield from self.expect(_BEGIN, _SECTION_END)
+        yield from self.read_section(self._read_one, _BEGIN, _SECTION_END)
 
     def make_id(self, header: str) -> str:
         path, _, number = header.rpartition(":")
