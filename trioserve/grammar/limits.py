@@ -14,10 +14,11 @@ from llguidance import LLParserLimits
 MAX_BYTES: Final = 262_144
 MAX_CHOICES: Final = 4096
 
-# llguidance's own bounds where nothing else is said. Its speeds: it builds a lexer with 50
-# units of fuel in a microsecond, and uses 14 for a mask. A schema with 1,000 optional fields
-# needs 4,000 items and fewer symbols than this; its slowest masks take 10 to 20 ms. One with
-# 3,000 would need 12,000 items and 1.4 s to build, and its masks would take 100 ms.
+# The bounds that differ from llguidance's defaults are listed below. A microsecond uses 50
+# units of fuel while a lexer is built, and 14 while a mask is computed. A schema with 1,000
+# optional fields needs 4,000 items and fewer symbols than this bound; its slowest masks take
+# 10 to 20 ms. A schema with 3,000 would need 12,000 items and 1.4 s to build, and its masks
+# would take 100 ms.
 #   max_items_in_row   default 2,000
 #   max_grammar_size   default 500,000
 #   max_lexer_states   1 to 2 kB each: at most 50 MB for a sequence; default 250,000

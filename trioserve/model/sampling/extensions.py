@@ -1,4 +1,4 @@
-"""What sequences may use in sampling besides their numbers."""
+"""Extensions of sampling: plug-ins and grammars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .grammars import LoadTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extensions:
-    """Plug-ins and grammars.
+    """The extensions that sequences may use.
 
     Args:
       logits_processors: plug-ins that sequences may name.

@@ -2,8 +2,8 @@
 
 Masks are computed in threads (grammar/workers.py) from the moment at which a token is
 known, beside the layers of the next step. When that step samples, they are ready, as a
-rule. A sequence whose grammar is still being built gives its row up: it has no token in
-this step, and the scheduler plans it again. So no other sequence waits for a new grammar.
+rule. A sequence whose grammar is still being built skips this step: its row has no token, and
+the scheduler plans it again. So no other sequence waits long for a new grammar.
 """
 
 from __future__ import annotations
