@@ -7,6 +7,7 @@
       - NotSupported                400
       - ModelNotFound               404
       - ResponseNotFound            404
+      - EndpointOff                 404
       - TaskNotServed               400
       - UploadTooSlow               408
       - PayloadTooLarge             413
@@ -51,6 +52,7 @@ __all__ = [
     "NotSupported",
     "ModelNotFound",
     "ResponseNotFound",
+    "EndpointOff",
     "TaskNotServed",
     "UploadTooSlow",
     "PayloadTooLarge",
@@ -169,6 +171,16 @@ class ResponseNotFound(RequestError):
         super().__init__(
             f"Response with id '{response_id[:128]}' not found.", param="response_id"
         )
+
+
+class EndpointOff(RequestError):
+    """Raised when a request is for an endpoint that an option turns on."""
+
+    status = 404
+    code = "NotFoundError"
+
+    def __init__(self, flag: str) -> None:
+        super().__init__(f"This endpoint is off; start the server with {flag}.")
 
 
 class TaskNotServed(RequestError):

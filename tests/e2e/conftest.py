@@ -207,7 +207,7 @@ def server(model_folder: Path, plugin_folder: Path) -> Iterator[ServerProcess]:
             [
                 *(*SERVE, str(model_folder), "--port", "0"),
                 *("--kv-cache-memory", "64MiB", "--num-threads", "1"),
-                *("--progress-timeout", "2"),
+                *("--progress-timeout", "2", "--max-logprobs", "-1"),
                 *("--logits-processor", "my_processors:NoRepeat"),
             ],
             PYTHONPATH=str(plugin_folder),

@@ -202,6 +202,54 @@ def test_logprobs_have_openais_forms(client: openai.OpenAI) -> None:
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
 
 
+def test_named_tokens_have_log_probabilities_at_each_position(
+    client: openai.OpenAI,
+) -> None:
+    fields: dict[str, Any] = {
+        "model": "tiny-llama",
+        "max_tokens": 3,
+        "temperature": 0,
+        "extra_body": {
+            "logprob_token_ids": [40, 300],
+            "return_tokens_as_token_ids": True,
+        },
+    }
+    chat = client.chat.completions.create(messages=MESSAGES, logprobs=True, **fields)
+    assert chat.choices[0].logprobs is not None
+    for entry in chat.choices[0].logprobs.content or ():
+        names = [top.token for top in entry.top_logprobs]
+        assert names == ["token_id:40", "token_id:300"]
+        assert all(top.logprob <= entry.logprob for top in entry.top_logprobs)
+    completion = client.completions.create(prompt="Once upon", logprobs=0, **fields)
+    assert completion.choices[0].logprobs is not None
+    for sampled, top in zip(
+        completion.choices[0].logprobs.tokens or (),
+        completion.choices[0].logprobs.top_logprobs or (),
+    ):
+        assert top.keys() == {"token_id:40", "token_id:300", sampled}
+
+
+def test_a_prompt_may_report_the_whole_vocabulary(client: openai.OpenAI) -> None:
+    ids = [300, 301, 302, 40, 41]
+    answer: Any = client.completions.create(
+        model="tiny-llama",
+        prompt=ids,
+        max_tokens=2,
+        temperature=0,
+        logprobs=-1,
+        extra_body={"prompt_logprobs": -1},
+    )
+    first, *others = answer.choices[0].prompt_logprobs
+    assert first is None
+    for token_id, candidates in zip(ids[1:], others, strict=True):
+        assert len(candidates) == 512
+        ranked = sorted(candidates.values(), key=lambda each: -each["logprob"])
+        assert ranked[0]["rank"] == 1
+        assert next(iter(candidates)) == str(token_id)
+    # Some tokens have the same text.
+    assert all(len(top) > 200 for top in answer.choices[0].logprobs.top_logprobs)
+
+
 def test_a_seeded_request_gets_the_same_answer_in_any_batch(
     client: openai.OpenAI,
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from trioserve.config import SchedulingPolicy
 from trioserve.engine import LocalCore
+from trioserve.engine.generation import admission
 from trioserve.engine.generation.admission import check_request
 from trioserve.engine.generation.core import SequenceGroup
 from trioserve.engine.pooling.admission import check_input, check_params
@@ -177,6 +178,49 @@ def test_a_plug_in_that_is_not_loaded_is_refused_by_its_name() -> None:
     assert caught.value.param == "logits_processors"
     assert len(str(caught.value)) < 200
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"logprobs": 0, "logprob_token_ids": (512,)}, "logprob_token_ids"),
+    ],
+)
+def test_the_server_bounds_the_alternatives(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        check_request([make_prompt()], replace(ONE, **fields), INFO)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_entries"),
+    [
+        ({"logprobs": -1, "max_tokens": 10}, 5120),
+        ({"logprobs": -1, "max_tokens": None}, 512 * 24),
+        ({"logprobs": 30, "max_tokens": 10, "n": 3}, 900),
+        ({"logprobs": 900, "max_tokens": 1}, 512),
+        ({"prompt_logprobs": -1, "n": 2}, 8192),
+    ],
+)
+def test_many_alternatives_are_bounded_in_all(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], num_entries: int
+) -> None:
+    info = replace(INFO, max_logprobs=-1)
+    sampling = replace(ONE, **fields)
+    monkeypatch.setattr(admission, "MAX_LOGPROB_ENTRIES", num_entries)
+    check_request([make_prompt()], sampling, info)
+    monkeypatch.setattr(admission, "MAX_LOGPROB_ENTRIES", num_entries - 1)
+    with pytest.raises(InvalidParameter, match=f"have {num_entries} log") as caught:
+        check_request([make_prompt()], sampling, info)
+    assert caught.value.param in fields
+    # Few were never bounded.
+    check_request(
+        [make_prompt()], replace(sampling, logprobs=20, prompt_logprobs=20), info
+    )
 
 
 def test_the_error_says_that_no_plug_in_is_loaded() -> None:

@@ -130,6 +130,16 @@ async def test_continuous_usage_counts_the_tokens_so_far(
     assert counts[-1] == 3
 
 
+async def test_continuous_usage_needs_no_last_chunk(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    for path, body in ((CHAT_PATH, CHAT), ("/v1/completions", {"prompt": "Hi"})):
+        body = body | {"max_tokens": 3, "stream": True, "stream_options": options}
+        *events, done = await stream(client, path, body)
+        assert done == "[DONE]"
+        assert all(event["choices"] for event in events)
+        assert events[-1]["usage"]["completion_tokens"] == 3
+
+
 async def test_n_choices_are_streamed_side_by_side(
     client: httpx.AsyncClient, server: FakeServer
 ) -> None:

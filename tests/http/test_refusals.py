@@ -39,16 +39,6 @@ def read_refusal(request_type: type[ModelRequest], fields: dict[str, Any]) -> st
             "stream_options: is only taken with stream=true",
         ),
         (
-            {
-                "stream": True,
-                "stream_options": {
-                    "include_usage": False,
-                    "continuous_usage_stats": True,
-                },
-            },
-            "stream_options.continuous_usage_stats: needs include_usage",
-        ),
-        (
             {"stream": True, "prompt_logprobs": 0},
             "prompt_logprobs: is not taken with stream=true",
         ),

@@ -260,17 +260,9 @@ def test_any_value_in_any_field_is_taken_or_refused(
             {"stream_options": {"include_usage": 1}, "stream": True},
             "stream_options.include_usage",
         ),
-        (
-            {
-                "stream_options": {
-                    "include_usage": False,
-                    "continuous_usage_stats": True,
-                },
-                "stream": True,
-            },
-            "stream_options.continuous_usage_stats",
-        ),
         ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
+        ({"logprob_token_ids": [1] * 129}, "logprob_token_ids"),
     ],
 )
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
@@ -294,11 +286,9 @@ def test_a_wrong_field_is_named(
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role"),
-        (
-            {"messages": [{"role": "x - at `$.n`", "content": ""}]},
-            "messages[0].role",
-        ),
+        ({"messages": [{"role": "", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role"),
+        ({"truncation_side": "x - at `$.n`"}, "truncation_side"),
         ({"messages": [{"role": "x" * 9999}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
@@ -318,6 +308,7 @@ def test_a_wrong_field_is_named(
         ),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprobs": 1}, "logprobs"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},
@@ -378,10 +369,8 @@ def test_a_missing_prompt_is_named() -> None:
 
 def test_errors_do_not_quote_the_request() -> None:
     with pytest.raises(InvalidParameter) as caught:
-        chat(messages=[{"role": "secret", "content": ""}])
-    assert str(caught.value) == (
-        "messages[0].role: must be one of system, developer, user, assistant, tool"
-    )
+        chat(truncation_side="secret")
+    assert str(caught.value) == "truncation_side: must be one of left, right"
 
 
 def test_a_type_is_explained_shortly() -> None:
@@ -565,8 +554,9 @@ def test_stop_is_a_string_or_several() -> None:
         ({"include_usage": True}, True, False),
         ({"include_usage": None}, False, False),
         ({"include_usage": True, "continuous_usage_stats": True}, True, True),
-        # vLLM's default of include_usage is true.
+        # The default of include_usage was true in older versions of vLLM.
         ({"continuous_usage_stats": True}, True, True),
+        ({"include_usage": False, "continuous_usage_stats": True}, False, True),
     ],
 )
 def test_a_stream_reports_usage_on_request(
@@ -792,6 +782,38 @@ def test_chat_asks_for_logprobs_in_two_fields(
     assert to_sampling(chat(**fields), {}).logprobs == logprobs
 
 
+@pytest.mark.parametrize(
+    ("sent", "most", "is_taken"),
+    [(20, 20, True), (21, 20, False), (-1, 20, False), (3, 2, False), (9, -1, True)]
+    + [(-1, -1, True), (0, 0, True)],
+)
+def test_the_server_bounds_logprobs(sent: int, most: int, is_taken: bool) -> None:
+    requests: list[tuple[Any, str]] = [
+        (chat(logprobs=True, top_logprobs=sent), "top_logprobs"),
+        (chat(prompt_logprobs=sent), "prompt_logprobs"),
+        (completion(logprobs=sent), "logprobs"),
+        (completion(logprobs=sent, echo=True), "logprobs"),
+        (completion(prompt_logprobs=sent), "prompt_logprobs"),
+    ]
+    for request, param in requests:
+        if is_taken:
+            to_sampling(request, {}, max_logprobs=most)
+            continue
+        with pytest.raises(InvalidParameter, match="--max-logprobs") as caught:
+            to_sampling(request, {}, max_logprobs=most)
+        assert caught.value.param == param
+
+
+def test_named_tokens_are_reported_with_logprobs_alone() -> None:
+    request = chat(logprobs=True, logprob_token_ids=[3, 1])
+    assert to_sampling(request, {}).logprob_token_ids == (3, 1)
+    with pytest.raises(InvalidParameter) as caught:
+        to_sampling(completion(logprob_token_ids=[3]), {})
+    assert caught.value.param == "logprob_token_ids"
+    with pytest.raises(InvalidParameter, match="not taken with echo"):
+        completion(logprobs=1, echo=True, logprob_token_ids=[3])
+
+
 def test_an_echo_reports_the_prompts_logprobs_too() -> None:
     assert to_sampling(completion(logprobs=3), {}).prompt_logprobs is None
     assert to_sampling(completion(logprobs=3, echo=True), {}).prompt_logprobs == 3
@@ -968,7 +990,7 @@ def test_embeddings_that_are_no_strings_are_refused(embeds: str) -> None:
     ("fields", "error", "param"),
     [
         ({"echo": True}, InvalidParameter, "echo"),
-        ({"suffix": "x"}, NotSupported, "suffix"),
+        ({"suffix": "x"}, InvalidParameter, "suffix"),
         ({"prompt_logprobs": 1}, InvalidParameter, "prompt_logprobs"),
     ],
 )

@@ -45,6 +45,22 @@ def test_prompt_logprobs_are_those_of_one_forward_pass(
     assert sequence.outputs == model.generate(sequence.prompt, 1)
 
 
+def test_a_prompts_tokens_may_have_the_whole_vocabulary(
+    tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
+) -> None:
+    model = tiny_by_kernels("llama")
+    planner = make_planner(model.loaded)
+    sequence = planner.begin(
+        make_prompt(4), sampling=SamplingParams(temperature=0.0, prompt_logprobs=-1)
+    )
+    reports = planner.step((sequence, 4)).prompt_logprobs[sequence.slot]
+    expected = model.logits(sequence.prompt).log_softmax(-1)
+    for report, row in zip(reports, expected, strict=False):
+        assert len(report.top) == len(row)
+        for token_id, logprob in report.top[:50]:
+            assert logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+
+
 def test_outputs_that_are_computed_again_are_not_the_prompt(
     tiny_by_kernels: Callable[..., Any], make_planner: Any, make_prompt: Any
 ) -> None:

@@ -350,6 +350,42 @@ def test_only_requested_logprobs_are_reported() -> None:
     assert with_top.logprobs is not None and len(with_top.logprobs.top) == 2
 
 
+def test_named_tokens_are_reported_in_place_of_the_likeliest() -> None:
+    logits = make_logits(4)
+    params = [
+        SamplingParams(temperature=0.0, logprobs=2, logprob_token_ids=(7, 5)),
+        SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=(9,)),
+        SamplingParams(temperature=0.0, logprobs=2),
+        GREEDY,
+    ]
+    sampled = sample(make_sampler(*params), [0, 1, 2, 3], [0] * 4, logits)
+    expected = logits.log_softmax(-1)
+    for row, token_ids in enumerate(
+        [[7, 5], [9], expected[2].topk(2).indices.tolist()]
+    ):
+        report = sampled[row].logprobs
+        assert report is not None
+        assert report.token_id == int(expected[row].argmax())
+        assert [token_id for token_id, _ in report.top] == token_ids
+        values = [p for _, p in report.top]
+        assert values == pytest.approx(expected[row, token_ids].tolist(), abs=1e-5)
+    assert sampled[3].logprobs is None
+
+
+def test_a_whole_vocabulary_is_reported_in_order() -> None:
+    logits = make_logits(2)
+    params = [SamplingParams(temperature=0.0, logprobs=n) for n in (-1, 1)]
+    all_tokens, one = sample(make_sampler(*params), [0, 1], [0, 0], logits)
+    assert all_tokens.logprobs is not None and one.logprobs is not None
+    token_ids = [token_id for token_id, _ in all_tokens.logprobs.top]
+    assert sorted(token_ids) == list(range(VOCAB_SIZE))
+    values = [p for _, p in all_tokens.logprobs.top]
+    expected = logits[0].log_softmax(-1)[token_ids].tolist()
+    assert values == pytest.approx(expected, abs=1e-5)
+    assert values == sorted(values, reverse=True)
+    assert len(one.logprobs.top) == 1
+
+
 def test_logprobs_are_finite_numbers() -> None:
     """JSON has neither infinity nor NaN."""
     logits = make_logits(2)

@@ -265,6 +265,58 @@ async def test_results_that_a_template_would_drop_are_refused(load: Load) -> Non
     assert caught.value.param == "messages[1].role"
 
 
+# Like Llama 3's and GLM's; it names a role whose messages it drops.
+ROLES = (
+    "{% for m in messages %}{% if m.role == 'developer' or m['role'] == 'system' %}"
+    "<{{ m.role }}:{{ m.content }}>{% elif m.role in ['ipython', \"observation\"] %}"
+    "({{ m.role }}:{{ m.content }}){% elif m.role == 'function' %}{% else %}"
+    "[{{ m.role }}:{{ m.content }}]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [
+        ("ipython", "(ipython:x)"),
+        ("observation", "(observation:x)"),
+        ("developer", "<developer:x>"),
+        ("system", "<system:x>"),
+        ("tool", "[tool:x]"),
+    ],
+)
+async def test_a_template_takes_the_roles_that_it_names(
+    load: Load, role: str, shown: str
+) -> None:
+    message = {"role": role, "content": "x"}
+    assert await render(load(ROLES), USER, message) == f"[user:Hi]{shown}"
+
+
+@pytest.mark.parametrize("role", ["function", "robot", "role", "content", ""])
+async def test_other_roles_are_refused(load: Load, role: str) -> None:
+    with pytest.raises(
+        InvalidParameter, match="assistant, tool, ipython, obs"
+    ) as found:
+        await render(load(ROLES), USER, {"role": role, "content": "x"})
+    assert found.value.param == "messages[1].role"
+
+
+async def test_a_role_that_no_template_names_is_refused_shortly(load: Load) -> None:
+    message = {"role": "secret" * 100, "content": "x"}
+    with pytest.raises(InvalidParameter) as found:
+        await render(load(STRINGS), USER, message)
+    assert str(found.value) == (
+        "messages[1].role: must be one of system, developer, user, assistant, tool"
+    )
+    text = await render(load(STRINGS), {"role": "developer", "content": "x"}, USER)
+    assert text == "[system:x][user:Hi]"
+
+
+async def test_a_template_from_a_request_may_name_roles(load: Load) -> None:
+    renderer = load(STRINGS, trust_request_chat_template=True)
+    message = {"role": "ipython", "content": "x"}
+    assert await render(renderer, message, chat_template=ROLES) == "(ipython:x)"
+
+
 async def test_a_template_from_a_request_may_show_calls(load: Load) -> None:
     renderer = load(STRINGS, trust_request_chat_template=True)
     text = await render(renderer, USER, call(), chat_template=CALLS)

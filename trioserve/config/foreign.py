@@ -144,7 +144,6 @@ _EXPLAINED = {
         "--generation-config none"
     ),
     "seed": "seeds belong to requests (`seed`)",
-    "max-logprobs": "a request may have up to 20",
     "model-impl": "all models are run by transformers",
     "enable-auto-tool-choice": "--tool-call-parser alone is enough",
     "enable-reasoning": "--reasoning-parser alone is enough",
@@ -220,7 +219,7 @@ def explain_foreign(names: Iterable[str]) -> str:
     """Explain the options of other servers.
 
     Args:
-      names: options in any spelling: --max-logprobs, max_logprobs, -tp. Others are left
+      names: options in any spelling: --tensor-parallel-size, tensor_parallel_size, -tp. Others are left
         out.
 
     Returns:

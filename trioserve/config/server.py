@@ -33,6 +33,8 @@ class HttpConfig:
         dropped first, and those that still run in the background last.
       response_max_age: Longest time for which a response is stored after its end, in
         seconds; 0 stores none.
+      enable_tokenizer_info_endpoint: Serve GET /tokenizer_info. It shows the special
+        tokens and the chat template to everybody.
       max_background_responses: Responses that may run in the background at once. A
         further one is answered 429; 0 allows none.
     """
@@ -45,6 +47,7 @@ class HttpConfig:
     progress_timeout: float = 60.0
     max_responses_memory: str = "256MiB"
     response_max_age: float = 3600.0
+    enable_tokenizer_info_endpoint: bool = False
     max_background_responses: int = 64
 
     def __post_init__(self) -> None:

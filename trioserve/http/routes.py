@@ -23,6 +23,7 @@ from .endpoints.admin import (
     answer_model,
     answer_models,
     answer_progress,
+    answer_tokenizer_info,
     answer_version,
 )
 from .endpoints.chat import answer_chat
@@ -238,6 +239,14 @@ _TOKENS: Final = (
         summary="Convert token ids to text.",
         request=requests.DetokenizeRequest,
         answers={JSON: responses.Detokenized},
+    ),
+    Route(
+        method="GET",
+        paths=("/tokenizer_info",),
+        handler=answer_tokenizer_info,
+        summary="Describe the tokenizer.",
+        answers={JSON: responses.TokenizerInfo},
+        errors={"404": "An option (--enable-tokenizer-info-endpoint) turns it on."},
     ),
 )
 

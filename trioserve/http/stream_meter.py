@@ -9,7 +9,7 @@ from ..types.output import TextDelta
 from ..types.prompt import Prompt
 from .progress import Phase
 from .stream_times import StreamTimes
-from .wire.responses import Usage
+from .wire.responses import RequestMetrics, Usage
 
 
 class StreamMeter:
@@ -55,6 +55,11 @@ class StreamMeter:
                 self._num_reasoning_tokens if self.stream.splits_reasoning else None
             ),
         )
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """The times of the request so far."""
+        return self._times.summarise(started_at=self.stream.started_at)
 
     @property
     def _num_prompt_tokens(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..types.output import FinishReason
 from .request_counts import RequestCounts
+from .wire.responses import RequestMetrics
 
 
 @dataclass(slots=True)
@@ -13,6 +14,15 @@ class _Sequence:
     first_at: float
     last_at: float
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Seconds in the queue, up to the first token, and from it to the last one."""
+
+    queue: float
+    prefill: float
+    decode: float
 
 
 class StreamTimes:
@@ -72,11 +82,38 @@ class StreamTimes:
         counts.latency.observe(now - self._arrived_at)
         counts.prompt_tokens.observe(num_prompt_tokens)
         counts.generation_tokens.observe(self.num_tokens)
+        spans = self._divide(started_at)
+        if spans is not None:
+            counts.queue_time.observe(spans.queue)
+            counts.prefill_time.observe(spans.prefill)
+            counts.decode_time.observe(spans.decode)
+            counts.inference_time.observe(spans.prefill + spans.decode)
+
+    def summarise(self, *, started_at: float | None) -> RequestMetrics:
+        """Return the times as clients read them; see note_end."""
+        spans = self._divide(started_at)
+        if spans is None:
+            return RequestMetrics()
+        sequences = self._sequences.values()
+        num_gaps = sum(each.num_tokens - 1 for each in sequences)
+        gaps = sum(each.last_at - each.first_at for each in sequences)
+        inference = spans.prefill + spans.decode
+        return RequestMetrics(
+            queue_time_ms=1000 * spans.queue,
+            time_to_first_token_ms=1000 * spans.prefill,
+            generation_time_ms=1000 * spans.decode,
+            mean_itl_ms=1000 * gaps / num_gaps if num_gaps else None,
+            tokens_per_second=self.num_tokens / inference if inference else None,
+        )
+
+    def _divide(self, started_at: float | None) -> _Spans | None:
+        """Divide the time of the request; None if it has no token."""
         if started_at is None or not self._sequences:
-            return
+            return None
         first_at = min(each.first_at for each in self._sequences.values())
         last_at = max(each.last_at for each in self._sequences.values())
-        counts.queue_time.observe(started_at - self._submitted_at)
-        counts.prefill_time.observe(first_at - started_at)
-        counts.decode_time.observe(last_at - first_at)
-        counts.inference_time.observe(last_at - started_at)
+        return _Spans(
+            queue=started_at - self._submitted_at,
+            prefill=first_at - started_at,
+            decode=last_at - first_at,
+        )

@@ -18,6 +18,7 @@ class BaseRenderer:
 
     Attributes:
       room: bounds the requests that are rendered; callers enter it for each request.
+      model_tokenizer: the tokenizer as the model's files describe it.
       workers: the threads that run the calls.
       chats: renders conversations by the chat template.
     """
@@ -26,6 +27,7 @@ class BaseRenderer:
         self, decoder: IdDecoder, template: ChatTemplate, config: RenderConfig
     ) -> None:
         self.room = open_waiting_room(config)
+        self.model_tokenizer = template.tokenizer
         self.workers = RendererWorkers(config.renderer_num_workers)
         self.chats = ChatRenderer(template, self.workers, config)
         self._decoder = decoder

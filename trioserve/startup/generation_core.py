@@ -145,6 +145,7 @@ def _complete_info(
         default_sampling=_resolve_sampling(info, config.model),
         fingerprint=fingerprint_model(source.weights.folder, info.dtype, info.kernels),
         logits_processors=tuple(processor.name for processor in processors),
+        max_logprobs=config.model.max_logprobs,
     )
 
 

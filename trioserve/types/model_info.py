@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .sampling import DEFAULT_MAX_LOGPROBS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
@@ -22,6 +24,7 @@ class ModelInfo:
       dtype: torch's name of their type.
       takes_images: it has an encoder for images.
       fingerprint: a string that changes when the same request could get another answer.
+      max_logprobs: alternatives to a token that a request may ask for; -1 sets no limit.
       logits_processors: names of the plug-ins that requests may name.
       kernels: what computes its layers: torch, or native and an instruction set.
     """
@@ -37,5 +40,6 @@ class ModelInfo:
     dtype: str = "float32"
     takes_images: bool = False
     fingerprint: str = ""
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS
     logits_processors: tuple[str, ...] = ()
     kernels: str = "torch"

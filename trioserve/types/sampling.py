@@ -11,8 +11,8 @@ from .structured import Grammar
 
 # Inclusive bounds of every number that a client may send. One table serves the check
 # below and the OpenAPI document. Sources: OpenAI's reference for the penalties and
-# the bias; vLLM 0.33 for top_logprobs (--max-logprobs 20) and seed (int64); the
-# others bound what is allocated for one request.
+# the bias; vLLM 0.33 for the seed (int64); the others bound what is allocated for one
+# request. The server's --max-logprobs bounds log probabilities further.
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "temperature": (0.0, 100.0),
@@ -25,9 +25,12 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100.0),
     "min_tokens": (0, 2**31 - 1),
     "max_tokens": (1, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
+    "logprobs": (-1, 2**31 - 1),
+    "prompt_logprobs": (-1, 2**31 - 1),
 }
+
+# vLLM's default of --max-logprobs.
+DEFAULT_MAX_LOGPROBS = 20
 
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -36,6 +39,8 @@ MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_LOGITS_PROCESSORS = 16
+# vLLM's limit.
+MAX_LOGPROB_TOKEN_IDS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +81,11 @@ class SamplingParams:
       max_tokens: None is the number of tokens that the prompt leaves.
       ignore_eos: go on past the model's end-of-sequence tokens.
       stop_token_ids: ids that end a sequence, in addition to the model's own.
-      logprobs: alternatives reported with each token; None reports nothing.
-      prompt_logprobs: alternatives reported with each token of the prompt.
+      logprobs: alternatives reported with each token; None reports nothing, and -1 the
+        whole vocabulary.
+      prompt_logprobs: the same for each token of the prompt.
+      logprob_token_ids: the alternatives reported with each output token, in place of the
+        most likely ones; needs `logprobs`.
       reasoning_budget: limit on the reasoning; None sets none. TextEngine makes it from
         thinking_token_budget and the model's tags.
       logits_processors: (name, arguments) of each plug-in that the sequence uses; the
@@ -107,6 +115,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     reasoning_budget: ReasoningBudget | None = None
     logits_processors: tuple[tuple[str, Mapping[str, object]], ...] = ()
     grammar: Grammar | None = None
@@ -128,9 +137,28 @@ class SamplingParams:
             raise InvalidParameter(
                 "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids are possible"
             )
+        _check_logprob_token_ids(self.logprob_token_ids, self.logprobs)
         _check_processors([name for name, _ in self.logits_processors])
         if self.grammar is not None:
             _check_with_grammar(self)
+
+    def check_logprobs(self, most: int) -> None:
+        """Refuse more alternatives than the server allows.
+
+        Args:
+          most: ModelInfo.max_logprobs.
+
+        Raises:
+          InvalidParameter
+        """
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and most != -1 and not 0 <= value <= most:
+                raise InvalidParameter(
+                    name,
+                    f"must be between 0 and {most} on this server (--max-logprobs), "
+                    f"got {value}",
+                )
 
 
 def _check_bounds(
@@ -160,6 +188,15 @@ def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
         raise InvalidParameter(
             "bad_words", f"each must have 1 to {MAX_BAD_WORD_TOKENS} tokens"
         )
+
+
+def _check_logprob_token_ids(token_ids: tuple[int, ...], logprobs: int | None) -> None:
+    if len(token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise InvalidParameter(
+            "logprob_token_ids", f"at most {MAX_LOGPROB_TOKEN_IDS} ids are possible"
+        )
+    if token_ids and logprobs is None:
+        raise InvalidParameter("logprob_token_ids", "is only taken with logprobs")
 
 
 def _check_with_grammar(sampling: SamplingParams) -> None:

@@ -8,8 +8,12 @@ from dataclasses import replace
 from ...errors import ContextLengthExceeded, InvalidParameter
 from ...types.model_info import ModelInfo
 from ...types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
-from ...types.sampling import SamplingParams
+from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from ...types.structured import Grammar
+
+# Log probabilities of one request that asks for many. Each takes about 100 bytes in the
+# engine, as many in the server, and as many in the answer.
+MAX_LOGPROB_ENTRIES = 2**22
 
 # Far more than plug-ins need, and far less than the depth at which a decoder fails.
 _MAX_ARGUMENT_DEPTH = 32
@@ -22,7 +26,8 @@ def check_request(
 
     Raises:
       InvalidParameter: a token id lies outside the vocabulary, there is no prompt,
-        vectors have another width or type than the model's, or a plug-in is not loaded.
+        vectors have another width or type than the model's, a plug-in is not loaded, or
+        too many log probabilities are asked for.
       ContextLengthExceeded: a prompt with its max_tokens is longer than the model allows.
     """
     if not prompts:
@@ -34,6 +39,7 @@ def check_request(
                 "prompt_logprobs", "a prompt of vectors has no tokens to report on"
             )
         _check_length(prompt, sampling, info.max_model_len)
+    _check_logprobs(prompts, sampling, info)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     _check_token_ids("allowed_token_ids", sampling.allowed_token_ids, info.vocab_size)
     biased = tuple(token_id for token_id, _ in sampling.logit_bias)
@@ -136,6 +142,34 @@ def _check_processor(name: str, loaded: Sequence[str]) -> None:
             "logits_processors",
             f"{name[:64]!r} is not loaded; loaded: {', '.join(loaded) or 'none'}",
         )
+
+
+def _check_logprobs(
+    prompts: Sequence[Prompt], sampling: SamplingParams, info: ModelInfo
+) -> None:
+    sampling.check_logprobs(info.max_logprobs)
+    ids = sampling.logprob_token_ids
+    _check_token_ids("logprob_token_ids", ids, info.vocab_size)
+    num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
+    num_output = sum(
+        sampling.max_tokens or info.max_model_len - len(prompt.token_ids)
+        for prompt in prompts
+    )
+    for name, num_tokens in (("prompt_logprobs", num_prompt), ("logprobs", num_output)):
+        num_each = _count_alternatives(getattr(sampling, name), info.vocab_size)
+        num_entries = num_each * num_tokens * sampling.n
+        # Fewer have always been possible for any number of tokens.
+        if num_each > DEFAULT_MAX_LOGPROBS and num_entries > MAX_LOGPROB_ENTRIES:
+            raise InvalidParameter(
+                name,
+                f"the answer may have {num_entries} log probabilities; at most "
+                f"{MAX_LOGPROB_ENTRIES} are possible, so send fewer tokens or a lower "
+                "max_tokens",
+            )
+
+
+def _count_alternatives(asked: int | None, vocab_size: int) -> int:
+    return vocab_size if asked == -1 else min(asked or 0, vocab_size)
 
 
 def _is_sendable(value: object, depth: int) -> bool:

@@ -14,7 +14,6 @@ MAX_MESSAGES: Final = 16_384
 MAX_NAME_CHARACTERS: Final = 1024
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 ToolType = Literal["function"]
 
 PART_TYPES: Final = ("text", "image_url", "prompt_embeds")
@@ -71,10 +70,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn of a conversation.
 
     Args:
+      role: one of OpenAI's, or another one that the chat template names.
       name: the speaker, for templates that show it.
     """
 
-    role: Role
+    role: Name
     content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -84,6 +84,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refusal: str | None = None
     audio: Unread | None = None
     function_call: Unread | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the content; its parts are joined as for the template."""
+        if not isinstance(self.content, tuple):
+            return self.content or ""
+        return "\n".join(part.text for part in self.content if part.text is not None)
 
 
 Messages = Annotated[tuple[Message, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]

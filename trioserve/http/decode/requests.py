@@ -17,9 +17,9 @@ from msgspec import Meta
 from ...errors import InvalidParameter, NotSupported
 from ...frontend import MAX_STOP_STRING_CHARACTERS, MAX_STOP_STRINGS
 from ...render import ReasoningEffort
-from ...types.sampling import MAX_BAD_WORDS
+from ...types.sampling import MAX_BAD_WORDS, MAX_LOGPROB_TOKEN_IDS
 from ...types.structured import StructuredOutput
-from .messages import Messages, Name, Role, ToolType, check_messages
+from .messages import Messages, Name, ToolType, check_messages
 from .structured import (
     ResponseFormat,
     StructuredOutputs,
@@ -51,7 +51,6 @@ Side = Literal["left", "right"]
 # The values of each field with a fixed set of values. The decoder's error has no list.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": get_args(ReasoningEffort),
-    "role": get_args(Role),
     "tool_choice": get_args(ToolMode),
     "truncation_side": get_args(Side),
     "type": get_args(ToolType),
@@ -75,17 +74,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       include_usage: a last chunk, without choices, has the token counts.
-      continuous_usage_stats: every chunk has the token counts so far.
+      continuous_usage_stats: every chunk with a choice has the token counts so far.
     """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.continuous_usage_stats and self.include_usage is False:
-            raise InvalidParameter(
-                "stream_options.continuous_usage_stats", "needs include_usage"
-            )
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +134,12 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
     max_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: Int64 | None = None
+    logprob_token_ids: (
+        Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_metrics: bool | None = None
     truncate_prompt_tokens: Int64 | None = None
     truncation_side: Side | None = None
     request_id: RequestIdText | None = None
@@ -158,6 +155,10 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
             raise InvalidParameter("stream_options", "is only taken with stream=true")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidParameter("prompt_logprobs", "is not taken with stream=true")
+        if self.return_metrics and self.stream and not self.reports_usage:
+            raise InvalidParameter(
+                "return_metrics", "needs stream_options.include_usage in a stream"
+            )
         if self.truncate_prompt_tokens is not None:
             if self.truncate_prompt_tokens < -1 or self.truncate_prompt_tokens == 0:
                 raise InvalidParameter(
@@ -195,9 +196,12 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
     def reports_usage(self) -> bool:
         """Whether the last chunk of a stream has the token counts."""
         options = self.stream_options
-        return options is not None and bool(
-            options.include_usage or options.continuous_usage_stats
-        )
+        if options is None:
+            return False
+        # The default of older versions of vLLM, on which clients rely.
+        if options.include_usage is None:
+            return bool(options.continuous_usage_stats)
+        return options.include_usage
 
     @property
     def reports_usage_continuously(self) -> bool:
@@ -210,6 +214,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions.
 
     Args:
+      echo: the content of the answer begins with the last message, if that is the
+        assistant's.
       tool_choice: `none` hides the tools from the model, because that is the only way to
         keep it from calling them. By default it sees them. `required` and the name of a
         tool make it call one.
@@ -218,6 +224,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """
 
     messages: Messages
+    echo: bool | None = None
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
@@ -236,14 +243,21 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         super().__post_init__()
         check_messages(self.messages)
         check_continuation(self.add_generation_prompt, self.continue_final_message)
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidParameter("top_logprobs", "is only taken with logprobs=true")
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, name) and not self.logprobs:
+                raise InvalidParameter(name, "is only taken with logprobs=true")
         list_forced(self.tool_choice, self.tools or ())
 
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:
         """The tools that the model sees."""
         return _shown_tools(self)
+
+    @property
+    def echoed_text(self) -> str:
+        """The text before the answer, if the client wants it."""
+        last = self.messages[-1] if self.echo else None
+        return last.text if last is not None and last.role == "assistant" else ""
 
     @property
     def takes_one_call(self) -> bool:
@@ -277,9 +291,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions.
+
+    Args:
+      suffix: the text behind the answer, for models that fill in the middle.
+    """
 
     prompt: CompletionPrompt | None = None
+    suffix: str | None = None
     prompt_embeds: tuple[memoryview, ...] | None = None
     echo: bool | None = None
     logprobs: Int64 | None = None
@@ -293,6 +312,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             raise InvalidParameter(
                 "prompt", "either prompt or prompt_embeds is required"
             )
+        if self.suffix:
+            self._check_suffix()
+        if self.echo and self.logprob_token_ids:
+            raise InvalidParameter("logprob_token_ids", "is not taken with echo")
         if self.best_of not in (None, 1 if self.n is None else self.n):
             raise NotSupported("best_of", "must be equal to n")
 
@@ -302,6 +325,14 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             raise InvalidParameter("echo", "is not taken with prompt_embeds")
         if self.prompt_logprobs is not None:
             raise InvalidParameter("prompt_logprobs", "is not taken with prompt_embeds")
+
+    def _check_suffix(self) -> None:
+        """Refuse fields with which the gap would have no place."""
+        for name in ("echo", "truncate_prompt_tokens", "prompt_embeds"):
+            if getattr(self, name):
+                raise InvalidParameter("suffix", f"is not taken with {name}")
+        if self.id_lists:
+            raise InvalidParameter("suffix", "needs prompts that are texts")
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
@@ -333,8 +364,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def num_characters(self) -> int:
-        """The length of all `prompts` in characters or token ids."""
-        return sum(map(len, self.prompts))
+        """The length of all `prompts`, and suffixes, in characters or token ids."""
+        num_suffixes = len(self.prompts) if self.suffix else 0
+        return sum(map(len, self.prompts)) + num_suffixes * len(self.suffix or "")
 
 
 # The fields of /tokenize that only have a meaning for conversations.

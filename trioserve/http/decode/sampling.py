@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ...errors import InvalidParameter
-from ...types.sampling import SamplingParams
+from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .requests import ChatRequest, CompletionRequest
 
 # OpenAI's default for plain completions.
@@ -39,17 +39,22 @@ _SAME_IN_SAMPLING: Final = (
     "stop_token_ids",
     "allowed_token_ids",
     "prompt_logprobs",
+    "logprob_token_ids",
 )
 
 
 def to_sampling(
-    request: ChatRequest | CompletionRequest, defaults: Mapping[str, float]
+    request: ChatRequest | CompletionRequest,
+    defaults: Mapping[str, float],
+    *,
+    max_logprobs: int = DEFAULT_MAX_LOGPROBS,
 ) -> SamplingParams:
     """Make the SamplingParams of a request.
 
     Args:
       defaults: fields of SamplingParams from the model's generation_config. They apply
         where the client sent no value.
+      max_logprobs: see ModelInfo.
 
     Raises:
       InvalidParameter: a number is out of its range; `param` is the client's name for it.
@@ -72,9 +77,11 @@ def to_sampling(
     else:
         sent_as = _take_completion_fields(request, values)
     try:
-        return SamplingParams(**values)
+        sampling = SamplingParams(**values)
+        sampling.check_logprobs(max_logprobs)
     except InvalidParameter as error:
         raise _rename(error, sent_as) from None
+    return sampling
 
 
 def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> dict[str, str]:

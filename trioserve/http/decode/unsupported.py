@@ -24,7 +24,6 @@ BOTH: Final[Mapping[str, Neutral]] = {
     "guided_whitespace_pattern": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "logprob_token_ids": ([],),
     "spaces_between_special_tokens": (True,),
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": ({},),
@@ -43,7 +42,6 @@ CHAT: Final[Mapping[str, Neutral]] = {
     **BOTH,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "echo": (False,),
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": (),
@@ -58,7 +56,6 @@ CHAT: Final[Mapping[str, Neutral]] = {
 
 COMPLETION: Final[Mapping[str, Neutral]] = {
     **BOTH,
-    "suffix": ("",),
     # In a plain text, the beginning of the reasoning is unknown.
     "thinking_token_budget": (),
 }
@@ -70,7 +67,9 @@ RESPONSE: Final[Mapping[str, Neutral]] = {
     "max_completion_tokens": (),
     "reasoning_effort": (),
     "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
     "return_token_ids": (False,),
+    "return_metrics": (False,),
     "return_tokens_as_token_ids": (False,),
     "truncate_prompt_tokens": (),
     "include_reasoning": (True,),

@@ -1,4 +1,4 @@
-"""Endpoints for operators and client libraries: health, version, metrics, models.
+"""Endpoints for operators and client libraries: health, version, metrics, model.
 
 None of them waits for a renderer worker or for the device.
 """
@@ -6,23 +6,28 @@ None of them waits for a renderer worker or for the device.
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
 from ..._version import __version__
-from ...errors import EngineStalled
+from ...errors import EndpointOff, EngineStalled
 from ..connection.scope import ScopedRequest
 from ..metrics import render_metrics
 from ..probes import Probe
 from ..respond import PlainAnswer, make_error, make_json, respond_json
 from ..state import ServerState
-from ..wire.responses import Version, describe_model, list_models
+from ..wire.responses import TokenizerInfo, Version, describe_model, list_models
 
 _STARTED_AT = int(time.time())
 
 # The empty answer of a Quart app.
 _WELL = PlainAnswer(content=b"", content_type="text/html; charset=utf-8")
+
+_NAMED_TOKENS: Final = tuple(
+    name for name in TokenizerInfo.__struct_fields__ if name.endswith("_token")
+)
 
 
 @Probe
@@ -70,3 +75,22 @@ async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
     name = request.view_args["model"]
     info = state.require_engine(name.removesuffix("/") or name).info
     return respond_json(describe_model(info, created=_STARTED_AT))
+
+
+async def answer_tokenizer_info(state: ServerState, request: ScopedRequest) -> Response:
+    """Describe the tokenizer, if an option allows it."""
+    if not state.config.enable_tokenizer_info_endpoint:
+        raise EndpointOff("--enable-tokenizer-info-endpoint")
+    engine = state.require_engine()
+    tokenizer = engine.renderer.model_tokenizer
+    named = tokenizer.special_tokens
+    return respond_json(
+        TokenizerInfo(
+            tokenizer_class=tokenizer.class_name,
+            **{name: named[name] for name in _NAMED_TOKENS if name in named},
+            extra_special_tokens=tokenizer.extra_special_tokens,
+            padding_side=tokenizer.padding_side,
+            model_max_length=engine.info.max_model_len,
+            chat_template=tokenizer.chat_templates.get("default"),
+        )
+    )

@@ -40,8 +40,10 @@ async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, at once or token by token."""
     body, engine = await read_request(state, request, ChatRequest)
     prompt, sampling = await render_chat(engine, body, MessageMappings(body.messages))
-    # Without its messages, which may be megabytes long and are not needed any more.
-    body = msgspec.structs.replace(body, messages=())
+    # Messages may be megabytes long. At most the last one is still needed.
+    body = msgspec.structs.replace(
+        body, messages=body.messages[-1:] if body.echo else ()
+    )
     meter = await open_stream(state, request, body, engine, [prompt], sampling)
     header = make_header("chatcmpl", request, body, engine)
     texts = make_token_texts(body, engine)
@@ -76,6 +78,7 @@ def _build_answer(
             for whole in completed
         ),
         usage=meter.usage,
+        metrics=meter.metrics if body.return_metrics else UNSET,
         prompt_logprobs=(
             None
             if body.prompt_logprobs is None
@@ -96,10 +99,11 @@ def _build_choice(
 ) -> ChatChoice:
     shows_reasoning = splits_reasoning and body.includes_reasoning
     calls = tuple(map(_build_call, whole.tool_calls))
+    text = body.echoed_text + whole.text
     return ChatChoice(
         index=whole.index,
         message=ChatMessage(
-            content=whole.text if whole.text or not calls else None,
+            content=text if text or not calls else None,
             reasoning=(whole.reasoning or None) if shows_reasoning else UNSET,
             tool_calls=calls or UNSET,
         ),

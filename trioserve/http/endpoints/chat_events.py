@@ -36,6 +36,7 @@ class ChatEvents:
         self._header = header
         self._meter = meter
         self._texts = texts
+        self._echoed_text = body.echoed_text
         self._chunks: dict[int, ChatChunks] = {}
         # Most models neither reason nor call tools, so these are made when they are needed.
         self._reasoning_chunks: dict[int, ReasoningChunks] = {}
@@ -58,7 +59,9 @@ class ChatEvents:
     def end(self) -> bytes:
         if not self._body.reports_usage:
             return DONE
-        return usage_event(ChatChunk, self._header, self._meter.usage) + DONE
+        meter = self._meter
+        metrics = meter.metrics if self._body.return_metrics else UNSET
+        return usage_event(ChatChunk, self._header, meter.usage, metrics) + DONE
 
     def fail(self, error: TrioserveError) -> bytes:
         return error_event(error) + DONE
@@ -117,15 +120,19 @@ class ChatEvents:
         return self._end_chunks[index]
 
     def _start(self, chunks: ChatChunks, num_tokens: int) -> bytes:
-        """Write the event with the role, which comes before the first tokens."""
+        """Write the events before the first tokens: the role, and the echo."""
         shows_prompt = self._body.return_token_ids
-        return chunks.start(
+        usage = self._current_usage(without=num_tokens)
+        role = chunks.start(
             content=None if self._meter.stream.splits_tool_calls else "",
             prompt_token_ids=(
                 self._meter.prompts[0].token_ids if shows_prompt else UNSET
             ),
-            usage=self._current_usage(without=num_tokens),
+            usage=usage,
         )
+        if not self._echoed_text:
+            return role
+        return role + chunks.text(self._echoed_text, usage=usage)
 
     def _current_usage(self, without: int = 0) -> Usage | None:
         """Return the usage so far, less some output tokens, if the client wants it."""

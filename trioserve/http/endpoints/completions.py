@@ -57,7 +57,7 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
     body, engine = await read_request(state, request, CompletionRequest)
     prompts, sampling = await _render(engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
-    body = msgspec.structs.replace(body, prompt="", prompt_embeds=None)
+    body = msgspec.structs.replace(body, prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
     header = make_header("cmpl", request, body, engine)
     choices = _Choices(body, meter, make_token_texts(body, engine))
@@ -76,15 +76,23 @@ async def _render(
     """Render all prompts. Those of embeddings come first, as in vLLM."""
     sampling = make_sampling(body, engine)
     options = make_tokenize_options(body, sampling, engine)
-    engine.renderer.check_sizes(body.texts, options)
+    texts = _fill_in(engine.renderer, body)
+    engine.renderer.check_sizes(texts, options)
     with engine.admit(body.num_prompts * sampling.n, body.num_characters):
         sampling = await tokenize_bad_words(body, engine, sampling)
         prompts = [
             *await _render_embeds(engine.renderer, body),
-            *await engine.renderer.render_texts(body.texts, options),
+            *await engine.renderer.render_texts(texts, options),
             *await _render_ids(engine.renderer, body, options),
         ]
     return prompts, sampling
+
+
+def _fill_in(renderer: Renderer, body: CompletionRequest) -> Sequence[str]:
+    """Return the texts of the prompts, with the suffix if there is one."""
+    if not body.suffix:
+        return body.texts
+    return [renderer.fill_in(text, body.suffix) for text in body.texts]
 
 
 async def _render_embeds(renderer: Renderer, body: CompletionRequest) -> list[Prompt]:
@@ -140,16 +148,21 @@ class _Choices:
     def echo(self, index: int) -> str:
         return (self.prompt(index).text or "") if self.body.echo else ""
 
+    def list_ids(self, delta: TextDelta, *, with_prompt: bool) -> tuple[int, ...]:
+        """Return the token ids of a delta, after those of an echoed prompt."""
+        if with_prompt and self.body.echo:
+            return self.prompt(delta.index).token_ids + delta.token_ids
+        return delta.token_ids
+
     def report(
         self, delta: TextDelta, *, with_prompt: bool
     ) -> CompletionLogprobs | None:
         """Return the log probabilities of a delta, after those of an echoed prompt."""
         if self.body.logprobs is None or not delta.logprobs:
             return None
-        token_ids: tuple[int, ...] = delta.token_ids
+        token_ids = self.list_ids(delta, with_prompt=with_prompt)
         logprobs: tuple[TokenLogprobs | None, ...] = delta.logprobs
         if with_prompt and self.body.echo:
-            token_ids = self.prompt(delta.index).token_ids + token_ids
             # Nothing predicted the prompt's first token.
             logprobs = (None, *delta.prompt_logprobs, *logprobs)
         report = build_completion_logprobs(
@@ -173,7 +186,7 @@ class _Choices:
             logprobs=self.report(whole, with_prompt=True),
             finish_reason=whole.finish_reason,
             stop_reason=whole.stop_reason,
-            token_ids=whole.token_ids if shows_ids else UNSET,
+            token_ids=self.list_ids(whole, with_prompt=True) if shows_ids else UNSET,
             prompt_token_ids=prompt.token_ids if shows_ids else UNSET,
             prompt_logprobs=(
                 None
@@ -209,11 +222,12 @@ class _CompletionEvents:
         shows_ids = body.return_token_ids
         if not (text or delta.finish_reason or logprobs or shows_ids):
             return b""
+        ids = choices.list_ids(delta, with_prompt=is_first) if shows_ids else None
         prompt = choices.prompt(delta.index)
         return self._find_chunks(delta.index).text(
             text,
             logprobs=logprobs,
-            token_ids=delta.token_ids if shows_ids else None,
+            token_ids=ids,
             prompt_token_ids=prompt.token_ids if shows_ids and is_first else None,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
@@ -223,8 +237,9 @@ class _CompletionEvents:
     def end(self) -> bytes:
         if not self._choices.body.reports_usage:
             return DONE
-        usage = self._choices.meter.usage
-        return usage_event(CompletionChunk, self._header, usage) + DONE
+        meter = self._choices.meter
+        metrics = meter.metrics if self._choices.body.return_metrics else UNSET
+        return usage_event(CompletionChunk, self._header, meter.usage, metrics) + DONE
 
     def fail(self, error: TrioserveError) -> bytes:
         return error_event(error) + DONE
@@ -251,4 +266,5 @@ def _build_answer(
         system_fingerprint=header.system_fingerprint,
         choices=tuple(choices.build(whole) for whole in completed),
         usage=choices.meter.usage,
+        metrics=choices.meter.metrics if choices.body.return_metrics else UNSET,
     )

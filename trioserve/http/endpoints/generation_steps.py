@@ -75,7 +75,10 @@ def make_sampling(
     Raises:
       InvalidParameter: a number is out of its range.
     """
-    return to_sampling(body, dict(engine.info.default_sampling))
+    info = engine.info
+    return to_sampling(
+        body, dict(info.default_sampling), max_logprobs=info.max_logprobs
+    )
 
 
 async def tokenize_bad_words(

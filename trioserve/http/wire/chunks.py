@@ -25,6 +25,7 @@ from .responses import (
     CompletionLogprobs,
     ErrorBody,
     FunctionChunk,
+    RequestMetrics,
     ToolCallChunk,
     Usage,
     encode,
@@ -290,6 +291,7 @@ def usage_event(
     chunk_type: type[ChatChunk] | type[CompletionChunk],
     header: StreamHeader,
     usage: Usage,
+    metrics: RequestMetrics | UnsetType = UNSET,
 ) -> bytes:
     """Return the last event of a stream with the usage, which has no choices."""
     chunk = chunk_type(
@@ -299,6 +301,7 @@ def usage_event(
         system_fingerprint=header.system_fingerprint,
         choices=(),
         usage=usage,
+        metrics=metrics,
     )
     return _event(chunk)
 

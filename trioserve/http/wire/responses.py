@@ -67,6 +67,24 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of a request, with vLLM's names; null if there is none.
+
+    Args:
+      queue_time_ms: the wait in the engine's queue.
+      time_to_first_token_ms: from the first step to the first token.
+      generation_time_ms: from the first token to the last one.
+      mean_itl_ms: from one token of a sequence to the next.
+      tokens_per_second: all tokens, by the time from the first step to the last token.
+    """
+
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+
+
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One of the most likely tokens at a position."""
 
@@ -168,6 +186,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[ChatChoice, ...]
     usage: Usage
+    metrics: RequestMetrics | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | None = None
     kv_transfer_params: None = None
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -219,6 +238,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[ChatChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
@@ -245,6 +265,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[CompletionChoice, ...]
     usage: Usage
+    metrics: RequestMetrics | UnsetType = UNSET
     kv_transfer_params: None = None
 
 
@@ -270,6 +291,7 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
     choices: tuple[CompletionChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,6 +326,26 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of POST /detokenize."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /tokenizer_info: fields of a tokenizer_config.json.
+
+    Special tokens that the model does not have are left out.
+    """
+
+    tokenizer_class: str
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+    unk_token: str | UnsetType = UNSET
+    pad_token: str | UnsetType = UNSET
+    sep_token: str | UnsetType = UNSET
+    cls_token: str | UnsetType = UNSET
+    mask_token: str | UnsetType = UNSET
+    extra_special_tokens: tuple[str, ...]
+    padding_side: str
+    model_max_length: int
+    chat_template: str | None
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

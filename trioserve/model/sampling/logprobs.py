@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ...types.output import TokenLogprobs
+from ..tensors import send_ids
 from .host_copy import HostCopy
 from .scans import Scans
 
@@ -21,43 +24,79 @@ class LogprobReports:
     Args:
       logits: (num_rows, vocab_size), the model's raw output
       token_ids: (num_rows,) int64
-      num_top: for each row, how many of the most likely tokens to list.
+      num_top: for each row, how many of the most likely tokens to list; -1 for all.
+      named: for each row, the tokens to list in place of the most likely ones; an empty
+        row names none. By default no row does.
     """
 
     def __init__(
-        self, logits: Tensor, token_ids: Tensor, num_top: list[int], scans: Scans
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        num_top: list[int],
+        scans: Scans,
+        named: Sequence[tuple[int, ...]] = (),
     ) -> None:
         logprobs = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         chosen = logprobs.gather(1, token_ids[:, None])  # (num_rows, 1)
         ranks = (logprobs > chosen).sum(dim=-1) + 1
+        vocab_size = logprobs.shape[1]
+        self._num_top = [vocab_size if num == -1 else num for num in num_top]
         # At least one, so that the lists have rows.
-        most = min(max(1, *num_top), logprobs.shape[1])
+        most = min(max(1, *self._num_top), vocab_size)
         top_values, top_ids = scans.find_top(logprobs, most)  # (num_rows, most)
-        self._num_top = num_top
         self._ids = HostCopy(token_ids)
         self._values = HostCopy(_make_finite(chosen[:, 0]))
         self._ranks = HostCopy(ranks)
         self._top_ids = HostCopy(top_ids)
         self._top_values = HostCopy(_make_finite(top_values))
+        self._named = named
+        self._named_values = _gather(logprobs, named) if any(named) else None
 
     def read(self) -> tuple[TokenLogprobs, ...]:
         """Wait for the numbers; returns one report for each row."""
         return tuple(
-            TokenLogprobs(
-                token_id=token_id,
-                logprob=logprob,
-                rank=rank,
-                top=tuple(zip(ids[:count], values[:count])),
-            )
-            for token_id, logprob, rank, ids, values, count in zip(
+            TokenLogprobs(token_id=token_id, logprob=logprob, rank=rank, top=top)
+            for token_id, logprob, rank, top in zip(
                 self._ids.read().tolist(),
                 self._values.read().tolist(),
                 self._ranks.read().tolist(),
+                self._list_alternatives(),
+            )
+        )
+
+    def _list_alternatives(self) -> list[tuple[tuple[int, float], ...]]:
+        top = [
+            tuple(zip(ids[:count], values[:count]))
+            for ids, values, count in zip(
                 self._top_ids.read().tolist(),
                 self._top_values.read().tolist(),
                 self._num_top,
             )
-        )
+        ]
+        if self._named_values is None:
+            return top
+        return [
+            tuple(zip(ids, values)) if ids else likeliest
+            for ids, values, likeliest in zip(
+                self._named, self._named_values.read().tolist(), top
+            )
+        ]
+
+
+def _gather(logprobs: Tensor, named: Sequence[tuple[int, ...]]) -> HostCopy:
+    """Copy the log probabilities of each row's tokens to the host.
+
+    Args:
+      logprobs: (num_rows, vocab_size)
+    """
+    width = max(map(len, named))
+    # Filled up with token 0, whose numbers nobody reads.
+    padded = [
+        token_id for row in named for token_id in (*row, *[0] * (width - len(row)))
+    ]
+    index = send_ids(padded, logprobs.device).view(-1, width)
+    return HostCopy(_make_finite(logprobs.gather(1, index)))  # (num_rows, width)
 
 
 def _make_finite(logprobs: Tensor) -> Tensor:

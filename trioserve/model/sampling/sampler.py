@@ -227,11 +227,12 @@ class Sampler:
         masked: MaskedRows | None,
     ) -> Sampled:
         structure = None if masked is None else masked.check(token_ids)
-        num_top = {
-            row: choice.sampling.logprobs
-            for row, choice in enumerate(choices)
-            if choice.sampling.logprobs is not None
-        }
+        num_top, named = {}, []
+        for row, choice in enumerate(choices):
+            if choice.sampling.logprobs is not None:
+                ids = choice.sampling.logprob_token_ids
+                num_top[row] = 0 if ids else choice.sampling.logprobs
+                named.append(ids)
         if not num_top:
             return Sampled(ids=SampledIds(token_ids), structure=structure)
         index = self._make_ids(list(num_top))
@@ -240,7 +241,11 @@ class Sampler:
             structure=structure,
             reported=tuple(num_top),
             reports=LogprobReports(
-                logits[index], token_ids[index], list(num_top.values()), self._scans
+                logits[index],
+                token_ids[index],
+                list(num_top.values()),
+                self._scans,
+                named,
             ),
         )
 

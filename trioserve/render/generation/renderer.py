@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...config import RenderConfig
-from ...errors import InvalidParameter
+from ...errors import InvalidParameter, NotSupported
 from ...types.model_info import ModelInfo
 from ...types.prompt import Prompt
 from ..base_renderer import BaseRenderer
@@ -21,6 +21,7 @@ from ..images.mixed import embed_whole
 from ..structure import StructureCompiler
 from ..text.chat import Payload
 from ..text.detokenizer import Detokenizer
+from ..text.fill_in import find_fill_in_form
 from ..text.reasoning import ReasoningTags
 from ..text.reasoning_detokenizer import ReasoningDetokenizer
 from ..text.template import ChatOptions, ChatTemplate
@@ -72,6 +73,7 @@ class Renderer(BaseRenderer):
         self.vocabulary = vocabulary
         self.structures = StructureCompiler(self.workers)
         self._tokenizer = tokenizer
+        self._fill_in = find_fill_in_form(vocabulary.has_token)
         self._media = MediaLoader(images, self.workers, config, info)
 
     @property
@@ -259,6 +261,18 @@ class Renderer(BaseRenderer):
             return text
         scanner = form.scanner(tools, takes_one=takes_one_call)
         return ToolDetokenizer(text, scanner)
+
+    def fill_in(self, text: str, suffix: str) -> str:
+        """Return the prompt whose answer stands between two texts.
+
+        Raises:
+          NotSupported: the tokenizer has no tokens for that.
+        """
+        if self._fill_in is None:
+            raise NotSupported(
+                "suffix", "the model's tokenizer has no tokens to fill in the middle"
+            )
+        return self._fill_in.write(text, suffix)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text; its name if it is special."""

@@ -15,17 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from ...errors import InvalidParameter, NotSupported
 from .fields import read_fields
-from .template_form import TemplateForm, text_part
+from .template_form import ROLES, TemplateForm, text_part
 from .tool_history import ToolHistory
-
-# OpenAI's roles; `developer` is its newer name for what templates call `system`.
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 # About the length of a template's text around a message, such as
 # <|im_start|>user\n...<|im_end|>\n
@@ -166,15 +157,11 @@ class _Reader:
 
     def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
         fields = read_fields(message, param)
-        role = fields.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise InvalidParameter(
-                f"{param}.role", f"must be one of {', '.join(_ROLES)}"
-            )
+        role = self._read_role(fields.get("role"), f"{param}.role")
         if role == "tool":
             self._tools.read_result(fields, param)
         has_content = fields.get("content") is not None
-        fields["role"] = _ROLES[role]
+        fields["role"] = role
         fields["content"] = self._read_content(
             fields.get("content"), f"{param}.content"
         )
@@ -185,6 +172,16 @@ class _Reader:
                 fields, f"{param}.tool_calls", has_content=has_content
             )
         self.conversation.messages.append(fields)
+
+    def _read_role(self, role: object, param: str) -> str:
+        """Return the role under which the template knows it."""
+        if isinstance(role, str):
+            if role in self._form.roles:
+                return role
+            if role in ROLES:
+                return ROLES[role]
+        taken = [*ROLES, *sorted(self._form.roles - ROLES.keys())]
+        raise InvalidParameter(param, f"must be one of {', '.join(taken)}")
 
     def _read_content(self, content: object, param: str) -> object:
         # None becomes "", because templates concatenate contents with strings.

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+import re
 from typing import Any, Final
 
 from ...errors import InvalidParameter
-from .template_form import CALL_CONTENTS, CallContent, TemplateForm, text_part
+from .template_form import (
+    CALL_CONTENTS,
+    ROLES,
+    CallContent,
+    TemplateForm,
+    text_part,
+)
 
 Messages = list[dict[str, Any]]
 
@@ -20,6 +27,12 @@ Messages = list[dict[str, Any]]
 _WORD: Final = "trioserveprobe"
 _SECOND_WORD: Final = "trioservesecond"
 _TOOL_WORD: Final = "trioservetool"
+
+# Statements of a template, and the words in them that may be roles.
+_STATEMENT: Final = re.compile(r"\{%.*?%\}", re.DOTALL)
+_QUOTED: Final = re.compile(r"""['"]([A-Za-z][\w.\-]{0,63})['"]""")
+# Each is probed.
+_MAX_ROLES: Final = 16
 
 # Passed to the template if a conversation comes with tools.
 PROBE_TOOL: Final = {
@@ -74,6 +87,7 @@ class TemplateProbe:
             ),
             takes_arguments_as_text=as_text,
             shows_results=self._shows_results(),
+            roles=frozenset(filter(self._shows_role, find_roles(self._source))),
         )
 
     def _find_calls(self) -> tuple[frozenset[CallContent], bool]:
@@ -113,6 +127,19 @@ class TemplateProbe:
         ]
         return self._shows(_WORD, *conversations) is not False
 
+    def _shows_role(self, role: str) -> bool:
+        message = {"role": role, "content": self._make_content(_WORD)}
+        return bool(
+            self._shows(
+                _WORD,
+                [_user(self._make_content("a")), message],
+                [message, _user(self._make_content("a"))],
+            )
+        )
+
+    def _make_content(self, text: str) -> object:
+        return text if self._takes_strings else [text_part(text)]
+
     def _shows(self, word: str, *conversations: Messages) -> bool | None:
         """Return whether a conversation shows the word; None if each is refused."""
         texts = self._render_all(*conversations)
@@ -144,11 +171,22 @@ class TemplateProbe:
     def _call(
         self, names: Sequence[str], beside: CallContent, as_text: bool
     ) -> dict[str, Any]:
-        content: object = _CONTENTS[beside]
-        if isinstance(content, str) and not self._takes_strings:
-            content = [text_part(content)]
+        text = _CONTENTS[beside]
+        content = None if text is None else self._make_content(text)
         calls = [_make_call(index, name, as_text) for index, name in enumerate(names)]
         return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def find_roles(source: str) -> list[str]:
+    """Return the words that a template may compare roles with, besides common ones."""
+    words = (
+        word
+        for statement in _STATEMENT.findall(source)
+        if "role" in statement
+        for word in _QUOTED.findall(statement)
+    )
+    known = {*ROLES, "role", "content"} - {"developer"}
+    return [word for word in dict.fromkeys(words) if word not in known][:_MAX_ROLES]
 
 
 def _user(content: object) -> dict[str, Any]:

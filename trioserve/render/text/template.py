@@ -16,7 +16,7 @@ import jinja2
 
 from ...errors import InvalidParameter, NotSupported
 from .model_tokenizer import ModelTokenizer
-from .probing import PROBE_TOOL, TemplateProbe
+from .probing import PROBE_TOOL, TemplateProbe, find_roles
 from .rendering import render_chat
 from .template_form import TemplateForm
 
@@ -113,6 +113,9 @@ class ChatTemplate:
       tokenizer: has the templates and the special tokens.
       trusts_requests: whether a request may bring a template of its own.
       image_token: the model's image token; None for a model that sees no images.
+
+    Attributes:
+      tokenizer: as above.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class ChatTemplate:
         trusts_requests: bool = False,
         image_token: str | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._trusts_requests = trusts_requests
         self._image_token = image_token
         # By the template's source, and by whether it gets tools.
@@ -180,7 +183,7 @@ class ChatTemplate:
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
             variables={
-                **self._tokenizer.special_tokens,
+                **self.tokenizer.special_tokens,
                 **_switch_reasoning(options.reasoning_effort, source),
                 **options.variables,
             },
@@ -195,7 +198,7 @@ class ChatTemplate:
                     "--trust-request-chat-template if their senders can be trusted",
                 )
             return options.chat_template
-        templates = self._tokenizer.chat_templates
+        templates = self.tokenizer.chat_templates
         if not templates:
             raise InvalidParameter(
                 "messages",
@@ -227,6 +230,7 @@ class ChatTemplate:
             image_token=self._image_token,
             shows_tools="tools" in source,
             shows_calls_beside=frozenset({"text", "empty"}),
+            roles=frozenset(find_roles(source)),
         )
 
     def _probe(self, source: str, with_tools: bool) -> TemplateForm:
@@ -237,7 +241,7 @@ class ChatTemplate:
                 tools=[PROBE_TOOL] if with_tools else None,
                 add_generation_prompt=True,
                 continue_final_message=False,
-                variables=dict(self._tokenizer.special_tokens),
+                variables=dict(self.tokenizer.special_tokens),
             ).render()
 
         return TemplateProbe(source, render).find_form(image_token=self._image_token)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 # Contents of a message that calls tools: some text, the empty text, or None.
 CallContent = Literal["text", "empty", "none"]
+# OpenAI's roles, which every template gets; `developer` is its newer name for what
+# templates call `system`.
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
 CALL_CONTENTS: Final[tuple[CallContent, ...]] = get_args(CallContent)
 
 
@@ -25,6 +36,7 @@ class TemplateForm:
       takes_arguments_as_text: it reads the arguments of a call as JSON in a string,
         otherwise as an object.
       shows_results: it shows messages of the role `tool`.
+      roles: further roles that it names, and whose messages it shows.
     """
 
     takes_strings: bool = True
@@ -35,6 +47,7 @@ class TemplateForm:
     shows_all_calls: bool = True
     takes_arguments_as_text: bool = False
     shows_results: bool = True
+    roles: frozenset[str] = frozenset()
 
 
 def text_part(text: str) -> dict[str, str]:

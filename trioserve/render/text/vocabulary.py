@@ -94,6 +94,10 @@ class Vocabulary:
         """Return a token as the tokenizer spells it; empty for an id without a token."""
         return self._tokenizer.id_to_token(token_id) or ""
 
+    def has_token(self, token: str) -> bool:
+        """Whether the tokenizer has a token of this name."""
+        return self._tokenizer.token_to_id(token) is not None
+
     def choose_speller(
         self,
         *,
