@@ -51,7 +51,7 @@ from ..processes.interpreter import settle_interpreter
 from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
-from ..weights import complete_weights
+from ..weights import Weights, complete_weights
 from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room
 from .plugins import load_logits_processors
@@ -59,7 +59,7 @@ from .shortage import telling_shortage
 from .source import find_source
 
 if TYPE_CHECKING:
-    from ..model import ModelRunner
+    from ..model import ModelRunner, Outline
     from ..model.stages import Channels, LoadedStage, StageLinks
 
 T = TypeVar("T")
@@ -240,22 +240,14 @@ def _load(begin: LoadStage) -> _Stage:
     # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
     from ..model import count_fitting_blocks
-    from ..model.stages import load_stage, outline_stage
 
-    folder = source.weights.folder
-    placed = _place(config.model, begin.local_stage, begin.num_local_stages)
-    outline = outline_stage(
-        folder, placed, stage=begin.stage, num_stages=begin.num_stages
+    config = replace(
+        config, model=_place(config.model, begin.local_stage, begin.num_local_stages)
     )
+    outline = _outline(source.weights.folder, config.model, begin)
     check_room(outline, config, num_sharing=begin.num_local_stages)
     weights = complete_weights(source.weights)
-    model = load_stage(
-        weights.folder,
-        placed,
-        name=config.model.served_model_name or weights.name,
-        stage=begin.stage,
-        num_stages=begin.num_stages,
-    )
+    model = _load_layers(weights, config.model, begin)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
@@ -274,6 +266,35 @@ def _load(begin: LoadStage) -> _Stage:
         num_blocks=num_blocks,
         listener=listener,
     )
+
+
+def _outline(folder: Path, config: ModelConfig, begin: LoadStage) -> Outline | None:
+    from ..model.stages import outline_plain_stage
+
+    place = {"stage": begin.stage, "num_stages": begin.num_stages}
+    outline = outline_plain_stage(folder, config, **place)
+    if outline is not None:
+        return outline
+    # Imported here, because it needs transformers.
+    from ..model.stages import outline_stage
+
+    return outline_stage(folder, config, **place)
+
+
+def _load_layers(
+    weights: Weights, config: ModelConfig, begin: LoadStage
+) -> LoadedStage:
+    from ..model.stages import load_plain_stage
+
+    place = {"stage": begin.stage, "num_stages": begin.num_stages}
+    name = config.served_model_name or weights.name
+    stage = load_plain_stage(weights.folder, config, name=name, **place)
+    if stage is None:
+        # Imported here, because it needs transformers.
+        from ..model.stages import load_stage
+
+        stage = load_stage(weights.folder, config, name=name, **place)
+    return stage
 
 
 def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:

@@ -17,7 +17,7 @@ from trioserve.model.stages import (
     StageEnds,
     StageLinks,
     StageLost,
-    load_stage,
+    load_plain_stage,
     open_channels,
 )
 from trioserve.scheduler import Scheduler, Sequence
@@ -60,13 +60,14 @@ def make_plans() -> list[StepPlan]:
 
 def main(folder: str, stage: str, num_stages: str, port: str) -> None:
     torch.set_num_threads(1)
-    loaded = load_stage(
-        Path(folder),
-        ModelConfig(device="cpu"),
-        name="tiny",
-        stage=int(stage),
-        num_stages=int(num_stages),
-    )
+    source = Path(folder), ModelConfig(device="cpu")
+    place = {"stage": int(stage), "num_stages": int(num_stages)}
+    loaded = load_plain_stage(*source, name="tiny", **place)
+    if loaded is None:
+        # Imported here, because it needs transformers.
+        from trioserve.model.stages import load_stage
+
+        loaded = load_stage(*source, name="tiny", **place)
     with open_channels(
         loaded, host="127.0.0.1", port=int(port), timeout_seconds=60.0
     ) as channels:

@@ -5,7 +5,7 @@ native kernels need none of them, only the weights and a dozen facts. Here these
 config.json, and from safetensors or a GGUF file. Nothing is guessed: a model with any fact
 or tensor besides those of the plain architecture is left to transformers.
 
-    llama           a folder -> Outline, LoadedModel
+    llama           a folder -> Outline, LoadedModel; of all layers, or of some
     description     config.json of such a model
     tensors         the tensors that it must have
     safetensors_source, gguf_source
@@ -16,7 +16,14 @@ or tensor besides those of the plain architecture is left to transformers.
 tests/model/test_plain.py compares the output with that of transformers.
 """
 
-from .description import describes_plain_llama
+from .description import describes_plain_llama, read_plain_config
 from .llama import load_plain, outline_plain
+from .tensors import count_parameters
 
-__all__ = ["describes_plain_llama", "load_plain", "outline_plain"]
+__all__ = [
+    "count_parameters",
+    "describes_plain_llama",
+    "load_plain",
+    "outline_plain",
+    "read_plain_config",
+]

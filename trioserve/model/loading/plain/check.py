@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...native.check import COMPARED_TOKENS, make_check, measure_distance
+from ...native.check import (
+    COMPARED_TOKENS,
+    draw_hidden,
+    make_check,
+    measure_distance,
+)
 from ...native.decoder import NativeDecoder
 from ...native.experts import MlpParts
 from ...native.packer import Weights
@@ -26,20 +31,28 @@ def measure_difference(
     decoder: NativeDecoder,
     parts: DecoderParts,
     sources: Mapping[nn.Linear, Weights],
-    embedding: nn.Module,
+    embedding: nn.Module | None,
+    vocab_size: int,
 ) -> float:
-    """Return the distance of a decoder's logits from PyTorch's, as measure_distance.
+    """Return the distance of a decoder's output from PyTorch's, as measure_distance.
 
     Args:
       parts: what the decoder was made of; its layers are plain.
       sources: the weights of its products.
+      embedding: None if the first layers are elsewhere.
     """
-    assert parts.head is not None, "the whole model is here"
-    tables, inputs = make_check(parts.head.out_features)
-    vectors = embedding(inputs.input_ids)[0]
+    tables, inputs = make_check(vocab_size)
+    if embedding is None:
+        vectors = draw_hidden(inputs, parts.hidden_size).to(parts.dtype)
+    else:
+        vectors = embedding(inputs.input_ids)[0]
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     actual = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
     expected = _Modules(parts, sources).compute(vectors.float())
+    if parts.head is None:
+        # Beside the vectors that came in, a mistake in what the layers add could be small.
+        given = vectors[COMPARED_TOKENS].float()
+        expected, actual = expected - given, actual[COMPARED_TOKENS] - given
     return measure_distance(expected, actual)
 
 
@@ -53,19 +66,22 @@ class _Modules:
         self._sources = sources
 
     def compute(self, hidden: Tensor) -> Tensor:
-        """Return the logits of COMPARED_TOKENS.
+        """Return the logits of COMPARED_TOKENS, or hidden states if there is no head.
 
         Args:
           hidden: (num_tokens, hidden_size), the vectors of one sequence's tokens
         """
-        assert self._parts.final_norm is not None and self._parts.head is not None
         for layer in self._parts.layers:
             hidden = hidden + self._attend(
                 layer, self._normalize(hidden, layer.input_norm)
             )
             hidden = hidden + self._feed(layer, self._normalize(hidden, layer.mlp_norm))
-        last = self._normalize(hidden[COMPARED_TOKENS], self._parts.final_norm)
-        return self._multiply(self._parts.head, last)
+        hidden = hidden[COMPARED_TOKENS]
+        if self._parts.final_norm is None or self._parts.head is None:
+            return hidden
+        return self._multiply(
+            self._parts.head, self._normalize(hidden, self._parts.final_norm)
+        )
 
     def _attend(self, layer: LayerParts, hidden: Tensor) -> Tensor:
         queries, keys, values = (

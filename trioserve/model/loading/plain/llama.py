@@ -41,8 +41,13 @@ _DTYPES = {
 }
 
 
-def outline_plain(folder: Path, config: ModelConfig) -> Outline | None:
+def outline_plain(
+    folder: Path, config: ModelConfig, *, layers: range | None = None
+) -> Outline | None:
     """Outline a plain Llama that the native kernels can run, by its config.json.
+
+    Args:
+      layers: those that will be loaded; None is all.
 
     Returns:
       None if transformers must be asked.
@@ -50,7 +55,7 @@ def outline_plain(folder: Path, config: ModelConfig) -> Outline | None:
     Raises:
       InvalidConfig: an option does not fit the model or the machine.
     """
-    llama = _find_plain_llama(folder, config)
+    llama = _find_plain_llama(folder, config, layers)
     if llama is None:
         return None
     return Outline(
@@ -61,7 +66,12 @@ def outline_plain(folder: Path, config: ModelConfig) -> Outline | None:
 
 
 def load_plain(
-    folder: Path, config: ModelConfig, *, name: str, file: GgufFile | None = None
+    folder: Path,
+    config: ModelConfig,
+    *,
+    name: str,
+    file: GgufFile | None = None,
+    layers: range | None = None,
 ) -> LoadedModel | None:
     """Load a plain Llama on the native kernels.
 
@@ -69,6 +79,8 @@ def load_plain(
       folder: holds config.json, and safetensors if `file` is None.
       name: the model's name for clients.
       file: the GGUF file with the weights.
+      layers: neighbours that one stage of a pipeline has; None is all. The vectors of
+        tokens are loaded with the first layer, and the head with the last.
 
     Returns:
       None if transformers must be asked.
@@ -76,7 +88,7 @@ def load_plain(
     Raises:
       InvalidConfig: an option does not fit the model or the machine.
     """
-    llama = _find_plain_llama(folder, config)
+    llama = _find_plain_llama(folder, config, layers)
     if llama is None:
         return None
     tensors = _open_tensors(llama, folder, file)
@@ -104,7 +116,8 @@ class _PlainLlama:
 
     Args:
       dtype: of the KV cache and of the vectors of tokens.
-      calls: those of attention, one for each layer.
+      layers: those that are loaded here.
+      calls: those of attention, one for each of the layers.
     """
 
     described: PlainConfig
@@ -112,6 +125,7 @@ class _PlainLlama:
     dtype: torch.dtype
     library: Library
     max_model_len: int
+    layers: range
     calls: tuple[LayerSpec, ...]
     eos_token_ids: frozenset[int]
     default_sampling: tuple[tuple[str, float], ...]
@@ -135,7 +149,9 @@ class _PlainLlama:
         )
 
 
-def _find_plain_llama(folder: Path, config: ModelConfig) -> _PlainLlama | None:
+def _find_plain_llama(
+    folder: Path, config: ModelConfig, layers: range | None
+) -> _PlainLlama | None:
     described = read_plain_config(folder)
     if described is None or config.kernels == "torch":
         return None
@@ -149,6 +165,7 @@ def _find_plain_llama(folder: Path, config: ModelConfig) -> _PlainLlama | None:
     except NoKernels:
         return None
     set_threads(config)
+    layers = layers or range(described.num_hidden_layers)
     return _PlainLlama(
         described=described,
         config=config,
@@ -157,7 +174,8 @@ def _find_plain_llama(folder: Path, config: ModelConfig) -> _PlainLlama | None:
         max_model_len=choose_max_model_len(
             described.max_position_embeddings, config.max_model_len
         ),
-        calls=list_calls(described),
+        layers=layers,
+        calls=list_calls(described, layers),
         eos_token_ids=read_eos(folder, described.eos_token_id),
         default_sampling=read_default_sampling(folder, config),
     )
@@ -181,8 +199,8 @@ def _open_tensors(
 @torch.inference_mode()
 def _pack(
     llama: _PlainLlama, tensors: PlainTensors, file: GgufFile | None
-) -> tuple[NativeDecoder, nn.Module] | None:
-    """Return the layers, and the vectors of tokens.
+) -> tuple[NativeDecoder, nn.Module | None] | None:
+    """Return the layers, and the vectors of tokens if the first layer is here.
 
     Returns:
       None if the layers do not compute what PyTorch does. Blocks of a GGUF file are not
@@ -190,7 +208,7 @@ def _pack(
     """
     num_positions = max(llama.max_model_len, NUM_CHECKED)
     builder = PartsBuilder(llama.described, tensors, llama.dtype, num_positions)
-    parts = builder.build(llama.calls)
+    parts = builder.build(llama.layers, llama.calls)
     native = NativeDecoder(
         parts,
         llama.library,
@@ -198,12 +216,14 @@ def _pack(
         int8=llama.int8,
         sources=builder.sources,
     )
-    embedding = tensors.make_embedding()
+    embedding = tensors.make_embedding() if llama.layers.start == 0 else None
     if file is not None:
         kinds = sorted({name_kind(each) for each in builder.sources.values()})
         logger.info("weights: %s, read from %s", ", ".join(kinds), file.path.name)
         return native, embedding
-    distance = measure_difference(native, parts, builder.sources, embedding)
+    distance = measure_difference(
+        native, parts, builder.sources, embedding, llama.described.vocab_size
+    )
     if not is_close(distance, llama.dtype, int8=llama.int8):
         logger.debug("the kernels' output differs by %.2g of its size", distance)
         return None
@@ -211,13 +231,17 @@ def _pack(
 
 
 class _Vectors(nn.Module):
-    """The only module of such a model: the vectors of its tokens."""
+    """The only module of such a model: the vectors of its tokens.
 
-    def __init__(self, embedding: nn.Module, dtype: torch.dtype) -> None:
+    Args:
+      embedding: None at a later stage of a pipeline, which reads no tokens.
+    """
+
+    def __init__(self, embedding: nn.Module | None, dtype: torch.dtype) -> None:
         super().__init__()
         self._embedding = embedding
         self.dtype = dtype
         self.device = torch.device("cpu")
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Module | None:
         return self._embedding

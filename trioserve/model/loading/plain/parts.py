@@ -40,19 +40,20 @@ class PartsBuilder:
         self._dtype = dtype
         self._rotary = compute_rotary(described, num_positions)
 
-    def build(self, calls: tuple[LayerSpec, ...]) -> DecoderParts:
-        """Make all parts.
+    def build(self, layers: range, calls: tuple[LayerSpec, ...]) -> DecoderParts:
+        """Make the parts of some layers, and of the head if the last layer is among them.
 
         Args:
-          calls: those of attention, one for each layer.
+          calls: those of attention, one for each of the layers.
         """
+        has_head = layers.stop == self._described.num_hidden_layers
         return DecoderParts(
             layers=tuple(
-                self._build_layer(name_layer(i), call) for i, call in enumerate(calls)
+                self._build_layer(name_layer(i), call) for i, call in zip(layers, calls)
             ),
             embedding_scale=1.0,
-            final_norm=self._tensors.read_vector(FINAL_NORM),
-            head=self._multiply(name_head(self._described)),
+            final_norm=self._tensors.read_vector(FINAL_NORM) if has_head else None,
+            head=self._multiply(name_head(self._described)) if has_head else None,
             activation="silu",
             epsilon=self._described.rms_norm_eps,
             logit_softcap=None,
@@ -96,8 +97,8 @@ class PartsBuilder:
         return product
 
 
-def list_calls(described: PlainConfig) -> tuple[LayerSpec, ...]:
-    """Return the calls of attention, one for each layer."""
+def list_calls(described: PlainConfig, layers: range) -> tuple[LayerSpec, ...]:
+    """Return the calls of attention of some layers."""
     return tuple(
         LayerSpec(
             module_name=f"{name_layer(i)}.self_attn",
@@ -109,7 +110,7 @@ def list_calls(described: PlainConfig) -> tuple[LayerSpec, ...]:
             window=None,
             scaling=described.head_dim**-0.5,
         )
-        for i in range(described.num_hidden_layers)
+        for i in layers
     )
 
 

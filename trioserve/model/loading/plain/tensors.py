@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -58,6 +59,17 @@ def list_shapes(described: PlainConfig) -> Shapes:
             f"{layer}.mlp.down_proj": (size, inner),
         }
     return shapes
+
+
+def count_parameters(described: PlainConfig) -> tuple[list[int], int]:
+    """Return the number of parameters of each layer, and that of the head."""
+    shapes = list_shapes(described)
+    names = [name_layer(i) for i in range(described.num_hidden_layers)]
+    layers = [
+        sum(math.prod(shapes[each]) for each in shapes if each.startswith(f"{name}."))
+        for name in names
+    ]
+    return layers, math.prod(shapes[name_head(described)])
 
 
 def name_head(described: PlainConfig) -> str:

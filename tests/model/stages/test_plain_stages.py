@@ -1,0 +1,100 @@
+"""A stage of a plain Llama is loaded without transformers, and is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig
+from trioserve.model import LoadedModel, load_plain
+from trioserve.model.native.check import COMPARED_TOKENS, make_check
+from trioserve.model.stages import (
+    LoadedStage,
+    load_plain_stage,
+    load_stage,
+    outline_plain_stage,
+    outline_stage,
+)
+from trioserve.testing.models import save_tiny_model
+
+pytestmark = pytest.mark.usefixtures("needs_kernels")
+
+CPU = ModelConfig(device="cpu")
+NUM_LAYERS = 3
+
+
+def save(folder: Path, **changes: Any) -> Path:
+    return save_tiny_model("llama", folder, num_hidden_layers=NUM_LAYERS, **changes)
+
+
+def load(folder: Path, num_stages: int) -> list[LoadedStage]:
+    stages = [
+        load_plain_stage(folder, CPU, name="tiny", stage=i, num_stages=num_stages)
+        for i in range(num_stages)
+    ]
+    loaded = [stage for stage in stages if stage is not None]
+    assert len(loaded) == num_stages
+    return loaded
+
+
+@torch.inference_mode()
+def compute(models: list[Any]) -> Tensor:
+    """Return the logits of COMPARED_TOKENS, by one model after the other."""
+    tables, inputs = make_check(models[0].info.vocab_size)
+    vectors = models[0].model.get_input_embeddings()(inputs.input_ids)[0]
+    for model in models:
+        layers = model.native.open(tables, num_blocks=tables.block_ids.shape[1])
+        vectors = layers.run(vectors, inputs, COMPARED_TOKENS, inputs.position_ids)
+    return vectors
+
+
+@pytest.mark.parametrize("num_stages", [2, NUM_LAYERS])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_stages_compute_what_the_model_does(
+    tmp_path: Path, num_stages: int, is_tied: bool
+) -> None:
+    folder = save(tmp_path, tie_word_embeddings=is_tied)
+    whole = load_plain(folder, CPU, name="tiny")
+    assert isinstance(whole, LoadedModel)
+    expected = compute([whole])
+    assert torch.allclose(compute(load(folder, num_stages)), expected, atol=1e-5)
+
+
+def test_a_stage_may_be_loaded_either_way(tmp_path: Path) -> None:
+    """Stages of one model may be loaded differently, and must fit together."""
+    folder = save(tmp_path)
+    for number, plain in enumerate(load(folder, 2)):
+        place: dict[str, Any] = {"stage": number, "num_stages": 2}
+        stage = load_stage(folder, CPU, name="tiny", **place)
+        assert plain.partition == stage.partition
+        assert plain.info == stage.info
+        assert (plain.hidden_width, plain.dtype) == (stage.hidden_width, stage.dtype)
+        assert outline_plain_stage(folder, CPU, **place) == outline_stage(
+            folder, CPU, **place
+        )
+
+
+def test_another_model_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = save_tiny_model("qwen3", tmp_path)
+    assert load_plain_stage(folder, CPU, name="x", stage=0, num_stages=2) is None
+    assert outline_plain_stage(folder, CPU, stage=0, num_stages=2) is None
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    with pytest.raises(InvalidConfig, match="4 stages cannot share 3 layers"):
+        load_plain_stage(folder, CPU, name="x", stage=0, num_stages=NUM_LAYERS + 1)
+
+
+def test_the_room_imports_no_transformers() -> None:
+    script = (
+        "import sys, trioserve.model.stages; assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
