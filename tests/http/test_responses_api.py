@@ -479,7 +479,16 @@ async def test_a_function_that_is_hidden_is_not_called(tokenizer_folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "name": "weather"}]
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "weather"},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "weather"}],
+        },
+    ],
 )
 async def test_a_call_may_be_forced(tokenizer_folder: Path, choice: Any) -> None:
     async with (

@@ -1136,11 +1136,60 @@ OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
         ("required", {"f", "g"}),
         ({"type": "function", "function": {"name": "g"}}, {"g"}),
         ({"function": {"name": "f"}}, {"f"}),
+        ("allowed required f g", {"f", "g"}),
+        ("allowed required g", {"g"}),
+        ("allowed auto g", set()),
     ],
 )
 def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
+    if isinstance(choice, str) and choice.startswith("allowed"):
+        choice = allow(*choice.split()[1:])
     request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
     assert request.forced_tools == forced
+
+
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        (allow("auto", "g"), (OTHER_TOOL,)),
+        (allow("auto", "g", "f"), (TOOL, OTHER_TOOL)),
+        # A grammar keeps the model to the allowed ones.
+        (allow("required", "g"), (TOOL, OTHER_TOOL)),
+    ],
+)
+def test_tools_that_are_not_allowed_are_not_shown(
+    endpoint: str, choice: object, shown: tuple[object, ...]
+) -> None:
+    body = encode(endpoint, **MINIMAL["chat"], tools=[TOOL, OTHER_TOOL])
+    fields = json.loads(body) | {"tool_choice": choice}
+    fields.pop("prompt", None)
+    request = DECODERS[endpoint](json.dumps(fields).encode())
+    assert to_chat_options(request).tools == shown
+
+
+def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
+    def convert(name: str) -> ChatRequest:
+        names = [{"type": "function", "name": name}]
+        body = encode(
+            "response",
+            tools=[{"type": "function", "name": each} for each in "fg"],
+            tool_choice={"type": "allowed_tools", "mode": "required", "tools": names},
+        )
+        request = decode_response(body)
+        messages, sources = to_messages(request.items, None)
+        with naming_fields(sources, 0):
+            return to_chat(request, messages)
+
+    assert convert("g").forced_tools == {"g"}
+    with pytest.raises(InvalidParameter) as caught:
+        convert("h")
+    assert caught.value.param == "tool_choice.tools[0].name"
 
 
 @pytest.mark.parametrize(
@@ -1154,8 +1203,59 @@ def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
             "tool_choice.function",
         ),
         (
-            {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]},
+            {"tool_choice": {"type": "custom"}, "tools": [TOOL]},
             "tool_choice.type",
+        ),
+        (
+            {"tool_choice": {"type": {"function": 1}}, "tools": [TOOL]},
+            "tool_choice.type",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]},
+            "tool_choice.allowed_tools",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "any", "tools": []},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": []},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "h"}}],
+                    },
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools[0].function.name",
         ),
         (
             {"tool_choice": {"function": {"name": "h"}}, "tools": [TOOL]},

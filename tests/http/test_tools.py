@@ -371,10 +371,15 @@ async def test_token_ids_and_logprobs_stay_complete(tokenizer_folder: Path) -> N
 
 
 NAMED: Any = {"type": "function", "function": {"name": "stop"}}
+ALLOWED: Any = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [NAMED]},
+}
 
 
 @pytest.mark.parametrize(
-    ("choice", "names"), [("required", {"weather", "stop"}), (NAMED, {"stop"})]
+    ("choice", "names"),
+    [("required", {"weather", "stop"}), (NAMED, {"stop"}), (ALLOWED, {"stop"})],
 )
 async def test_a_forced_call_reaches_the_device_as_a_grammar(
     tokenizer_folder: Path, choice: Any, names: set[str]
@@ -384,6 +389,21 @@ async def test_a_forced_call_reaches_the_device_as_a_grammar(
         grammar = server.device.plans[0].starts[0].sampling.grammar
         assert grammar is not None
         assert {name for name in ("weather", "stop") if name in grammar.text} == names
+
+
+async def test_the_model_does_not_see_tools_that_are_not_allowed(
+    tokenizer_folder: Path,
+) -> None:
+    allowed = {"mode": "auto", "tools": [NAMED]}
+    async with open_client(tokenizer_folder) as (server, client):
+        answer = await ask(
+            client, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
+        )
+        assert list_calls(answer.choices[0].message) == BOTH
+        start = server.device.plans[0].starts[0]
+        assert start.sampling.grammar is None
+        text = await server.state.engine.renderer.detokenize(start.prompt_token_ids)
+        assert '"stop"' in text and '"weather"' not in text
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _explain_value(text: str, field: str) -> InvalidParameter:
     if reason.startswith("Expected `str` matching regex"):
         reason = REQUEST_ID_RULE
     # msgspec quotes the wrong value and does not list the right ones.
-    if reason.startswith("Invalid enum value"):
+    if reason.startswith(("Invalid enum value", "Invalid value")):
         choices = _CHOICES[param.rpartition(".")[2].partition("[")[0]]
         reason = f"must be one of {', '.join(choices)}"
     reason = reason.replace("`", "").replace(" | ", " or ")

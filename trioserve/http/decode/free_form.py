@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,8 @@ from .lazy_fields import begins_with, decode_field
 from .response_requests import TextConfig
 from .structured import STRUCTURE_FIELDS, has_value
 from .tool_choice import (
+    AllowedTools,
+    FlatAllowedTools,
     FlatNamedTool,
     FlatToolChoice,
     NamedTool,
@@ -72,15 +75,16 @@ def decode_any_tools(
     return tools or None
 
 
-def _decode_choice(name: str, raw: msgspec.Raw, named: type) -> Any:
+def _decode_choice(name: str, raw: msgspec.Raw, kinds: Mapping[str, type]) -> Any:
     if not begins_with(raw, b"{"):
         return decode_field(name, raw, ToolMode | None)
     fields: dict[str, object] = decode_free_form(
-        name, raw, dict[str, object], MAX_TEMPLATE_KWARGS_BYTES
+        name, raw, dict[str, object], MAX_TOOLS_BYTES
     )
-    if fields.get("type", "function") != "function":
-        raise NotSupported(f"{name}.type", "must be function")
-    return decode_field(name, raw, named)
+    kind = fields.get("type", "function")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise NotSupported(f"{name}.type", f"must be one of {', '.join(kinds)}")
+    return decode_field(name, raw, kinds[kind])
 
 
 def _check_tool(path: str, tool: dict[str, object]) -> None:
@@ -97,13 +101,14 @@ def _check_tool(path: str, tool: dict[str, object]) -> None:
 def decode_tool_choice(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> ToolChoice | None:
-    """Decode a mode, or the name of a tool.
+    """Decode a mode, or the names of one or several tools.
 
     Raises:
       InvalidParameter: it is neither.
-      NotSupported: it names several tools, or a tool that is no function.
+      NotSupported: it is a choice of another type.
     """
-    choice: ToolChoice | None = _decode_choice(name, raw, NamedTool)
+    kinds = {"function": NamedTool, "allowed_tools": AllowedTools}
+    choice: ToolChoice | None = _decode_choice(name, raw, kinds)
     return choice
 
 
@@ -111,7 +116,8 @@ def decode_flat_tool_choice(
     name: str, raw: msgspec.Raw, max_tokens: int
 ) -> FlatToolChoice | None:
     """Decode the same as the Responses API writes it."""
-    choice: FlatToolChoice | None = _decode_choice(name, raw, FlatNamedTool)
+    kinds = {"function": FlatNamedTool, "allowed_tools": FlatAllowedTools}
+    choice: FlatToolChoice | None = _decode_choice(name, raw, kinds)
     return choice
 
 

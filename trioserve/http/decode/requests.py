@@ -25,7 +25,14 @@ from .structured import (
     StructuredOutputs,
     find_structure,
 )
-from .tool_choice import NamedTool, ToolChoice, ToolMode, list_forced
+from .tool_choice import (
+    AllowedMode,
+    NamedTool,
+    ToolChoice,
+    ToolMode,
+    list_forced,
+    list_shown,
+)
 
 # Bounds on the memory and time that one request can take. They have no source: each is
 # more than clients were seen to send. vLLM has limits of the same kind
@@ -51,6 +58,7 @@ Side = Literal["left", "right"]
 # The values of each field with a fixed set of values. The decoder's error has no list.
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": get_args(ReasoningEffort),
+    "mode": get_args(AllowedMode),
     "tool_choice": get_args(ToolMode),
     "truncation_side": get_args(Side),
     "type": get_args(ToolType),
@@ -216,9 +224,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     Args:
       echo: the content of the answer begins with the last message, if that is the
         assistant's.
-      tool_choice: `none` hides the tools from the model, because that is the only way to
-        keep it from calling them. By default it sees them. `required` and the name of a
-        tool make it call one.
+      tool_choice: by default the model may call all tools. `none` hides them from it, and
+        `allowed_tools` hides others than its own. `required` and the name of a tool make
+        it call one.
       parallel_tool_calls: False ends an answer behind its first call, and so does the name
         of a tool.
     """
@@ -251,7 +259,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:
         """The tools that the model sees."""
-        return _shown_tools(self)
+        return list_shown(self.tool_choice, self.tools or ())
 
     @property
     def echoed_text(self) -> str:
@@ -412,7 +420,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     @property
     def shown_tools(self) -> tuple[dict[str, object], ...]:
         """The tools that the model would see."""
-        return _shown_tools(self)
+        return list_shown(self.tool_choice, self.tools or ())
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -438,12 +446,6 @@ def check_continuation(adds_prompt: bool | None, continues: bool | None) -> None
         raise InvalidParameter(
             "continue_final_message", "cannot be combined with add_generation_prompt"
         )
-
-
-def _shown_tools(
-    request: ChatRequest | TokenizeRequest,
-) -> tuple[dict[str, object], ...]:
-    return () if request.tool_choice == "none" else request.tools or ()
 
 
 def _adds_generation_prompt(request: ChatRequest | TokenizeRequest) -> bool:

@@ -15,7 +15,6 @@ from .tool_choice import flatten_tool_path
 _RESPONSE_NAMES: Final[Mapping[str | None, str]] = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
-    "tool_choice.function.name": "tool_choice.name",
 }
 
 # A message in the name of a chat's field.

@@ -19,7 +19,7 @@ from .messages import Message
 from .requests import ChatRequest, Int64, SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
 from .structured import JsonSchemaFormat, ResponseFormat, has_value
-from .tool_choice import FlatNamedTool, FlatToolChoice
+from .tool_choice import FlatAllowedTools, FlatNamedTool, FlatToolChoice
 
 FORMAT: Final = "text.format"
 _FORMAT_TYPES: Final = ("text", "json_object", "json_schema")
@@ -182,7 +182,9 @@ def to_chat(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatRequ
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         tools=tuple(map(_to_chat_tool, request.tools or ())) or None,
         tool_choice=(
-            choice.to_chat_choice() if isinstance(choice, FlatNamedTool) else choice
+            choice.to_chat_choice()
+            if isinstance(choice, (FlatNamedTool, FlatAllowedTools))
+            else choice
         ),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_to_response_format(request.text),
