@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 import trio
@@ -297,7 +299,9 @@ def test_the_client_sees_the_id_of_the_request(client: openai.OpenAI) -> None:
     assert caught.value.request_id
 
 
-def test_calls_that_the_template_would_drop_are_refused(client: openai.OpenAI) -> None:
+def test_calls_for_which_the_template_has_no_place_are_written_as_text(
+    client: openai.OpenAI, server: Any
+) -> None:
     call: Any = {
         "id": "call_1",
         "type": "function",
@@ -308,9 +312,22 @@ def test_calls_that_the_template_would_drop_are_refused(client: openai.OpenAI) -
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "42"},
     ]
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny-llama", messages=talk)
-    assert caught.value.param == "messages[1].tool_calls"
+    tools: list[Any] = [{"type": "function", "function": {"name": "ask"}}]
+    answer = client.chat.completions.create(
+        model="tiny-llama",
+        messages=talk,
+        tools=tools,
+        max_tokens=1,
+        extra_body={"return_token_ids": True},
+    )
+    shown = httpx.post(
+        f"{server.url}/tokenize", json={"messages": talk, "tools": tools}
+    ).json()["tokens"]
+    assert answer.prompt_token_ids == shown  # type: ignore[attr-defined]
+    text = httpx.post(f"{server.url}/detokenize", json={"tokens": shown}).json()
+    assert json.dumps(tools[0]) in text["prompt"]
+    assert '{"name": "ask", "arguments": {}}' in text["prompt"]
+    assert "tool\n42" in text["prompt"]
 
 
 def test_the_served_models_are_listed(client: openai.OpenAI) -> None:

@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.config import HttpConfig
+from trioserve.config import HttpConfig, RenderConfig
 from trioserve.errors import EngineDied
 from trioserve.render.workers.threads import RendererWorkers
 from trioserve.testing.server import FakeServer, open_fake_server
@@ -283,12 +283,24 @@ TALK = [
 ]
 
 
-async def test_calls_that_the_template_has_no_place_for_are_400(
-    client: httpx.AsyncClient,
+async def test_without_a_parser_tools_need_a_place_in_the_template(
+    tokenizer_folder: Path,
 ) -> None:
-    response = await client.post(CHAT_PATH, json={"messages": TALK})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages[1].tool_calls"
+    tools = [{"type": "function", "function": {"name": "ask"}}]
+    config = RenderConfig(tool_call_parser="none")
+    async with (
+        open_fake_server(tokenizer_folder, render=config) as server,
+        httpx.AsyncClient(base_url=server.url) as client,
+    ):
+        response = await client.post(CHAT_PATH, json={"messages": TALK})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "messages[1].tool_calls"
+        body = CHAT | {"max_tokens": 1, "tools": tools}
+        refused = await client.post(CHAT_PATH, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "tools"
+        answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
+        assert answer.status_code == 200
 
 
 async def test_earlier_calls_reach_the_model(tokenizer_folder: Path) -> None:
@@ -322,18 +334,6 @@ async def test_the_deepest_template_arguments_are_rendered(
     body["chat_template_kwargs"] = {"a": [value]}
     refused = await client.post(CHAT_PATH, json=body)
     assert refused.json()["error"]["param"] == "chat_template_kwargs"
-
-
-async def test_tools_that_shall_not_be_called_need_no_place_in_the_template(
-    client: httpx.AsyncClient,
-) -> None:
-    tools = [{"type": "function", "function": {"name": "ask"}}]
-    body = CHAT | {"max_tokens": 1, "tools": tools}
-    refused = await client.post(CHAT_PATH, json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tools"
-    answer = await client.post(CHAT_PATH, json=body | {"tool_choice": "none"})
-    assert answer.status_code == 200
 
 
 async def test_operations_answer(client: httpx.AsyncClient) -> None:

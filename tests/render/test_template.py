@@ -166,7 +166,7 @@ async def test_tools_are_shown_to_the_model(load: Load) -> None:
 
 async def test_a_template_that_would_hide_tools_is_not_used(load: Load) -> None:
     with pytest.raises(InvalidParameter, match="no place for tools") as caught:
-        await render(load(STRINGS), USER, tools=[TOOL])
+        await render(load(STRINGS, tool_call_parser="none"), USER, tools=[TOOL])
     assert caught.value.param == "tools"
 
 
@@ -222,7 +222,8 @@ async def test_calls_that_a_template_would_drop_are_refused(
     load: Load, template: str, message: object, reason: str
 ) -> None:
     with pytest.raises(InvalidParameter, match=reason) as caught:
-        await render(load(template), USER, message, RESULT)
+        renderer = load(template, tool_call_parser="none")
+        await render(renderer, USER, message, RESULT)
     assert caught.value.param == "messages[1].tool_calls"
 
 
@@ -261,7 +262,7 @@ async def test_results_that_a_template_would_drop_are_refused(load: Load) -> Non
     with pytest.raises(
         InvalidParameter, match="no place for results of tools"
     ) as caught:
-        await render(load(NO_RESULTS), USER, RESULT)
+        await render(load(NO_RESULTS, tool_call_parser="none"), USER, RESULT)
     assert caught.value.param == "messages[1].role"
 
 

@@ -112,12 +112,17 @@ def test_a_stop_string_releases_what_is_held(folder: Path, group: int) -> None:
 
 def test_auto_recognises_the_template_in_use(folder: Path, tmp_path: Path) -> None:
     info, config = make_info(), RenderConfig()
-    plain = load_renderer(folder, config, info=info)
+    unknown = "{{ tools | tojson }}"
+    plain = load_renderer(folder, config, info=info, chat_template=unknown)
     assert plain.tool_format is None
-    template = "{{ tools | tojson }}[TOOL_CALLS]"
+    template = unknown + "[TOOL_CALLS]"
     other = load_renderer(folder, config, info=info, chat_template=template)
     assert other.tool_format is not None
     assert other.tool_format.family == "mistral"
+    # The model's own template has no place for tools.
+    described = load_renderer(folder, config, info=info)
+    assert described.tool_format is not None
+    assert described.tool_format.family == "hermes"
 
 
 def test_a_call_may_begin_and_end_in_one_delta(folder: Path) -> None:

@@ -115,6 +115,8 @@ def make_renderer(
             parts.tokenizer,
             trusts_requests=config.trust_request_chat_template,
             image_token=None if images is None else images.token.text,
+            describes_tools=parts.tool_format is not None
+            and parts.tool_format.describes_tools,
         ),
         config,
         info,

@@ -17,6 +17,7 @@ from ...errors import InvalidParameter, NotSupported
 from .fields import read_fields
 from .template_form import ROLES, TemplateForm, text_part
 from .tool_history import ToolHistory
+from .tool_prompt import surround, write_result
 
 # About the length of a template's text around a message, such as
 # <|im_start|>user\n...<|im_end|>\n
@@ -154,6 +155,7 @@ class _Reader:
         self.conversation = Conversation()
         self._form = form
         self._tools = ToolHistory(form)
+        self._ends_in_results = False
 
     def read(self, message: ChatMessage | Mapping[str, object], param: str) -> None:
         fields = read_fields(message, param)
@@ -171,7 +173,21 @@ class _Reader:
             self._tools.read_calls(
                 fields, f"{param}.tool_calls", has_content=has_content
             )
-        self.conversation.messages.append(fields)
+        if role == "tool" and self._form.writes_results:
+            self._write_result(fields["content"])
+        else:
+            self.conversation.messages.append(fields)
+            self._ends_in_results = False
+
+    def _write_result(self, content: object) -> None:
+        """Make a message of the user of one or several results in a row."""
+        messages, written = self.conversation.messages, write_result(content)
+        if self._ends_in_results:
+            before = surround(messages.pop()["content"], after="\n")
+            # Invariant: both are texts, or both are lists of parts.
+            written = before + written  # type: ignore[operator]
+        messages.append({"role": "user", "content": written})
+        self._ends_in_results = True
 
     def _read_role(self, role: object, param: str) -> str:
         """Return the role under which the template knows it."""

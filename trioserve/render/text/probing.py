@@ -61,11 +61,19 @@ class TemplateProbe:
     Args:
       source: the template.
       render: runs it; raises InvalidParameter if it refuses the messages.
+      describes_tools: what it does not show is written into its texts; see TemplateForm.
     """
 
-    def __init__(self, source: str, render: Callable[[Messages], str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        render: Callable[[Messages], str],
+        *,
+        describes_tools: bool = False,
+    ) -> None:
         self._source = source
         self._render = render
+        self._describes_tools = describes_tools
         # A template that wants a system message first refuses this message. Then assume
         # strings, because most templates take them.
         self._takes_strings = self._shows(_WORD, [_user(_WORD)]) is not False
@@ -87,6 +95,8 @@ class TemplateProbe:
             ),
             takes_arguments_as_text=as_text,
             shows_results=self._shows_results(),
+            describes_tools=self._describes_tools,
+            shows_system=self._shows_role("system"),
             roles=frozenset(filter(self._shows_role, find_roles(self._source))),
         )
 
@@ -121,11 +131,17 @@ class TemplateProbe:
 
     def _shows_results(self) -> bool:
         conversations = [
-            [_user("a"), self._call(["f"], beside, as_text), _result(_WORD)]
+            [
+                _user(self._make_content("a")),
+                self._call(["f"], beside, as_text),
+                _result(self._make_content(_WORD)),
+            ]
             for beside in CALL_CONTENTS
             for as_text in (False, True)
         ]
-        return self._shows(_WORD, *conversations) is not False
+        shows = self._shows(_WORD, *conversations)
+        # Refused results can be written as text, if that is done at all.
+        return not self._describes_tools if shows is None else shows
 
     def _shows_role(self, role: str) -> bool:
         message = {"role": role, "content": self._make_content(_WORD)}
@@ -193,7 +209,7 @@ def _user(content: object) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def _result(content: str) -> dict[str, Any]:
+def _result(content: object) -> dict[str, Any]:
     return {
         "role": "tool",
         "content": content,

@@ -19,6 +19,7 @@ from .model_tokenizer import ModelTokenizer
 from .probing import PROBE_TOOL, TemplateProbe, find_roles
 from .rendering import render_chat
 from .template_form import TemplateForm
+from .tool_prompt import add_tools
 
 # Errors that say that a template was not written for the client's messages: all but a
 # lack of memory.
@@ -113,6 +114,8 @@ class ChatTemplate:
       tokenizer: has the templates and the special tokens.
       trusts_requests: whether a request may bring a template of its own.
       image_token: the model's image token; None for a model that sees no images.
+      describes_tools: whether tools are described in a text if the model's template has no
+        place for them.
 
     Attributes:
       tokenizer: as above.
@@ -124,10 +127,12 @@ class ChatTemplate:
         *,
         trusts_requests: bool = False,
         image_token: str | None = None,
+        describes_tools: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self._trusts_requests = trusts_requests
         self._image_token = image_token
+        self._describes_tools = describes_tools
         # By the template's source, and by whether it gets tools.
         self._forms: dict[tuple[str, bool], TemplateForm] = {}
         # Compiled and probed now, so that the first request does not wait for it.
@@ -171,15 +176,18 @@ class ChatTemplate:
                     "chat_template_kwargs", f"{name} cannot be set here"
                 )
         source = self._choose(options)
-        if options.tools and not self.find_form(options).shows_tools:
-            # The client would wait for calls of tools that the model does not see.
-            raise InvalidParameter(
-                "tools", "the model's chat template has no place for tools"
-            )
+        tools = list(options.tools) or None
+        if tools and not (form := self.find_form(options)).shows_tools:
+            if not form.describes_tools:
+                # The client would wait for calls of tools that the model does not see.
+                raise InvalidParameter(
+                    "tools", "the model's chat template has no place for tools"
+                )
+            messages, tools = add_tools(messages, tools, form), None
         return TemplateCall(
             source=source,
             messages=messages,
-            tools=list(options.tools) or None,
+            tools=tools,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
             variables={
@@ -244,7 +252,8 @@ class ChatTemplate:
                 variables=dict(self.tokenizer.special_tokens),
             ).render()
 
-        return TemplateProbe(source, render).find_form(image_token=self._image_token)
+        probe = TemplateProbe(source, render, describes_tools=self._describes_tools)
+        return probe.find_form(image_token=self._image_token)
 
 
 def _switch_reasoning(effort: ReasoningEffort | None, source: str) -> dict[str, object]:

@@ -36,6 +36,9 @@ class TemplateForm:
       takes_arguments_as_text: it reads the arguments of a call as JSON in a string,
         otherwise as an object.
       shows_results: it shows messages of the role `tool`.
+      shows_system: it shows messages of the role `system`.
+      describes_tools: tools, calls and results that it does not show are written into its
+        texts (tool_prompt.py).
       roles: further roles that it names, and whose messages it shows.
     """
 
@@ -47,7 +50,19 @@ class TemplateForm:
     shows_all_calls: bool = True
     takes_arguments_as_text: bool = False
     shows_results: bool = True
+    shows_system: bool = True
+    describes_tools: bool = False
     roles: frozenset[str] = frozenset()
+
+    @property
+    def writes_calls(self) -> bool:
+        """Whether calls are written into the content of their message."""
+        return self.describes_tools and not self.shows_calls_beside
+
+    @property
+    def writes_results(self) -> bool:
+        """Whether results are written into messages of the user."""
+        return self.describes_tools and not self.shows_results
 
 
 def text_part(text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ...errors import InvalidParameter
 from ...types.nesting import check_nesting
 from .fields import read_fields
 from .template_form import TemplateForm, text_part
+from .tool_prompt import write_calls
 
 # The JSON decoder holds the GIL: for 13 seconds over 48 MiB of empty lists, and for 10
 # to 20 ms over this many characters. The tools of a request have the same limit
@@ -49,6 +50,10 @@ class ToolHistory:
         if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
             raise InvalidParameter(param, "must be a list")
         read = [self._read_call(call, f"{param}[{i}]") for i, call in enumerate(calls)]
+        if self._form.writes_calls:
+            del message["tool_calls"]
+            message["content"] = write_calls(message["content"], read)
+            return
         if len(read) > 1 and not self._form.shows_all_calls:
             raise InvalidParameter(
                 param,
@@ -65,7 +70,7 @@ class ToolHistory:
         Raises:
           InvalidParameter: the template would not show it.
         """
-        if not self._form.shows_results:
+        if not (self._form.shows_results or self._form.writes_results):
             raise InvalidParameter(
                 f"{param}.role",
                 "the model's chat template has no place for results of tools",
@@ -74,7 +79,7 @@ class ToolHistory:
         if called is not None:
             message.setdefault("name", called)
 
-    def _read_call(self, call: object, param: str) -> dict[str, object]:
+    def _read_call(self, call: object, param: str) -> dict[str, Any]:
         fields = read_fields(call, param)
         function = read_fields(fields.get("function"), f"{param}.function")
         name = function.get("name")
@@ -97,7 +102,7 @@ class ToolHistory:
         is_text = isinstance(sent, str)
         arguments = _decode(str(sent), param) if is_text else sent
         check_nesting(param, arguments)
-        if not self._form.takes_arguments_as_text:
+        if not (self._form.takes_arguments_as_text or self._form.writes_calls):
             return arguments
         # The client's own text stays unchanged, so that the prefix cache finds it.
         return sent if is_text else json.dumps(arguments, ensure_ascii=False)

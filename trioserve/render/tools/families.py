@@ -44,6 +44,9 @@ TOOL_FAMILIES: Final[Mapping[str, type[ToolScanner]]] = {
     "hermes": HermesScanner,
 }
 
+# The family of the calls that text/tool_prompt.py describes.
+_DESCRIBED: Final = "hermes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
@@ -55,12 +58,15 @@ class ToolFormat:
       special_tags: ids of the format's tags that are special tokens. Text leaves out
         special tokens, but must keep these.
       form: the text around names and arguments; None if calls cannot be forced.
+      describes_tools: the chat template has no place for tools, so a text describes them
+        (text/tool_prompt.py).
     """
 
     family: str
     scanner: type[ToolScanner]
     special_tags: Mapping[str, int]
     form: CallForm | None
+    describes_tools: bool = False
 
     def write_grammar(
         self,
@@ -95,8 +101,11 @@ def load_tool_format(
     """
     family = parser
     template = "\n".join(tokenizer.chat_templates.values())
+    has_no_place = bool(template) and "tools" not in template
     if parser == "auto":
         family = recognise_family(template)
+        if family == "none" and has_no_place:
+            family = _DESCRIBED
         if family != "none":
             logger.info("tool calls are read in the form of %s", family)
     if family == "none":
@@ -112,6 +121,7 @@ def load_tool_format(
             if token_id in vocabulary.special_token_ids
         },
         form=scanner.choose_form(template),
+        describes_tools=has_no_place and family == _DESCRIBED,
     )
 
 
