@@ -7,6 +7,7 @@
       - NotSupported                400
       - ModelNotFound               404
       - ResponseNotFound            404
+      - ResponseTooLarge            400
       - EndpointOff                 404
       - TaskNotServed               400
       - UploadTooSlow               408
@@ -52,6 +53,7 @@ __all__ = [
     "NotSupported",
     "ModelNotFound",
     "ResponseNotFound",
+    "ResponseTooLarge",
     "EndpointOff",
     "TaskNotServed",
     "UploadTooSlow",
@@ -170,6 +172,17 @@ class ResponseNotFound(RequestError):
     def __init__(self, response_id: str) -> None:
         super().__init__(
             f"Response with id '{response_id[:128]}' not found.", param="response_id"
+        )
+
+
+class ResponseTooLarge(RequestError):
+    """Raised when a response with its conversation is larger than the whole store."""
+
+    def __init__(self, *, num_bytes: int, limit: int, param: str = "store") -> None:
+        super().__init__(
+            f"{param}: the response takes {num_bytes} bytes with its conversation, and "
+            f"the server stores at most {limit} bytes (--max-responses-memory)",
+            param=param,
         )
 
 

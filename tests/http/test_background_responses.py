@@ -14,6 +14,8 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import EngineDied
+from trioserve.http.endpoints import background_responses
+from trioserve.http.wire.response_writer import ResponseWriter
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import IM_END
 
@@ -175,6 +177,71 @@ async def test_an_engine_that_dies_fails_the_response(tokenizer_folder: Path) ->
         assert failed.status == "failed"
         assert failed.error is not None
         assert failed.error.code == "server_error"
+
+
+@pytest.mark.parametrize("place", ["push", "finish", "encode"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_defect_fails_the_response_and_nothing_else(
+    tokenizer_folder: Path,
+    place: str,
+    streams: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def break_down(*args: object) -> Any:
+        raise RuntimeError("a defect")
+
+    if place == "encode":
+        monkeypatch.setattr(background_responses, "run_writing", break_down)
+    else:
+        monkeypatch.setattr(ResponseWriter, place, break_down)
+    async with open_both(tokenizer_folder) as (server, client):
+        if streams:
+            stream = await create(client, stream=True)
+            events = [event async for event in stream]
+            numbers = [event.sequence_number for event in events]
+            assert numbers == list(range(len(events)))
+            assert events[-1].type == "response.failed"
+            failed = await poll(client, events[-1].response.id)
+            assert failed == events[-1].response
+        else:
+            failed = await poll(client, (await create(client)).id)
+        assert failed.status == "failed"
+        assert failed.error is not None
+        assert failed.error.code == "server_error"
+        assert failed.output == []
+        await wait_free(server)
+        items = await client.responses.input_items.list(failed.id)
+        assert len(items.data) == 1
+        # The server goes on.
+        monkeypatch.undo()
+        ended = await poll(client, (await create(client)).id)
+        assert ended.status == "completed"
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert record.getMessage() == f"the response {failed.id} failed"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_response_that_grows_too_large_to_be_stored_fails(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    config = HttpConfig(max_responses_memory="9000" if streams else "4000")
+    async with open_both(tokenizer_folder, http=config, eos_token=None) as (_, client):
+        # All events of a stream are kept, and the last ones repeat the whole text.
+        num_tokens = 16 if streams else 200
+        response = await create(client, max_output_tokens=num_tokens, stream=streams)
+        if streams:
+            events = [event async for event in response]
+            assert [e.type for e in events[-2:]] == [
+                "response.output_text.delta",
+                "response.failed",
+            ]
+            response = events[-1].response
+        failed = await poll(client, response.id)
+        assert failed.status == "failed"
+        assert failed.error is not None
+        assert "--max-responses-memory" in failed.error.message
+        assert failed.output == []
 
 
 async def test_a_drain_ends_responses_at_once(tokenizer_folder: Path) -> None:

@@ -118,6 +118,26 @@ def test_a_long_image_is_not_decoded_and_survives_the_store() -> None:
     assert bytes(message["content"][0]["image_url"]["url"]).decode() == DATA_URL  # type: ignore[index]
 
 
+def test_a_call_that_is_incomplete_is_left_out_with_its_result() -> None:
+    cut = {"call_id": "call_0", "arguments": '{"at": "i', "status": "incomplete"}
+    result = RESULT | {"call_id": "call_0"}
+    assert read(USER, ANSWER, CALL | cut, CALL, result, RESULT) == read(
+        USER, ANSWER, CALL, RESULT
+    )
+    # The turn stays, so that the turns alternate.
+    [first, second, third] = read(USER, CALL | cut, USER)
+    assert second == {"role": "assistant", "content": None}
+    stored = encode_items(decode(input=[CALL | cut]).items, lambda kind: "fc_1")
+    assert json.loads(stored)[0]["status"] == "incomplete"
+
+
+def test_reasoning_that_is_a_string_survives_the_store() -> None:
+    items = decode(input=[REASONING | {"content": "Hm."}]).items
+    stored = encode_items(items, lambda kind: f"{kind}_1")
+    assert json.loads(stored)[0]["content"] == REASONING["content"]
+    assert to_messages(decode_items(stored), None) == to_messages(items, None)
+
+
 def test_the_stored_form_reads_as_the_same_messages() -> None:
     items = decode(input=[USER, REASONING, ANSWER, CALL, RESULT]).items
     stored = encode_items(items, lambda kind: f"{kind}_1")

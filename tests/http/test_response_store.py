@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from trioserve.errors import ResponseNotFound
+from trioserve.errors import ResponseNotFound, ResponseTooLarge
 from trioserve.http.event_log import EventLog
 from trioserve.http.response_store import ResponseStore, StoredResponse, Turn
 
@@ -66,13 +66,21 @@ def test_the_oldest_are_dropped_for_the_memory_of_new_ones() -> None:
     assert store.dropped == {"age": 0, "memory": 8}
 
 
-def test_a_response_that_is_too_long_drives_out_no_other() -> None:
+def test_a_response_that_is_too_large_is_refused_and_drives_out_no_other() -> None:
     store = ResponseStore(max_bytes=30 * KB, max_age=60.0)
     store.put(make("small"), 0.0)
-    store.put(make("large", 40 * KB), 0.0)
+    store.put(make("running", running=Running()), 0.0)
+    with pytest.raises(ResponseTooLarge, match="at most 30000 bytes"):
+        store.put(make("large", 40 * KB), 0.0)
+    with pytest.raises(ResponseTooLarge):
+        store.replace(make("running", 40 * KB), 0.0)
+    with pytest.raises(ResponseTooLarge):
+        store.check_size(make("large", 20 * KB), num_more_bytes=10 * KB)
+    store.check_size(make("large", 20 * KB))
     assert has(store, "small")
+    assert store.find("running", 0.0).is_running
     assert not has(store, "large")
-    assert store.dropped["memory"] == 1
+    assert store.dropped["memory"] == 0
 
 
 def test_turns_that_responses_share_count_once_until_the_last_one_goes() -> None:

@@ -161,6 +161,36 @@ def test_only_the_last_item_of_an_answer_that_is_cut_off_is_incomplete() -> None
     assert response["completed_at"] is None
 
 
+@pytest.mark.parametrize("arguments", ['{"at": 1', '{"at": }', '{} {"a": 1}', "{"])
+def test_a_call_that_the_model_breaks_off_is_incomplete(arguments: str) -> None:
+    broken = (call(0, "", name="a"), call(0, arguments), TextDelta(text="Oh."))
+    events = write(*broken, call(1, '{"b": []}', name="b"), call(2, "", name="c"), END)
+    states = [item["status"] for item in list_items(events)]
+    assert states == ["incomplete", "completed", "completed", "completed"]
+    assert events[-1]["response"]["status"] == "completed"
+
+
+def test_an_end_that_is_not_stored_says_so() -> None:
+    writer = make_writer()
+    events = writer.forgo_store(writer.finish(USAGE))
+    assert writer.response.store is False
+    assert events[-1].response == writer.response  # type: ignore[attr-defined]
+    numbers = [event.sequence_number for event in events]
+    assert numbers == list(range(len(events)))
+
+
+def test_a_response_that_is_abandoned_has_failed_without_output() -> None:
+    writer = make_writer()
+    writer.push(TextDelta(text="a"))
+    writer.finish(USAGE)
+    last = writer.abandon(EngineDied(), 7)
+    assert last.sequence_number == 7
+    response = writer.response
+    assert (response.status, response.output) == ("failed", ())
+    assert response.completed_at is None
+    assert response.error is not None
+
+
 LENGTH = TextDelta(finish_reason="length")
 
 

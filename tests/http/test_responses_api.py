@@ -512,3 +512,90 @@ async def test_a_call_may_be_forced(tokenizer_folder: Path, choice: Any) -> None
                 tool_choice={"type": "function", "name": "fly"},
             )
         assert caught.value.param == "tool_choice.name"
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_a_call_that_is_incomplete_is_left_out_of_the_conversation(
+    tokenizer_folder: Path, is_cut: bool
+) -> None:
+    """Templates take no half arguments, so the response could never be continued."""
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Wi'
+    async with (
+        open_server(
+            tokenizer_folder,
+            answer=(call, ANSWER),
+            chat_template=TOOL_TEMPLATE,
+            max_model_len=1024,
+        ) as server,
+        open_client(server) as client,
+    ):
+        cut = await client.responses.create(
+            model="fake",
+            input="Weather?",
+            tools=[TOOL],
+            # Else the model ends its turn there.
+            max_output_tokens=len(server.answer_ids) if is_cut else None,
+            extra_body={"seed": 1},
+        )
+        assert cut.status == ("incomplete" if is_cut else "completed")
+        [called] = cut.output
+        assert (called.type, called.status) == ("function_call", "incomplete")
+        result: Any = {
+            "type": "function_call_output",
+            "call_id": called.call_id,  # type: ignore[union-attr]
+            "output": "The arguments are no JSON.",
+        }
+        for new in ("Go on.", [result, user("Go on.")]):
+            again = await client.responses.create(
+                model="fake",
+                input=new,
+                previous_response_id=cut.id,
+                extra_body={"seed": 2},
+            )
+            assert again.output_text == ANSWER
+            start = [start for plan in server.device.plans for start in plan.starts][-1]
+            renderer: Any = server.state.engine.renderer  # type: ignore[union-attr]
+            text = b"".join(map(renderer.token_bytes, start.prompt_token_ids)).decode()
+            assert text == "[user:Weather?][assistant:][user:Go on.]"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_response_that_is_too_large_to_be_stored_says_so(
+    tokenizer_folder: Path, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = HttpConfig(max_responses_memory="4000")
+    async with (
+        open_server(tokenizer_folder, http=config, eos_token=None) as server,
+        open_client(server) as client,
+    ):
+
+        async def ask(max_output_tokens: int, **fields: Any) -> Any:
+            asking = {"model": "fake", "input": "Hello", **fields}
+            asking["max_output_tokens"] = max_output_tokens
+            if not streams:
+                return await client.responses.create(**asking)
+            events = await client.responses.create(stream=True, **asking)
+            return [event async for event in events][-1].response
+
+        small = await ask(1)
+        assert small.store is True
+        assert await client.responses.retrieve(small.id)
+        large = await ask(200)
+        assert large.store is False
+        assert len(large.output_text) > 200
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(large.id)
+        # The small one was not driven out.
+        assert await client.responses.retrieve(small.id)
+        assert f"{large.id} is not stored" in caplog.text
+        # A request that is too large alone is refused only if its client insists.
+        items = [
+            {"role": "user", "content": [{"type": "input_text", "text": ""}] * 100}
+        ]
+        assert (await ask(1, input=items)).store is False
+        for name in ("store", "background"):
+            with pytest.raises(openai.BadRequestError, match="at most 4000 bytes") as e:
+                await client.responses.create(
+                    model="fake", input=items, **{name: True}  # type: ignore[call-overload]
+                )
+            assert e.value.param == name

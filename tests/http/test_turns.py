@@ -345,9 +345,14 @@ def test_values_that_change_nothing_are_taken(fields: dict[str, object]) -> None
     decode(body_of(**fields))
 
 
+@pytest.mark.parametrize("in_result", [False, True])
 @pytest.mark.parametrize("num_blocks", [1, 5000])
-async def test_many_blocks_are_measured_in_a_worker(num_blocks: int) -> None:
+async def test_many_blocks_are_measured_in_a_worker(
+    num_blocks: int, in_result: bool
+) -> None:
     blocks = tuple(Block(type="text", text="word") for _ in range(num_blocks))
+    if in_result:
+        blocks = (Block(type="tool_result", tool_use_id="t1", content=blocks),)
     threads = []
 
     class Watched(TurnMappings):

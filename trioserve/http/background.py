@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+import logging
 from typing import Protocol
 
 import trio
@@ -10,11 +11,14 @@ import trio
 from ..errors import BackgroundFull, ShuttingDown
 from ..observe import Pace
 
+logger = logging.getLogger(__name__)
+
 
 class BackgroundWork(Protocol):
     """A task. It calls `task_status.started` when it can do its work.
 
-    It may raise before that, and must not raise afterwards.
+    The caller of BackgroundTasks.start gets the errors before that. Nobody can handle those
+    that come afterwards, so they are only logged.
     """
 
     def __call__(self, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]: ...
@@ -70,11 +74,33 @@ class BackgroundTasks:
         self, work: BackgroundWork, *, task_status: trio.TaskStatus[None]
     ) -> None:
         # A task that was started runs up to its first checkpoint, even in a cancelled scope.
+        start = _Start(task_status)
         try:
-            await work(task_status=task_status)
+            await work(task_status=start)
+        except Exception:
+            if not start.is_over:
+                raise
+            # An error that left the nursery would end the server.
+            logger.exception("a task in the background failed")
         finally:
             self._change(-1)
 
     def _change(self, number: int) -> None:
         self.num_running += number
         self._pace.observe(trio.current_time(), self.num_running)
+
+
+class _Start(trio.TaskStatus[None]):
+    """Passes a start on.
+
+    Attributes:
+      is_over: the task has started.
+    """
+
+    def __init__(self, task_status: trio.TaskStatus[None]) -> None:
+        self._task_status = task_status
+        self.is_over = False
+
+    def started(self, value: None = None) -> None:
+        self._task_status.started(value)
+        self.is_over = True

@@ -21,6 +21,10 @@ class EventLog:
         self.num_bytes = 0
         self.has_ended = False
 
+    @property
+    def num_events(self) -> int:
+        return len(self._events)
+
     def append(self, events: Iterable[bytes]) -> None:
         for event in events:
             self._events.append(event)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+import logging
 from typing import Literal, Protocol
 
-from ..errors import ResponseNotFound
+from ..errors import ResponseNotFound, ResponseTooLarge
 from .event_log import EventLog
+
+logger = logging.getLogger(__name__)
 
 # About the memory of the objects around the bytes of a response or a turn.
 _OBJECT_BYTES = 1024
@@ -135,14 +138,32 @@ class ResponseStore:
     def statistics(self) -> StoreStatistics:
         return StoreStatistics(num_responses=len(self._kept), num_bytes=self._num_bytes)
 
+    def check_size(
+        self, response: StoredResponse, *, num_more_bytes: int = 0, param: str = "store"
+    ) -> None:
+        """Refuse a response that is larger than the whole store. Any thread may call it.
+
+        Args:
+          num_more_bytes: the length of its events that will still come.
+          param: the field of the request that the error names.
+
+        Raises:
+          ResponseTooLarge: it would only drive out all others.
+        """
+        num_bytes = response.num_bytes + num_more_bytes
+        if num_bytes > self._max_bytes:
+            raise ResponseTooLarge(
+                num_bytes=num_bytes, limit=self._max_bytes, param=param
+            )
+
     def put(self, response: StoredResponse, now: float) -> None:
-        """Keep a response, and drop old ones if there is no room for it."""
+        """Keep a response, and drop old ones if there is no room for it.
+
+        Raises:
+          ResponseTooLarge: as check_size.
+        """
         assert response.id not in self._kept, "ids are unique"
-        if response.num_bytes > self._max_bytes:
-            # It would only drive out all others.
-            self.dropped["memory"] += 1
-            _cancel(response)
-            return
+        self.check_size(response)
         self._kept[response.id] = _Kept(response, now, response.num_own_bytes)
         self._num_bytes += response.num_own_bytes
         for turn in response.turns:
@@ -155,7 +176,11 @@ class ResponseStore:
         """Keep a response that has ended in the place of the running one.
 
         Does nothing if the running one was deleted or dropped.
+
+        Raises:
+          ResponseTooLarge: as check_size. The running one stays.
         """
+        self.check_size(response)
         if response.id in self._kept:
             self._take_out(response.id)
             self.put(response, now)
@@ -214,6 +239,11 @@ class ResponseStore:
 
     def _drop(self, response_id: str, reason: DropReason) -> None:
         self.dropped[reason] += 1
+        if self._kept[response_id].response.is_running:
+            logger.warning(
+                "the response %s is cancelled: --max-responses-memory has no room for it",
+                response_id,
+            )
         self._end(response_id)
 
     def _end(self, response_id: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 
@@ -19,10 +19,18 @@ class LazyMappings(Sequence[dict[str, object]]):
     def num_characters(self) -> int:
         """The approximate length of their text, without images and tensors."""
 
-    @property
     @abstractmethod
-    def num_parts(self) -> int:
-        """The number of texts, images and the like that num_characters looks at."""
+    def count_parts(self) -> Iterator[int]:
+        """Count the texts, images and the like that num_characters looks at, in pieces."""
+
+    def has_more_parts(self, limit: int) -> bool:
+        """Return whether there are more parts than a number, without a look at the rest."""
+        num_parts = 0
+        for number in self.count_parts():
+            num_parts += number
+            if num_parts > limit:
+                return True
+        return False
 
     @abstractmethod
     def make(self, index: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
@@ -29,9 +30,9 @@ class MessageMappings(LazyMappings):
     def num_characters(self) -> int:
         return sum(map(_count_characters, self._messages))
 
-    @property
-    def num_parts(self) -> int:
-        return sum(count_parts(message.content) for message in self._messages)
+    def count_parts(self) -> Iterator[int]:
+        for message in self._messages:
+            yield count_parts(message.content)
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -30,6 +30,9 @@ RESULT: Final = "function_call_output"
 REASONING: Final = "reasoning"
 _ITEM_TYPES: Final = (MESSAGE, CALL, RESULT, REASONING)
 
+# The states of items that have not ended.
+_CUT: Final = ("in_progress", "incomplete")
+
 
 class InputPart(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A part of a content: a text, an image, or a piece of reasoning.
@@ -52,6 +55,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Args:
       type: messages may have none.
+      status: whether the item is complete; nothing means that it is.
       role, content: of a message. Reasoning has a content, too.
       call_id, name, arguments: of a call; `arguments` is JSON.
       call_id, output: of the result of a call.
@@ -61,6 +65,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     type: str | None = None
     id: str | None = None
+    status: str | None = None
     role: str | None = None
     content: Content | None = None
     call_id: str | None = None
@@ -73,6 +78,11 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def kind(self) -> str | None:
         return MESSAGE if self.type is None and self.role is not None else self.type
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended, or was sent, before it was complete."""
+        return self.status in _CUT
 
 
 InputItems = Annotated[
@@ -193,7 +203,9 @@ def _to_json(item: InputItem, make_id: Callable[[str], str]) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": item.id or make_id(kind), "type": kind}
     match kind:
         case "message":
-            fields |= {"role": item.role, "content": _list_parts(item)}
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            content = _list_parts(item.content or "", kind)
+            fields |= {"role": item.role, "content": content}
         case "function_call":
             fields |= {"name": item.name, "arguments": item.arguments}
         case "function_call_output":
@@ -202,18 +214,22 @@ def _to_json(item: InputItem, make_id: Callable[[str], str]) -> dict[str, Any]:
                 fields["output"] = list(map(_to_part, item.output))
         case "reasoning":
             fields["summary"] = list(map(_to_part, item.summary or ()))
-            if isinstance(item.content, tuple):
-                fields["content"] = list(map(_to_part, item.content))
+            if item.content:
+                fields["content"] = _list_parts(item.content, "reasoning_text")
     if item.call_id is not None:
         fields["call_id"] = item.call_id
-    return fields | {"status": "completed"}
+    return fields | {"status": item.status if item.is_cut else "completed"}
 
 
-def _list_parts(item: InputItem) -> list[dict[str, Any]]:
-    if isinstance(item.content, tuple):
-        return list(map(_to_part, item.content))
-    kind = "output_text" if item.role == "assistant" else "input_text"
-    return [_to_part(InputPart(type=kind, text=item.content or ""))]
+def _list_parts(content: Content, text_type: str) -> list[dict[str, Any]]:
+    """Return a content as parts.
+
+    Args:
+      text_type: the type of the part that a plain string becomes.
+    """
+    if isinstance(content, str):
+        content = (InputPart(type=text_type, text=content),)
+    return list(map(_to_part, content))
 
 
 def _to_part(part: InputPart) -> dict[str, Any]:

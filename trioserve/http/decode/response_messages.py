@@ -3,6 +3,10 @@
 One answer of the model may be several items: reasoning, a message and calls. They become
 one message, as the answer of a chat has them, so that the template shows the model the
 same history.
+
+A call that is incomplete is left out, and so is its result: templates take whole calls
+alone. The turn of the assistant stays, even if nothing is left in it, because some
+templates want turns that alternate.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ class _Writer:
         self.messages: list[Message] = []
         self.sources: list[int] = []
         self._answer: _Answer | None = None
+        # The ids of the calls that are left out.
+        self._cut_calls: set[str | None] = set()
 
     def write(self, message: Message, source: int) -> None:
         self.messages.append(message)
@@ -58,19 +64,28 @@ class _Writer:
                     self._begin_answer(index)
                 self._get_answer(index).reasoning.append(_read_reasoning(item))
             case "function_call":
-                self._get_answer(index).calls.append(_to_call(item))
+                self._add_call(item, index)
             case "function_call_output":
-                self.end_answer()
-                self.write(
-                    Message(
-                        role="tool",
-                        content=_to_content(item.output),
-                        tool_call_id=item.call_id,
-                    ),
-                    index,
-                )
+                self._add_result(item, index)
             case _:
                 self._add_message(item, index)
+
+    def _add_call(self, item: InputItem, index: int) -> None:
+        answer = self._get_answer(index)
+        if item.is_cut:
+            self._cut_calls.add(item.call_id)
+        else:
+            answer.calls.append(_to_call(item))
+
+    def _add_result(self, item: InputItem, index: int) -> None:
+        self.end_answer()
+        if item.call_id not in self._cut_calls:
+            message = Message(
+                role="tool",
+                content=_to_content(item.output),
+                tool_call_id=item.call_id,
+            )
+            self.write(message, index)
 
     def _add_message(self, item: InputItem, index: int) -> None:
         content = _to_content(item.content)

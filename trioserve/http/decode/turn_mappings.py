@@ -90,9 +90,13 @@ class TurnMappings(LazyMappings):
             TURN_CHARACTERS + _count_characters(content) for content in self._contents
         )
 
-    @property
-    def num_parts(self) -> int:
-        return sum(map(count_parts, self._contents))
+    def count_parts(self) -> Iterator[int]:
+        for content in self._contents:
+            yield count_parts(content)
+            # Results of tools have parts, too.
+            for block in () if isinstance(content, str) else content:
+                if isinstance(block.content, tuple):
+                    yield count_parts(block.content)
 
     @property
     def _contents(self) -> list[str | tuple[Block, ...]]:

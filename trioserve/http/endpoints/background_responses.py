@@ -7,14 +7,15 @@ POST .../cancel, DELETE, and the drain of the server end it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 import logging
 
 from quart import Response
 import trio
 
-from ...errors import InternalError, TrioserveError
+from ...errors import InternalError, ResponseTooLarge, TrioserveError
 from ...render import RendererWorkers
 from ..connection.scope import ScopedRequest
 from ..event_log import EventLog
@@ -24,6 +25,7 @@ from ..state import ServerState
 from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
 from ..wire.response_events import ResponseEvent, encode_event
+from ..wire.response_object import ResponseObject
 from ..wire.responses import Usage, encode
 from .generation_steps import open_meter
 from .response_calls import ResponseCall
@@ -91,12 +93,14 @@ class _Running:
         self._scope = trio.CancelScope()
         self._is_stored = False
         self._num_entries = 0
+        # The response as it was before its last events were written.
+        self._before_end: ResponseObject | None = None
         # Set when the answer is whole.
         self._usage: Usage | None = None
 
     def show(self) -> bytes:
         """Return the JSON of the response as it is now."""
-        return encode(self._call.writer.response)
+        return encode(self._before_end or self._call.writer.response)
 
     def cancel(self) -> None:
         self._scope.cancel()
@@ -117,26 +121,40 @@ class _Running:
         self, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Generate the response, as a task of BackgroundTasks."""
+        try:
+            await self._end(await self._write(task_status))
+        except Exception as error:
+            if not self._is_stored:
+                raise
+            self._abandon(error)
+        finally:
+            # Its followers must not wait for ever.
+            self.log.end()
+
+    async def _write(  # noqa: ASYNC128 (_run calls started)
+        self, task_status: trio.TaskStatus[None]
+    ) -> list[ResponseEvent]:
+        """Generate the response; returns its last events."""
         writer = self._call.writer
         try:
             # A drain does not wait: the result would be lost with the server.
             with self._state.lifecycle.until_drain(), self._scope:
                 await self._run(task_status)
-            # Only here, where it cannot be cancelled any more.
-            if self._usage is None:
-                events = writer.cancel()
-            else:
-                events = writer.finish(self._usage)
         except TrioserveError as error:
             if not self._is_stored:
                 raise
-            events = writer.fail(error)
-        except Exception:
-            if not self._is_stored:
-                raise
-            logger.exception("the response %s failed", writer.response.id)
-            events = writer.fail(InternalError())
-        await self._end(events)
+            return self._write_end(partial(writer.fail, error))
+        # Only here, where it cannot be cancelled any more.
+        if self._usage is None:
+            return self._write_end(writer.cancel)
+        return self._write_end(partial(writer.finish, self._usage))
+
+    def _write_end(
+        self, write: Callable[[], list[ResponseEvent]]
+    ) -> list[ResponseEvent]:
+        # The end may still turn out to be too large, so no client sees it before it is kept.
+        self._before_end = self._call.writer.response
+        return write()
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         call = self._call
@@ -187,10 +205,27 @@ class _Running:
                 self._log_to_follow
             )
 
+        encoded, stored = await run_writing(self._workers, write, self._num_entries)
+        num_bytes = sum(map(len, encoded)) if self._streams else 0
+        self._state.responses.check_size(stored, num_more_bytes=num_bytes)
+        self._state.responses.replace(stored, trio.current_time())
+        self._show(encoded)
+
+    def _abandon(self, error: Exception) -> None:
+        """Store that the response has failed, without its output."""
+        response_id = self._call.writer.response.id
+        if isinstance(error, TrioserveError):
+            reason = error
+            logger.warning("the response %s failed: %s", response_id, error)
+        else:
+            reason = InternalError()
+            logger.error("the response %s failed", response_id, exc_info=error)
+        event = encode_event(self._call.writer.abandon(reason, self.log.num_events))
+        stored = self._call.to_stored(self._log_to_follow)
         try:
-            encoded, stored = await run_writing(self._workers, write, self._num_entries)
-            self._show(encoded)
-            self._state.responses.replace(stored, trio.current_time())
-        finally:
-            # Its followers must not wait for ever.
-            self.log.end()
+            self._state.responses.check_size(stored, num_more_bytes=len(event))
+        except ResponseTooLarge:
+            nothing = Turn(input=b"[]", output=b"[]")
+            stored = replace(stored, earlier=(), turn=nothing, log=None)
+        self._state.responses.replace(stored, trio.current_time())
+        self._show([event])

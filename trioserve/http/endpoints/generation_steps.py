@@ -99,9 +99,9 @@ async def tokenize_bad_words(
 
 async def count_characters(workers: RendererWorkers, messages: LazyMappings) -> int:
     """Return the length of messages; of many parts, in a worker."""
-    if messages.num_parts <= _FEW_PARTS:
-        return messages.num_characters
-    return await workers.run(lambda: messages.num_characters)
+    if messages.has_more_parts(_FEW_PARTS):
+        return await workers.run(lambda: messages.num_characters)
+    return messages.num_characters
 
 
 async def render_chat(

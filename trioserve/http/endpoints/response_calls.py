@@ -12,7 +12,12 @@ import msgspec
 from msgspec import UNSET
 import trio
 
-from ...errors import InvalidParameter, NotSupported, ResponseNotFound
+from ...errors import (
+    InvalidParameter,
+    NotSupported,
+    ResponseNotFound,
+    ResponseTooLarge,
+)
 from ...frontend import TextEngine
 from ...render import RendererWorkers
 from ...types.prompt import Prompt
@@ -32,8 +37,8 @@ from ..decode.response_requests import (
 from ..decode.structured import has_value
 from ..event_log import EventLog
 from ..request_id import make_request_id
-from ..respond import run_writing, tell_time
-from ..response_store import StoredResponse, Turn
+from ..respond import tell_time
+from ..response_store import ResponseStore, StoredResponse, Turn
 from ..state import ServerState
 from ..wire.response_items import ID_PREFIXES
 from ..wire.response_object import ReasoningOptions, ResponseObject, TextOptions
@@ -86,19 +91,6 @@ class ResponseCall:
         )
 
 
-async def keep(state: ServerState, call: ResponseCall, num_entries: int) -> None:
-    """Store a response that has ended, unless its client wants that it is not.
-
-    Args:
-      num_entries: see respond.run_writing.
-    """
-    if call.writer.response.store:
-        stored = await run_writing(
-            call.engine.renderer.workers, call.to_stored, num_entries
-        )
-        state.responses.put(stored, trio.current_time())
-
-
 async def prepare(
     state: ServerState,
     request: ScopedRequest,
@@ -108,7 +100,8 @@ async def prepare(
     """Find the conversation of a request and render it.
 
     Raises:
-      RequestError: the previous response is not stored, or the conversation is wrong.
+      RequestError: the previous response is not stored, or the conversation is wrong, or too
+        large for the store although the client wants that it is stored.
       Unavailable: too much waits for the engine or the renderer.
     """
     stores = _check_store(state, body)
@@ -118,6 +111,7 @@ async def prepare(
     conversation = await run_reading(
         engine.renderer.workers, partial(_read, body, earlier, stores), num_bytes
     )
+    stores = stores and _check_size(state.responses, body, earlier, conversation.input)
     chat = conversation.chat
     with conversation.naming():
         prompt, sampling = await render_chat(
@@ -150,6 +144,26 @@ def _check_store(state: ServerState, body: ResponseRequest) -> bool:
         if getattr(body, name):
             raise NotSupported(name, "it stores no responses (--response-max-age 0)")
     return False
+
+
+def _check_size(
+    store: ResponseStore, body: ResponseRequest, earlier: tuple[Turn, ...], input: bytes
+) -> bool:
+    """Return whether the store is large enough for a conversation.
+
+    Raises:
+      ResponseTooLarge: it is not, and the client has said that it wants it stored.
+    """
+    response = StoredResponse(
+        id="", earlier=earlier, turn=Turn(input=input, output=b"[]")
+    )
+    try:
+        store.check_size(response, param="background" if body.background else "store")
+    except ResponseTooLarge:
+        if body.store or body.background:
+            raise
+        return False
+    return True
 
 
 def _find_previous(state: ServerState, body: ResponseRequest) -> StoredResponse | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 from quart import Response
 
@@ -13,15 +11,15 @@ from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
 from ..decode.response_requests import ResponseRequest
 from ..respond import JSON, run_writing
+from ..response_store import ResponseStore
 from ..state import ServerState
 from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
 from ..wire.response_events import encode_events
-from ..wire.response_writer import ResponseWriter
-from ..wire.responses import encode
 from .background_responses import answer_in_background
 from .generation_steps import open_stream
-from .response_calls import ResponseCall, keep, prepare
+from .response_calls import ResponseCall, prepare
+from .response_end import ResponseEnd, end_response
 from .sse import respond_events
 
 
@@ -40,13 +38,14 @@ async def answer_response(state: ServerState, request: ScopedRequest) -> Respons
             state, request, call.chat, engine, [call.prompt], call.sampling
         )
     if body.stream:
+        streamed = _StreamedResponse(state.responses, call, meter)
         return respond_events(
             request,
             meter,
-            _StreamedResponse(call.writer, meter),
+            streamed,
             engine.renderer.workers,
             opening=encode_events(call.writer.begin()),
-            before_end=partial(keep, state, call),
+            before_end=streamed.keep,
         )
     return await _answer_whole(state, call, meter)
 
@@ -60,26 +59,40 @@ async def _answer_whole(
         writer.push(delta)
         num_entries += count_entries([delta])
     meter.finish()
-    writer.finish(meter.usage)
-    content = await run_writing(
-        call.engine.renderer.workers, lambda: encode(writer.response), num_entries
-    )
-    await keep(state, call, num_entries)
+
+    def write() -> tuple[ResponseEnd, bytes]:
+        end = end_response(state.responses, call, writer.finish(meter.usage))
+        return end, end.encode()
+
+    workers = call.engine.renderer.workers
+    end, content = await run_writing(workers, write, num_entries)
+    end.keep(state.responses)
     return Response(content, content_type=JSON)
 
 
 class _StreamedResponse:
     """Writes the events of a response."""
 
-    def __init__(self, writer: ResponseWriter, meter: StreamMeter) -> None:
-        self._writer = writer
+    def __init__(
+        self, store: ResponseStore, call: ResponseCall, meter: StreamMeter
+    ) -> None:
+        self._store = store
+        self._call = call
         self._meter = meter
+        self._end: ResponseEnd | None = None
 
     def write(self, delta: TextDelta) -> bytes:
-        return encode_events(self._writer.push(delta))
+        return encode_events(self._call.writer.push(delta))
 
     def end(self) -> bytes:
-        return encode_events(self._writer.finish(self._meter.usage))
+        events = self._call.writer.finish(self._meter.usage)
+        self._end = end_response(self._store, self._call, events)
+        return encode_events(self._end.events)
+
+    def keep(self) -> None:
+        """Store the response, which has ended."""
+        assert self._end is not None, "its last events are written"
+        self._end.keep(self._store)
 
     def fail(self, error: TrioserveError) -> bytes:
-        return encode_events(self._writer.fail(error))
+        return encode_events(self._call.writer.fail(error))

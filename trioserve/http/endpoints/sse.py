@@ -43,14 +43,13 @@ def respond_events(
     workers: RendererWorkers,
     *,
     opening: bytes = b"",
-    before_end: Callable[[int], Awaitable[None]] | None = None,
+    before_end: Callable[[], None] | None = None,
 ) -> Response:
     """Answer with a stream of deltas.
 
     Args:
       opening: the events before the first delta, which do not wait for it.
-      before_end: called when the last events have been written, before they are sent,
-        with the number of entries of all deltas; see run_writing.
+      before_end: called when the last events have been written, before they are sent.
     """
     sender = _EventSender(request, meter, writer, workers)
     return respond_stream(
@@ -90,7 +89,7 @@ async def _send_events(
     sender: _EventSender,
     writer: EventWriter,
     opening: bytes,
-    before_end: Callable[[int], Awaitable[None]] | None,
+    before_end: Callable[[], None] | None,
 ) -> bytes:
     """Send the events of a stream, and return the last of them."""
     try:
@@ -99,7 +98,7 @@ async def _send_events(
         await sender.send_all()
         last = await sender.write_end()
         if before_end is not None:
-            await before_end(sender.num_entries)
+            before_end()
         return last
     except TrioserveError as error:
         return sender.take_unsent() + writer.fail(error)

@@ -35,7 +35,7 @@ async def answer_stored_response(
     if _BOOLEANS[wants_stream]:
         if stored.log is None:
             raise InvalidParameter(
-                "stream", "the response was not created with background and stream"
+                "stream", "no events are kept: that needs background and stream"
             )
         return follow(request, stored.log, _read_number(request, "starting_after") + 1)
     return _show(stored)

@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import msgspec
+
 from .response_events import (
     ArgumentsAdded,
     ArgumentsDone,
@@ -185,6 +187,9 @@ class OpenReasoning(OpenItem):
 class OpenCall(OpenItem):
     """A call of a function that grows.
 
+    A model may break off the arguments and go on with text. Then the call is incomplete,
+    although the answer is not.
+
     Args:
       call_id, name: of the call.
     """
@@ -224,10 +229,20 @@ class OpenCall(OpenItem):
         )
 
     def to_item(self, status: ItemStatus) -> OutputCall:
+        is_broken = status == "completed" and not _is_json(self._text)
         return OutputCall(
             id=self._id,
-            status=status,
+            status="incomplete" if is_broken else status,
             call_id=self._call_id,
             name=self._name,
             arguments=self._text,
         )
+
+
+def _is_json(arguments: str) -> bool:
+    """Return whether arguments are JSON; a call without any has an empty text."""
+    try:
+        msgspec.json.decode(arguments or "{}", type=msgspec.Raw)
+    except ValueError:
+        return False
+    return True

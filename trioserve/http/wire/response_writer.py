@@ -150,6 +150,28 @@ class ResponseWriter:
         self._end(status="failed", error=ResponseError(message=str(error)))
         yield ResponseFailed(sequence_number=self._number(), response=self._response)
 
+    def abandon(self, error: TrioserveError, number: int) -> ResponseEvent:
+        """Fail without any output, because it cannot be written or kept.
+
+        Args:
+          number: of the event.
+        """
+        self._open = None
+        self._items.clear()
+        self._end(
+            status="failed",
+            error=ResponseError(message=str(error)),
+            completed_at=None,
+            incomplete_details=None,
+        )
+        return ResponseFailed(sequence_number=number, response=self._response)
+
+    def forgo_store(self, events: list[ResponseEvent]) -> list[ResponseEvent]:
+        """Say in the last events of a response that it is not stored."""
+        self._change(store=False)
+        last = msgspec.structs.replace(events[-1], response=self._response)
+        return [*events[:-1], last]
+
     def cancel(self) -> list[ResponseEvent]:
         """Write the last event of a response that the client has cancelled."""
         return list(self._cancel())
