@@ -278,6 +278,49 @@ async def test_reasoning_and_calls_come_in_one_answer(
         assert list_calls(answer.choices[0].message) == BOTH
 
 
+HARMONY_TEMPLATE = TEMPLATE + "{# <|channel|> <|message|> functions. #}"
+HARMONY = (
+    "<|channel|>analysis<|message|>Where?<|end|><|start|>assistant<|channel|>commentary"
+    f"<|message|>{TEXT}<|end|><|start|>assistant<|channel|>commentary "
+    f"to=functions.weather <|constrain|>json<|message|>{FIRST}"
+)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("has_tools", [False, True])
+async def test_the_channels_of_gpt_oss_are_split_without_an_option(
+    tokenizer_folder: Path, streams: bool, has_tools: bool
+) -> None:
+    template = HARMONY_TEMPLATE.replace("<tool_call>", "")
+    fields: dict[str, Any] = {} if has_tools else {"tools": openai.NOT_GIVEN}
+    async with open_client(
+        tokenizer_folder, answer=HARMONY, chat_template=template
+    ) as (_, client):
+        if streams:
+            answer, chunks = await stream_answer(client, **fields)
+            deltas = [chunk.choices[0].delta for chunk in chunks]
+            reasoning = "".join(getattr(d, "reasoning", None) or "" for d in deltas)
+        else:
+            answer = await ask(client, **fields)
+            reasoning = answer.choices[0].message.reasoning
+            details = answer.usage.completion_tokens_details
+            assert 0 < details.reasoning_tokens < answer.usage.completion_tokens
+        assert reasoning == "Where?"
+        message = answer.choices[0].message
+        assert message.content == (TEXT if has_tools else f"{TEXT}\n{FIRST}")
+        assert list_calls(message) == (BOTH[:1] if has_tools else [])
+
+
+async def test_the_thoughts_of_gpt_oss_have_no_budget(tokenizer_folder: Path) -> None:
+    async with open_client(tokenizer_folder, chat_template=HARMONY_TEMPLATE) as (
+        _,
+        client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="reasoning_effort") as caught:
+            await ask(client, extra_body={"thinking_token_budget": 5})
+        assert caught.value.param == "thinking_token_budget"
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_stop_string_in_the_arguments_ends_the_call(
     tokenizer_folder: Path, streams: bool

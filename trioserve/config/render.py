@@ -38,7 +38,7 @@ class RenderConfig:
       tool_call_parser: Family of models whose form tool calls have. Chats then have calls
         and text in separate fields. auto recognises the family by the chat template, if
         the template tells. none leaves calls in the text. The others are deepseek_v3,
-        functiongemma, gemma4, glm4, granite, hermes, kimi_k2, llama3_json,
+        functiongemma, gemma4, glm4, gpt_oss, granite, hermes, kimi_k2, llama3_json,
         llama4_pythonic, mistral, phi4_mini and qwen3_coder.
     """
 
@@ -69,6 +69,7 @@ class RenderConfig:
         "functiongemma",
         "gemma4",
         "glm4",
+        "gpt_oss",
         "granite",
         "hermes",
         "kimi_k2",

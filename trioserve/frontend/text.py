@@ -118,8 +118,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 prompts,
                 text,
                 num_sequences=len(prompts) * sampling.n,
-                splits_reasoning=splits_reasoning
-                and self.renderer.reasoning is not None,
+                splits_reasoning=splits_reasoning and self.renderer.separates_reasoning,
                 splits_tool_calls=table is not None,
             )
 
@@ -174,6 +173,8 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
     ) -> ReasoningBudget | None:
         """Return the limit on the reasoning; None if it ends in the prompts already."""
         tags = self.renderer.reasoning
+        if tags is None and self.renderer.separates_reasoning:
+            raise NotSupported("thinking_token_budget", "send reasoning_effort")
         if tags is None:
             raise InvalidParameter("thinking_token_budget", "needs --reasoning-parser")
         places = {tags.find_place(prompt.text) for prompt in prompts}

@@ -9,7 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from trioserve.config import RenderConfig
+from trioserve.errors import InvalidConfig
 from trioserve.render import Renderer, ToolTable
+from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.renderers import load_renderer
 from trioserve.testing.tokenizer import tiny_tokenizer
@@ -18,6 +20,7 @@ from trioserve.types.prompt import Prompt
 
 TOOLS = ToolTable([{"type": "function", "function": {"name": "stop"}}])
 CALL = '{"name": "stop", "arguments": {}}'
+THOUGHT = "<|channel|>analysis<|message|>Is it?<|end|><|start|>assistant"
 PROMPT = Prompt(token_ids=(5,), text="Hi")
 
 
@@ -27,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     path = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.add_special_tokens(["[TOOL_CALLS]", "<tool_call>"])
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "<tool_call>", *GptOssScanner.tags])
     tokenizer.save(str(path))
     return folder
 
@@ -46,12 +49,17 @@ def read(
     group: int = 1,
     stop: tuple[str, ...] = (),
     takes_one_call: bool = False,
+    splits_reasoning: bool = False,
 ) -> TextDelta:
     """Push the tokens of a text in groups, up to the end that the detokenizer finds."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     detokenizer = renderer.open_detokenizer(
-        PROMPT, tools=tools, stop=stop, takes_one_call=takes_one_call
+        PROMPT,
+        tools=tools,
+        stop=stop,
+        takes_one_call=takes_one_call,
+        splits_reasoning=splits_reasoning,
     )
     deltas = []
     for begin in range(0, len(ids), group):
@@ -108,6 +116,34 @@ def test_a_stop_string_releases_what_is_held(folder: Path, group: int) -> None:
     )
     assert delta.text == '<tool_call>{"name": "'
     assert (delta.finish_reason, delta.stop_reason) == ("stop", "END")
+
+
+@pytest.mark.parametrize("group", [1, 3, 1000])
+@pytest.mark.parametrize("tools", [TOOLS, None])
+def test_channels_are_split_with_and_without_tools(
+    folder: Path, group: int, tools: ToolTable | None
+) -> None:
+    renderer = load(folder, "gpt_oss")
+    assert renderer.separates_reasoning
+    text = f"{THOUGHT}<|channel|>final<|message|>So."
+    delta = read(
+        renderer, folder, text, tools=tools, group=group, splits_reasoning=True
+    )
+    assert (delta.text, delta.reasoning) == ("So.", "Is it?")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    # The text, and the tags at its ends.
+    assert delta.num_reasoning_tokens == 2 + len(tokenizer.encode("Is it?").ids)
+
+
+def test_plain_completions_have_no_channels(folder: Path) -> None:
+    delta = read(load(folder, "gpt_oss"), folder, f"{THOUGHT}So.", tools=None)
+    assert (delta.text, delta.reasoning) == ("analysisIs it?assistantSo.", "")
+
+
+def test_channels_need_no_other_parser(folder: Path) -> None:
+    config = RenderConfig(tool_call_parser="gpt_oss", reasoning_parser="granite")
+    with pytest.raises(InvalidConfig, match="^--reasoning-parser: gpt_oss finds"):
+        load_renderer(folder, config, info=make_info())
 
 
 def test_auto_recognises_the_template_in_use(folder: Path, tmp_path: Path) -> None:

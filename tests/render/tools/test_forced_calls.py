@@ -47,6 +47,7 @@ FORMS = [
     ("granite", ""),
     ("phi4_mini", ""),
     ("kimi_k2", ""),
+    ("gpt_oss", ""),
     ("deepseek_v3", ""),
     ("deepseek_v3", "```json"),
 ]
@@ -132,6 +133,23 @@ def test_what_a_grammar_allows_is_read_as_calls(
             validate(json.loads(call.arguments), PARAMETERS[call.name])
         num_calls.add(len(calls))
     assert num_calls == {1} if takes_one else num_calls > {1}
+
+
+def test_gpt_oss_may_think_before_it_calls(
+    tokenizer: Tokenizer, guide: LLTokenizer
+) -> None:
+    grammar = write_grammar(tokenizer, "gpt_oss", "", takes_one=True)
+    begin = "<|channel|>analysis<|message|>Is it\n{stop}?<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}"
+    for written, is_allowed in [
+        (call, True),
+        (begin + call, True),
+        (begin + "<|channel|>final<|message|>No.", False),
+        (begin + begin, False),
+    ]:
+        matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
+        ids = tokenizer.encode(written, add_special_tokens=False).ids
+        assert (matcher.validate_tokens(ids) == len(ids)) == is_allowed
 
 
 def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) -> None:

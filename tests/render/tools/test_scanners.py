@@ -14,6 +14,7 @@ import pytest
 
 from trioserve.config import RenderConfig
 from trioserve.render.tools.families import TOOL_FAMILIES, recognise_family
+from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.types.output import TextDelta, ToolCallDelta
 
@@ -50,6 +51,7 @@ class Split:
     text: str
     calls: Calls
     ids: list[str]
+    reasoning: str = ""
 
 
 def split(family: str, pieces: list[str], *, takes_one: bool = False) -> Split:
@@ -58,7 +60,8 @@ def split(family: str, pieces: list[str], *, takes_one: bool = False) -> Split:
     for number, piece in enumerate(pieces, 1):
         text, calls = scanner.push(piece, is_last=number == len(pieces))
         assert len({call.index for call in calls}) == len(calls)
-        deltas.append(TextDelta(text=text, tool_calls=calls))
+        reasoning = scanner.take_reasoning()
+        deltas.append(TextDelta(text=text, tool_calls=calls, reasoning=reasoning))
     joined = TextDelta.join(deltas)
     calls = joined.tool_calls
     assert [call.index for call in calls] == list(range(len(calls)))
@@ -66,6 +69,7 @@ def split(family: str, pieces: list[str], *, takes_one: bool = False) -> Split:
         text=joined.text,
         calls=[(call.name, call.arguments) for call in calls],
         ids=[call.id for call in calls],
+        reasoning=joined.reasoning,
     )
 
 
@@ -213,6 +217,14 @@ CASES = [
         family="phi4_mini",
         written=f"<|tool_call|>[{CALL}]<|/tool_call|>",
         calls=BOTH[:1],
+    ),
+    # gpt_oss
+    Case(
+        family="gpt_oss",
+        written="<|channel|>commentary to=functions.weather <|constrain|>json"
+        f"<|message|>{CITY}<|end|><|start|>assistant<|channel|>commentary"
+        " to=functions.stop<|message|>{}<|call|>",
+        calls=BOTH,
     ),
     # kimi_k2
     Case(
@@ -478,7 +490,8 @@ def check_divisions(family: str, text: str, pieces: list[str], takes_one: bool) 
     for division in (pieces, list(text) or [""]):
         found = split(family, division, takes_one=takes_one)
         assert (found.text, found.calls) == (whole.text, whole.calls)
-    if not whole.calls:
+        assert found.reasoning == whole.reasoning
+    if not whole.calls and not TOOL_FAMILIES[family].splits_reasoning:
         assert whole.text == text
     assert not takes_one or len(whole.calls) <= 1
 
@@ -599,7 +612,65 @@ def test_values_without_quotes_follow_the_schema(
         assert json.loads(arguments) == {parameter: value}
 
 
+THOUGHT = "<|channel|>analysis<|message|>I look.<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("written", "text", "calls", "reasoning"),
+    [
+        (
+            f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>It rains.",
+            *("It rains.", [], "I look."),
+        ),
+        (
+            f"{THOUGHT}<|start|>assistant{THOUGHT}<|start|>assistant"
+            "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
+            f"<|channel|>commentary to=functions.weather json<|message|>{CITY}<|call|>",
+            *("Wait.", BOTH[:1], "I look.\nI look."),
+        ),
+        (
+            "<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant"
+            "<|channel|>final<|message|>It rains.<|return|>",
+            *("Wait.\nIt rains.", [], ""),
+        ),
+        # The recipient may stand before the channel.
+        (
+            f" to=functions.weather<|channel|>commentary json<|message|>{CITY}",
+            *("", BOTH[:1], ""),
+        ),
+        ("No header <at> all.", "No header <at> all.", [], ""),
+        ("<|channel|>final<|message|>Cut <|end", "Cut <|end", [], ""),
+        ("<|channel|>analysis<|message|>Cut", "", [], "Cut"),
+        # Not a call, because it has no object.
+        (
+            "<|channel|>commentary to=python code<|message|>print(1)<|call|>",
+            *("print(1)", [], ""),
+        ),
+        ("<|channel|>final and a b c d e f g h i", None, [], ""),
+        ('{"a": 1}', '{"a": 1}', [], ""),
+    ],
+)
+def test_channels_of_gpt_oss(
+    written: str, text: str | None, calls: Calls, reasoning: str
+) -> None:
+    for pieces in ([written], list(written)):
+        found = split("gpt_oss", pieces)
+        assert found.text == (written if text is None else text)
+        assert found.calls == calls
+        assert found.reasoning == reasoning
+
+
+def test_without_tools_gpt_oss_calls_nothing() -> None:
+    written = f"<|channel|>commentary to=functions.weather<|message|>{CITY}<|call|>"
+    assert GptOssScanner(ToolTable(())).push(written, is_last=True) == (CITY, ())
+
+
 HOSTILE = [
+    ("gpt_oss", "<|channel|>"),
+    ("gpt_oss", "<|channel|>analysis<|message|>"),
+    ("gpt_oss", "<|start|>a to=b "),
+    ("gpt_oss", "a "),
+    ("gpt_oss", "<|"),
     ("hermes", "<tool_call>"),
     ("hermes", "<tool_call>\n{"),
     ("hermes", "<tool_cal"),

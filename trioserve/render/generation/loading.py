@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...config import MediaConfig, RenderConfig
-from ...errors import UnsupportedModel, WeightsBroken
+from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken
 from ...types.model_info import ModelInfo
 from ..text.loading import (
     describe_tokenizer,
@@ -90,11 +90,18 @@ def _load_parts(
             tokenizer.class_name, "its tokens do not add up to text one by one"
         )
     tokenizer = set_chat_template(tokenizer, chat_template)
+    reasoning = _load_reasoning(tokenizer, vocabulary, config.reasoning_parser)
+    tool_format = load_tool_format(config.tool_call_parser, tokenizer, vocabulary)
+    if reasoning is not None and tool_format is not None:
+        if tool_format.splits_reasoning:
+            raise InvalidConfig(
+                "reasoning_parser", f"{tool_format.family} finds the reasoning itself"
+            )
     return TextParts(
         tokenizer=tokenizer,
         vocabulary=vocabulary,
-        reasoning=_load_reasoning(tokenizer, vocabulary, config.reasoning_parser),
-        tool_format=load_tool_format(config.tool_call_parser, tokenizer, vocabulary),
+        reasoning=reasoning,
+        tool_format=tool_format,
         images=None,
     )
 

@@ -81,6 +81,15 @@ class Renderer(BaseRenderer):
         """Whether templates or images are refused, because too many do not end."""
         return super().is_stuck or (self.images is not None and self.images.is_stuck)
 
+    @property
+    def separates_reasoning(self) -> bool:
+        """Whether the reasoning of chats is separated from the answer."""
+        return self.reasoning is not None or self._finds_channels
+
+    @property
+    def _finds_channels(self) -> bool:
+        return self.tool_format is not None and self.tool_format.splits_reasoning
+
     async def render_text(
         self,
         text: str,
@@ -246,6 +255,8 @@ class Renderer(BaseRenderer):
         if splits_reasoning and (tags := self.reasoning) is not None:
             place = tags.find_place(prompt.text)
             open_text = partial(ReasoningDetokenizer, self.vocabulary, tags, place)
+        if tools is None and splits_reasoning and self._finds_channels:
+            tools = ToolTable(())
         form = None if tools is None else self.tool_format
         text = open_text(
             at_start=skip_special_tokens and special.issuperset(prompt.token_ids),

@@ -11,6 +11,7 @@ class CallForm:
 
     Args:
       first, last: before the first call, and behind the last one.
+      thought: before and behind reasoning that may stand before the first call.
       before, between, after: before the name of a call, between the name and the arguments,
         and behind the arguments.
       separator: between two calls.
@@ -22,6 +23,7 @@ class CallForm:
     separator: str = ""
     first: str = ""
     last: str = ""
+    thought: tuple[str, str] | None = None
 
 
 def make_object_form(

@@ -24,8 +24,9 @@ class SequenceText(Protocol):
 class ToolDetokenizer:
     """A SequenceText that splits tool calls off the text of another one.
 
-    Stop strings and reasoning are found before that. If the scanner takes one call only, the
-    sequence ends behind the first one, as it ends at a stop string.
+    Stop strings and reasoning are found before that, unless the scanner finds the reasoning
+    itself. If the scanner takes one call only, the sequence ends behind the first one, as it
+    ends at a stop string.
 
     Args:
       text: it keeps the special tokens that the scanner looks for.
@@ -38,9 +39,11 @@ class ToolDetokenizer:
         self._scanner = scanner
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        if len(token_ids) < 2 or not self._scanner.takes_one:
+        scanner = self._scanner
+        if len(token_ids) < 2 or not (scanner.takes_one or scanner.splits_reasoning):
             return self._split(self._text.push(token_ids))
-        # One by one, because tokens behind the first call do not count.
+        # One by one, because tokens behind the first call do not count, and those of the
+        # reasoning are counted.
         deltas = []
         for token_id in token_ids:
             deltas.append(self._split(self._text.push((token_id,))))
@@ -52,11 +55,17 @@ class ToolDetokenizer:
         return self._split(self._text.finish(), is_last=True)
 
     def _split(self, delta: TextDelta, *, is_last: bool = False) -> TextDelta:
-        reason = delta.finish_reason
-        text, calls = self._scanner.push(
-            delta.text, is_last=is_last or reason is not None
-        )
-        if reason is None and self._scanner.is_done:
+        scanner, reason = self._scanner, delta.finish_reason
+        was_reasoning = scanner.is_reasoning
+        text, calls = scanner.push(delta.text, is_last=is_last or reason is not None)
+        if scanner.splits_reasoning:
+            counts = was_reasoning or scanner.is_reasoning
+            delta = msgspec.structs.replace(
+                delta,
+                reasoning=scanner.take_reasoning(),
+                num_reasoning_tokens=len(delta.token_ids) if counts else 0,
+            )
+        if reason is None and scanner.is_done:
             reason = "stop"
         return msgspec.structs.replace(
             delta, text=text, tool_calls=calls, finish_reason=reason

@@ -15,6 +15,7 @@ from .deepseek_v3 import DeepSeekV3Scanner
 from .forced_calls import write_forced_calls
 from .gemma import FunctionGemmaScanner, Gemma4Scanner
 from .glm4 import Glm4Scanner
+from .gpt_oss import GptOssScanner
 from .granite import GraniteScanner
 from .hermes import HermesScanner
 from .kimi_k2 import KimiK2Scanner
@@ -33,6 +34,7 @@ TOOL_FAMILIES: Final[Mapping[str, type[ToolScanner]]] = {
     "deepseek_v3": DeepSeekV3Scanner,
     "functiongemma": FunctionGemmaScanner,
     "gemma4": Gemma4Scanner,
+    "gpt_oss": GptOssScanner,
     "glm4": Glm4Scanner,
     "kimi_k2": KimiK2Scanner,
     "mistral": MistralScanner,
@@ -67,6 +69,11 @@ class ToolFormat:
     special_tags: Mapping[str, int]
     form: CallForm | None
     describes_tools: bool = False
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether the scanner finds the reasoning, too."""
+        return self.scanner.splits_reasoning
 
     def write_grammar(
         self,

@@ -59,9 +59,14 @@ def write_forced_calls(
             f"arguments_{index}: %json {schema}",
         ]
     more = "" if takes_one else f" ({write(form.separator)} call)*"
+    thought = ""
+    if form.thought is not None:
+        thought = "thought? "
+        begin, end = map(write, form.thought)
+        rules.append(f"thought: {begin} /(.|\\n)*/ {end}")
     return "\n".join(
         [
-            f"start: {write(form.first)} call{more} {write(form.last)}",
+            f"start: {thought}{write(form.first)} call{more} {write(form.last)}",
             f"call: {' | '.join(calls)}",
             *rules,
         ]

@@ -24,11 +24,13 @@ class ToolScanner(TextCursor, ABC):
       markers: texts that begin one or more calls.
       tags: all texts of the format that may be special tokens.
       template_parts: a chat template of the family contains all of these texts.
+      splits_reasoning: the scanner finds the reasoning, too, also without tools.
     """
 
     markers: ClassVar[tuple[str, ...]]
     tags: ClassVar[tuple[str, ...]]
     template_parts: ClassVar[tuple[str, ...]]
+    splits_reasoning: ClassVar[bool] = False
 
     def __init__(self, tools: ToolTable, *, takes_one: bool = False) -> None:
         super().__init__()
@@ -43,6 +45,15 @@ class ToolScanner(TextCursor, ABC):
     def is_done(self) -> bool:
         """Whether the rest of the text is dropped."""
         return self.writer.is_full
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the last text was reasoning."""
+        return False
+
+    def take_reasoning(self) -> str:
+        """Return the reasoning since the last time."""
+        return ""
 
     def push(
         self, text: str, *, is_last: bool = False

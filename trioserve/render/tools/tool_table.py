@@ -27,6 +27,11 @@ class ToolTable:
             if isinstance(function.get("name"), str)
         }
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there are tools."""
+        return bool(self._parameters)
+
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 
