@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import shutil
 
 import pytest
 from tokenizers import Tokenizer
@@ -159,6 +160,44 @@ def test_auto_recognises_the_template_in_use(folder: Path, tmp_path: Path) -> No
     described = load_renderer(folder, config, info=info)
     assert described.tool_format is not None
     assert described.tool_format.family == "hermes"
+
+
+# As in transformers 5.23: the chat template does not show the tags.
+RULES = {
+    "start_anchor": "<|im_start|>assistant",
+    "fields": {
+        "content": {"close": "<|im_end|>"},
+        "tool_calls": {
+            "open_pattern": "<\\|tool_call>call:(?P<name>\\w+)",
+            "close": "<tool_call|>",
+            "content": "json",
+            "repeats": True,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("has_settings", [True, False])
+def test_rules_of_transformers_tell_the_family(
+    folder: Path, tmp_path: Path, has_settings: bool
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"response_template": RULES}
+    if not has_settings:
+        # transformers reads the tokenizer then.
+        settings["merges"] = "other"
+    path.write_text(json.dumps(settings))
+    (tmp_path / "chat_template.jinja").write_text("{{ tools | tojson }}")
+    renderer = load_renderer(tmp_path, RenderConfig(), info=make_info())
+    assert renderer.tool_format is not None
+    assert renderer.tool_format.family == "gemma4"
+    # They belong to the model's own template.
+    template = "{{ tools }}"
+    other = load_renderer(
+        tmp_path, RenderConfig(), info=make_info(), chat_template=template
+    )
+    assert other.tool_format is None
 
 
 def test_a_call_may_begin_and_end_in_one_delta(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import jinja2
 
 from ...errors import InvalidConfig, UnsupportedModel, WeightsBroken
-from .model_tokenizer import ModelTokenizer
+from .model_tokenizer import ModelTokenizer, write_rules
 from .sandbox import compile_template
 from .tokenizer_reading import read_tokenizer
 
@@ -71,6 +71,7 @@ def describe_tokenizer(
         special_tokens=loaded.special_tokens_map,
         extra_special_tokens=tuple(loaded.extra_special_tokens),
         chat_templates=templates,
+        response_rules=write_rules(getattr(loaded, "response_template", None)),
         padding_side=cast(Literal["left", "right"], loaded.padding_side),
     )
 
@@ -91,7 +92,9 @@ def set_chat_template(
       InvalidConfig: the replacement has one.
     """
     if replacement is not None:
-        tokenizer = replace(tokenizer, chat_templates={"default": replacement})
+        # The rules belong to the model's own template.
+        templates = {"default": replacement}
+        tokenizer = replace(tokenizer, chat_templates=templates, response_rules="")
     template = tokenizer.chat_templates.get("default")
     if template is None:
         return tokenizer

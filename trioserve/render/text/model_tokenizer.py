@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+import json
 from typing import Literal
 
 from tokenizers import Tokenizer
+
+
+def write_rules(rules: object) -> str:
+    """Write a `response_template` of transformers as a text, to search it for tags.
+
+    Args:
+      rules: None if there are none.
+    """
+    if rules is None:
+        return ""
+    # Some tags stand in regular expressions, with backslashes.
+    return json.dumps(rules, ensure_ascii=False).replace("\\", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +34,8 @@ class ModelTokenizer:
         chat templates.
       extra_special_tokens: special tokens without names.
       chat_templates: by name. A model's only template is called "default".
+      response_rules: transformers' rules for reading answers (write_rules); empty if the
+        files have none.
       padding_side: the side on which the model's authors padded texts.
     """
 
@@ -30,6 +45,7 @@ class ModelTokenizer:
     special_tokens: Mapping[str, str]
     extra_special_tokens: tuple[str, ...] = ()
     chat_templates: Mapping[str, str]
+    response_rules: str = ""
     padding_side: Literal["left", "right"] = "right"
 
     @property

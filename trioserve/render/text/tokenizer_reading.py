@@ -16,7 +16,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from .model_tokenizer import ModelTokenizer
+from .model_tokenizer import ModelTokenizer, write_rules
 from .rebuilt_tokenizers import check_rebuilt
 from .tokenizer_files import TokenizerFiles, UnknownTokenizer, read_files
 from .vocabulary import list_decoders
@@ -92,6 +92,7 @@ def _read(folder: Path) -> ModelTokenizer:
         special_tokens=special_tokens,
         extra_special_tokens=files.extra,
         chat_templates=files.chat_templates,
+        response_rules=write_rules(files.settings.get("response_template")),
         padding_side=files.settings.get("padding_side")
         or padding.get("direction", "right"),
     )

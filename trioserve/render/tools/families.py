@@ -104,13 +104,16 @@ def load_tool_format(
 
     Args:
       parser: a name of TOOL_FAMILIES, or `auto` or `none`.
-      tokenizer: with the chat templates that are used.
+      tokenizer: with the chat templates that are used. If they do not tell the family, the
+        rules of transformers may.
     """
     family = parser
     template = "\n".join(tokenizer.chat_templates.values())
     has_no_place = bool(template) and "tools" not in template
     if parser == "auto":
         family = recognise_family(template)
+        if family == "none":
+            family = recognise_family(tokenizer.response_rules)
         if family == "none" and has_no_place:
             family = _DESCRIBED
         if family != "none":
@@ -133,7 +136,11 @@ def load_tool_format(
 
 
 def recognise_family(template: str) -> str:
-    """Return the family whose calls a chat template writes; `none` if it does not tell."""
+    """Return the family whose calls a chat template writes; `none` if it does not tell.
+
+    Args:
+      template: a chat template, or another text with all tags of the form.
+    """
     for name, scanner in TOOL_FAMILIES.items():
         if all(part in template for part in scanner.template_parts):
             return name
