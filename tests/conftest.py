@@ -35,14 +35,15 @@ KERNELS = "tests/kernels/"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the whole suite in two processes, and a part of it in one.
+    """Run the whole suite in three processes, and a part of it in one.
 
-    Each process imports torch first, which takes longer than the tests of most files. A
+    Each process imports torch first, which takes longer than the tests of most files. On two
+    cores a third process pays, because tests of servers wait for a third of their time. A
     machine with a GPU runs one process, because tests measure the GPU's free memory.
     """
     folder = Path(__file__).parent
     is_whole = folder in (config.invocation_params.dir / arg for arg in config.args)
-    return 2 if is_whole and not Path("/dev/nvidiactl").exists() else 0
+    return 3 if is_whole and not Path("/dev/nvidiactl").exists() else 0
 
 
 class _Scheduling(LoadFileScheduling):

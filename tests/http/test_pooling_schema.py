@@ -235,7 +235,7 @@ def test_spaces_between_are_json_too() -> None:
         ([{}], "input[0].role"),
         ([{"role": "user"}], "input[0].content"),
         ([[{"role": "user"}]], "input[0][0].content"),
-        ([[{"role": "king", "content": "a"}]], "input[0][0].role"),
+        ([[{"role": 1, "content": "a"}]], "input[0][0].role"),
         (["a"] * (MAX_INPUTS + 1), "input"),
         (["word " * 20] * (MAX_INPUTS + 1), "input"),
         ([[1]] * (MAX_INPUTS + 1), "input"),

@@ -22,6 +22,7 @@ GENERATION: dict[str, Any] = {
     "reasoning_parser": "qwen3",
     "tool_call_parser": "hermes",
     "quantization": "int8",
+    "max_logprobs": 5,
 }
 POOLING: dict[str, Any] = {
     "pooling": "cls",
