@@ -9,6 +9,12 @@ Question
       python bench/structured.py
       python bench/structured.py --model FILE.gguf --clients 16 --rounds 5
 
+  With --hostile: one client streams a free answer. What does it notice of another client's
+  24 sequences, if these are free, have a usual schema, or have a grammar whose masks take
+  14 ms each?
+
+      python bench/structured.py --hostile
+
 Machine
   Linux; run it alone.
 
@@ -20,6 +26,10 @@ How to read the answer
   first token    milliseconds: `none` without a schema; `new` with a schema that the server
                  has not seen; `known` with one that it has. The fields are strings, all
                  required. The prompt is one word, and the answer one token.
+  between tokens milliseconds between two tokens of the free answer, while the other client's
+                 request runs: the median, the 95th percentile and the longest.
+  lasts          how long that request ran, in seconds: until the free answer was written, or
+                 until the server ended it.
 """
 
 from __future__ import annotations
@@ -27,9 +37,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+import math
 import statistics
 
-from kit.client import Connection
+from kit.client import Connection, RequestFailed
 from kit.generation.answers import stream_answer
 from kit.generation.load import Dialect, Load, learn_dialect
 from kit.generation.measure import run_round, warm_up
@@ -65,6 +76,18 @@ ENDLESS: dict[str, object] = {
 }
 
 
+# A text of n characters has a number of derivations that grows faster than 4 ** n.
+AMBIGUOUS = 'start: a\na: a a | /[a-z ]/ | /[a-z]+/ | ""'
+
+# What the other client sends.
+NEIGHBOURS: dict[str, dict[str, object] | None] = {
+    "nobody": None,
+    "free": {"ignore_eos": True},
+    "schema": {"guided_json": ENDLESS},
+    "hostile": {"guided_grammar": AMBIGUOUS},
+}
+
+
 @dataclass(slots=True, kw_only=True)
 class Seen:
     """The measurements: by mode, and by (number of fields, state of the schema)."""
@@ -95,15 +118,19 @@ async def measure(load: Load, command: Sequence[str]) -> Seen:
         server = Server(label="trioserve", url=running.url)
         dialect = await learn_dialect(server, load)
         await warm_up(server, dialect, load)
-        # The first grammar of a server also reads its tokenizer.
-        async with Connection(server.url) as connection:
-            await stream_answer("chat", connection, encode(load, dialect, ENDLESS, "w"))
+        await warm_up_grammars(server, dialect, load)
         for number in range(load.rounds):
             for mode in alternate(MODES, number):
                 tell(f"round {number + 1}: {mode}")
                 await measure_rate(server, dialect, load, mode, number, seen)
             await measure_waits(server, dialect, load, number, seen)
     return seen
+
+
+async def warm_up_grammars(server: Server, dialect: Dialect, load: Load) -> None:
+    """Send the first grammar of a server, with which it also reads its tokenizer."""
+    async with Connection(server.url) as connection:
+        await stream_answer("chat", connection, encode(load, dialect, ENDLESS, "w"))
 
 
 async def measure_rate(
@@ -149,6 +176,69 @@ async def measure_waits(
                 )
 
 
+@dataclass(slots=True, kw_only=True)
+class Beside:
+    """The times of a free answer beside another client's request."""
+
+    gaps: list[float] = field(default_factory=list)
+    lasts: list[float] = field(default_factory=list)
+
+
+async def measure_hostile(load: Load, command: Sequence[str]) -> dict[str, Beside]:
+    """Measure the free answer beside each neighbour in turns."""
+    seen = {name: Beside() for name in NEIGHBOURS}
+    async with stopping_at_sigterm(), open_server(command) as running:
+        server = Server(label="trioserve", url=running.url)
+        dialect = await learn_dialect(server, load)
+        await warm_up(server, dialect, load)
+        await warm_up_grammars(server, dialect, load)
+        for number in range(load.rounds):
+            for name in alternate(list(NEIGHBOURS), number):
+                tell(f"round {number + 1}: {name}")
+                await measure_beside(server, dialect, load, name, number, seen[name])
+    return seen
+
+
+async def measure_beside(
+    server: Server, dialect: Dialect, load: Load, name: str, number: int, seen: Beside
+) -> None:
+    """Stream a free answer while the neighbour's request runs."""
+    ended = math.inf
+    fields = NEIGHBOURS[name]
+
+    async def disturb(fields: dict[str, object]) -> None:
+        nonlocal ended
+        body = msgspec.json.decode(encode(load, dialect, None, name, number), type=dict)
+        body.pop("ignore_eos", None)
+        body |= {"n": 24, "temperature": 1.0, "seed": number, **fields}
+        async with Connection(server.url) as connection:
+            try:
+                await stream_answer("chat", connection, msgspec.json.encode(body))
+            except RequestFailed as error:
+                tell(str(error))
+        ended = trio.current_time()
+
+    async with trio.open_nursery() as nursery, Connection(server.url) as connection:
+        began = trio.current_time()
+        if fields is not None:
+            nursery.start_soon(disturb, fields)
+        body = encode(load, dialect, None, "beside", name, number)
+        answer = await stream_answer("chat", connection, body)
+        nursery.cancel_scope.cancel()
+    seen.lasts.append(min(answer.ended, ended) - began)
+    seen.gaps += [
+        gap for gap, text in zip(answer.list_gaps(), answer.texts[1:]) if text < ended
+    ]
+
+
+def build_beside(seen: dict[str, Beside]) -> Iterator[list[str]]:
+    yield ["beside", "between tokens, ms", "p95", "longest", "lasts s"]
+    for name, each in seen.items():
+        gaps = sorted(each.gaps)
+        ranked = statistics.median(gaps), gaps[len(gaps) * 95 // 100], gaps[-1]
+        yield [name, *map(write_milliseconds, ranked), write_number(max(each.lasts))]
+
+
 def build_rates(seen: Seen) -> Iterator[list[str]]:
     yield ["", *MODES, "ratio"]
     rates = [seen.rates[mode] for mode in MODES]
@@ -183,7 +273,11 @@ def main() -> None:
     add("--model", default=DEFAULT_MODEL)
     add("--clients", type=read_positive, default=16)
     add("--rounds", type=read_positive, default=5)
+    add("--hostile", action="store_true", help="measure one client beside another")
     options = parser.parse_args()
+    if options.hostile:
+        measure_neighbours(options.model, options.rounds)
+        return
     load = Load(concurrency=(options.clients,), rounds=options.rounds)
     machine = describe_machine()
     seen = trio.run(measure, load, write_serve_command(options.model))
@@ -192,6 +286,14 @@ def main() -> None:
     print("\n".join(write_markdown(build_waits(seen))))
     print(f"{machine}; {options.model}; {options.clients} clients; {load.describe()}")
     print(f"medians of {options.rounds} rounds")
+
+
+def measure_neighbours(model: str, rounds: int) -> None:
+    load = Load(input_words=16, output_tokens=256, rounds=rounds)
+    machine = describe_machine()
+    seen = trio.run(measure_hostile, load, write_serve_command(model))
+    print("\n".join(write_markdown(build_beside(seen))))
+    print(f"{machine}; {model}; {rounds} rounds; {load.describe()}")
 
 
 if __name__ == "__main__":

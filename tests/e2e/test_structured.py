@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 import random
 import re
+import threading
 from typing import Any
 
 import jsonschema
@@ -20,6 +21,7 @@ import pytest
 import trio
 
 import trioserve
+from trioserve.grammar.guide import Guide, Mask
 
 pytestmark = [
     pytest.mark.slow,
@@ -334,6 +336,47 @@ async def test_an_error_within_a_stream_is_an_event(client: openai.AsyncOpenAI) 
     with pytest.raises(openai.APIError, match="no token is left"):
         async for _ in stream:
             pass
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_grammar_whose_masks_never_come_holds_nobody_up(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Its own sequences go on when a mask comes."""
+    may_come = threading.Event()
+    num_blocked = 0
+    write = Guide.write_mask
+
+    def write_mask(guide: Guide, mask: Mask) -> None:
+        nonlocal num_blocked
+        if not may_come.is_set():
+            num_blocked += 1
+            may_come.wait(60.0)
+        write(guide, mask)
+
+    monkeypatch.setattr(Guide, "write_mask", write_mask)
+    slow = trioserve.StructuredOutput(kind="choice", choices=("one, two, three",))
+    with trio.fail_after(60):
+        async with trioserve.open_engine(
+            str(model_folder),
+            kv_cache_memory="64MiB",
+            num_threads=1,
+            async_scheduling=depth == 2,
+        ) as engine:
+            async with engine.open_completion(
+                "a", structured=slow, n=8, temperature=0.0, max_tokens=40
+            ) as blocked:
+                bystander = engine.open_completion(
+                    "b", temperature=0.0, max_tokens=60, ignore_eos=True
+                )
+                async with bystander as stream:
+                    [answer] = await stream.collect()
+                assert len(answer.token_ids) == 60 and num_blocked == 1
+                statistics = engine.engine.statistics().scheduler
+                assert statistics.num_running == 8, "they keep their slots"
+                may_come.set()
+                answers = await blocked.collect()
+    assert [each.text for each in answers] == ["one, two, three"] * 8
 
 
 # Ends inside the reasoning, as the templates of many reasoning models do.

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from trioserve.grammar import workers as workers_module
+from trioserve.grammar import costs
 from trioserve.grammar.compile import compile_structure
-from trioserve.grammar.workers import GuidedSequence, GuideWorkers
+from trioserve.grammar.guide import Guide, Mask
+from trioserve.grammar.guided_sequence import GuidedSequence, GuideState
+from trioserve.grammar.workers import GuideWorkers
 from trioserve.types.structured import Grammar, StructuredOutput
 
 # Those of conftest.guidance.
@@ -43,8 +45,8 @@ def make_grammar(*choices: str) -> Grammar:
 
 
 def wait(workers: GuideWorkers, *sequences: GuidedSequence) -> None:
-    workers.wait_built(sequences, 10.0)
-    workers.wait_ready(sequences)
+    workers.wait_all(sequences, 10.0)
+    assert all(each.is_settled for each in sequences)
 
 
 def list_allowed(sequence: GuidedSequence) -> list[int]:
@@ -88,7 +90,7 @@ def test_an_error_ends_one_sequence(
 def test_a_sequence_may_not_take_too_long(
     workers: GuideWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_module, "allow_seconds", lambda num_tokens: 0.0)
+    monkeypatch.setattr(costs, "allow_seconds", lambda num_tokens: 0.0)
     sequence = workers.open(make_grammar("xy"), (), EOS)
     wait(workers, sequence)
     assert sequence.error == "it takes too long to follow"
@@ -129,11 +131,11 @@ def test_nobody_waits_long_for_a_new_grammar(
 ) -> None:
     workers, event = slow_tokenizer
     sequence = workers.open(make_grammar("xy"), (), EOS)
-    workers.wait_built([sequence], 0.0)
-    assert not sequence.is_built and not sequence.is_ready
+    workers.wait_all([sequence], 0.0)
+    assert sequence.state is GuideState.BUILDING
     event.set()
     wait(workers, sequence)
-    assert sequence.is_built and sequence.error is None
+    assert sequence.state is GuideState.READY
 
 
 def test_a_sequence_that_starts_again_joins_the_build_that_runs(
@@ -142,7 +144,7 @@ def test_a_sequence_that_starts_again_joins_the_build_that_runs(
     workers, event = slow_tokenizer
     grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: <nope>"}]}')
     first = workers.open(grammar, (), EOS)
-    first.is_dropped = True
+    workers.drop(first)
     again = workers.open(grammar, (), EOS)
     event.set()
     wait(workers, again)
@@ -157,10 +159,10 @@ def test_a_build_that_nobody_waits_for_is_left_out(
     workers, event = slow_tokenizer
     running = workers.open(make_grammar("xy"), (), EOS)
     queued = workers.open(make_grammar("yx"), (), EOS)
-    queued.is_dropped = True
+    workers.drop(queued)
     event.set()
     wait(workers, running, workers.open(make_grammar("x"), (), EOS))
-    assert not queued.is_built
+    assert queued.guide is None
 
 
 def test_a_tokenizer_that_cannot_be_used_is_tried_once() -> None:
@@ -197,4 +199,72 @@ def test_a_known_grammar_does_not_wait_behind_new_ones(
     workers: GuideWorkers,
 ) -> None:
     wait(workers, workers.open(make_grammar("xy"), (), EOS))
-    assert workers.open(make_grammar("xy"), (), EOS).is_built
+    known = workers.open(make_grammar("xy"), (), EOS)
+    assert known.state is not GuideState.BUILDING
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Guide]]:
+    """Guides whose masks are not computed before the test has ended."""
+    guides: set[Guide] = set()
+    is_over = threading.Event()
+    write = Guide.write_mask
+
+    def write_mask(guide: Guide, mask: Mask) -> None:
+        if guide in guides:
+            is_over.wait(10.0)
+        write(guide, mask)
+
+    monkeypatch.setattr(Guide, "write_mask", write_mask)
+    yield guides
+    is_over.set()
+
+
+def test_a_costly_grammar_delays_no_other(
+    workers: GuideWorkers,
+    blocked: set[Guide],
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [x, _] = tokenizer.encode("xy").ids
+    quick = [workers.open(make_grammar("xy"), (), EOS) for _ in range(2)]
+    wait(workers, *quick)
+    seconds = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "thread_time", lambda: 0.01 * next(seconds))
+        costly = [workers.open(make_grammar("xz"), (), EOS) for _ in range(2)]
+        wait(workers, *costly)
+    assert workers.is_costly(costly[0].grammar)
+    assert not workers.is_costly(quick[0].grammar)
+    blocked.update(each.guide for each in costly if each.guide is not None)
+    members = enumerate([*costly, *quick])
+    workers.advance(list(members), Ids(x, x, x, x))
+    wait(workers, *quick)
+    assert [each.state for each in costly] == [GuideState.COMPUTING] * 2
+
+
+def test_a_sequence_that_has_left_computes_nothing(
+    workers: GuideWorkers, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    wait(workers, one, other)
+    written: list[Guide] = []
+    monkeypatch.setattr(Guide, "write_mask", lambda guide, mask: written.append(guide))
+    workers.drop(one)
+    [x, _] = tokenizer.encode("xy").ids
+    workers.advance([(0, one), (1, other)], Ids(x, x))
+    wait(workers, other)
+    assert written == [other.guide]
+
+
+def test_the_first_mask_of_several_ends_the_wait_for_any(
+    workers: GuideWorkers, blocked: set[Guide], tokenizer: Tokenizer
+) -> None:
+    one, other = (workers.open(make_grammar("xy"), (), EOS) for _ in range(2))
+    wait(workers, one, other)
+    assert other.guide is not None
+    blocked.add(other.guide)
+    [x, _] = tokenizer.encode("xy").ids
+    workers.advance([(0, one), (1, other)], Ids(x, x))
+    workers.wait_any([one, other], 10.0)
+    assert one.is_settled and not other.is_settled

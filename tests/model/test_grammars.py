@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.guide import Guide, Mask
 from trioserve.grammar.matchers import make_tokenizer
+from trioserve.grammar.workers import GuideWorkers
 from trioserve.model.sampling.launched import LaunchedStep
 from trioserve.model.sampling.sampler import Sampler
 from trioserve.types.output import StepResult
@@ -69,15 +71,32 @@ def make_start(
 def step(
     sampler: Sampler, slots: list[int], num_outputs: int, logits: Tensor
 ) -> StepResult:
-    sampled = sampler.sample(slots, [num_outputs] * len(slots), logits)
-    return LaunchedStep(step_id=1, slots=tuple(slots), sampled=sampled).finish()
+    """Sample as SamplingWriter does."""
+    counts = [num_outputs] * len(slots)
+    skipped = sampler.list_late(slots, counts, has_others=False)
+    rows = [row for row in range(len(slots)) if row not in skipped]
+    kept = [slots[row] for row in rows]
+    sampled = sampler.sample(kept, counts[: len(rows)], logits[rows]) if kept else None
+    return LaunchedStep(
+        step_id=1, slots=tuple(kept), sampled=sampled, skipped=skipped
+    ).finish()
 
 
-def write(sampler: Sampler, slot: int, logits: Tensor, count: int = 20) -> list[int]:
-    """Sample one sequence until its end token."""
+def write(
+    sampler: Sampler,
+    slot: int,
+    logits: Tensor,
+    count: int = 20,
+    outputs: tuple[int, ...] = (),
+) -> list[int]:
+    """Sample one sequence until its end token.
+
+    Args:
+      outputs: the tokens that it has already.
+    """
     token_ids: list[int] = []
     while len(token_ids) < count and token_ids[-1:] != [IM_END]:
-        result = step(sampler, [slot], len(token_ids), logits)
+        result = step(sampler, [slot], len(outputs) + len(token_ids), logits)
         assert not result.errors
         # Empty while the grammar is built.
         token_ids += [token for row in result.sampled for token in row]
@@ -114,7 +133,8 @@ def test_a_preempted_sequence_goes_on_where_it_was(
 ) -> None:
     [x, y] = tokenizer.encode("xy").ids
     sampler.start(make_start(0, "xy", outputs=(x,)))
-    assert write(sampler, 0, torch.zeros(1, VOCAB_SIZE)) == [y, IM_END]
+    logits = torch.zeros(1, VOCAB_SIZE)
+    assert write(sampler, 0, logits, outputs=(x,)) == [y, IM_END]
 
 
 def test_a_slot_forgets_its_former_grammar(sampler: Sampler) -> None:
@@ -139,7 +159,7 @@ def test_a_grammar_that_is_being_built_costs_others_nothing(
     sampler.start(make_start(1, "x"))
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[:, 400] = 1.0
-    # The row is given up; the scheduler plans it again.
+    # The row is skipped; the scheduler plans it again.
     assert step(sampler, [0, 1], 0, logits).sampled == ((400,), ())
     event.set()
     assert tokenizer.decode(write(sampler, 1, logits[1:])[:-1]) == "x"
@@ -187,3 +207,61 @@ def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
     while result.sampled == ((),) and not result.errors:
         result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
     assert "nope" in result.errors[0]
+
+
+def test_a_sequence_that_has_left_is_forgotten(sampler: Sampler) -> None:
+    sampler.start(make_start(0, "x"))
+    sampler.end([0, 1])
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, 400] = 1.0
+    assert sampler.list_waiting([]) == ()
+    assert step(sampler, [0], 0, logits).sampled == ((400,),)
+
+
+def test_a_row_behind_a_skipped_one_is_skipped(
+    sampler: Sampler, tokenizer: Tokenizer
+) -> None:
+    """It was planned before the host knew that its token never came."""
+    [x] = tokenizer.encode("x").ids
+    sampler.start(make_start(0, "xx"))
+    logits = torch.zeros(1, VOCAB_SIZE)
+    assert write(sampler, 0, logits, count=1) == [x]
+    assert step(sampler, [0], 2, logits).sampled == ((),)
+    assert step(sampler, [0], 1, logits).sampled == ((x,),)
+
+
+def test_slots_whose_masks_do_not_come_are_reported(
+    guidance: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = threading.Event()
+    is_costly = False
+
+    def load() -> LLTokenizer:
+        event.wait(10.0)
+        return guidance
+
+    sampler = Sampler(vocab_size=VOCAB_SIZE, device=CPU, load_tokenizer=load)
+    sampler.start(make_start(0))
+    sampler.start(make_start(1, "xx"))
+    logits = torch.zeros(2, VOCAB_SIZE)
+    assert step(sampler, [0, 1], 0, logits).sampled[1] == ()
+    assert sampler.list_waiting([0]) == (1,)
+    event.set()
+    assert len(write(sampler, 1, logits[1:], count=1)) == 1
+    while sampler.list_late([1], [1], has_others=False):
+        pass
+    write_mask = Guide.write_mask
+    event.clear()
+
+    def wait(guide: Guide, mask: Mask) -> None:
+        event.wait(10.0)
+        write_mask(guide, mask)
+
+    monkeypatch.setattr(Guide, "write_mask", wait)
+    monkeypatch.setattr(GuideWorkers, "is_costly", lambda workers, grammar: is_costly)
+    assert step(sampler, [1], 1, logits[1:]).sampled[0] != ()
+    # A mask that has just begun is in time, as a rule.
+    assert sampler.list_waiting([1]) == ()
+    is_costly = True
+    assert sampler.list_waiting([1]) == (1,)
+    event.set()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..types.plan import SlotStart, StepPlan
+from ..types.plan import StepPlan
 from .attention.layout import StepInputs
 from .inputs.reading import TokenReader
 from .loading.loaded import LoadedModel
@@ -40,8 +40,8 @@ class StepReader(Protocol):
 class StepWriter(Protocol):
     """Uses the output of a model's last layer."""
 
-    def start(self, start: SlotStart) -> None:
-        """Take the sampling parameters of a sequence, in place of its slot's former one."""
+    def begin(self, plan: StepPlan) -> None:
+        """Take in the starts and ends of a plan; called for every plan, in their order."""
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         """Return the tokens whose logits a step needs: none before the last stage."""

@@ -103,9 +103,9 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         self._reader.begin(plan)
+        self._writer.begin(plan)
         for start in plan.starts:
             self._tables.start(start)
-            self._writer.start(start)
             if self._grid is not None:
                 self._grid.start(start)
         if not plan.rows:

@@ -66,6 +66,7 @@ class _Slot:
     num_prompt: int
     token_ids: list[int]
     block_ids: list[BlockId]
+    is_skipped: bool = False
 
 
 def count_up(seed: int, index: int) -> int:
@@ -84,6 +85,8 @@ class FakeDevice:
       block_size: tokens in one KV block; None does not check the blocks.
       reads_blocks: also check that the blocks of a row still hold the tokens of its
         sequence. The cost of a step then grows with the length of its sequences.
+      is_late: tells whether the grammar of a slot is late. Its rows are skipped then, and
+        so are rows that were planned behind a skipped one.
     """
 
     def __init__(
@@ -92,10 +95,12 @@ class FakeDevice:
         *,
         block_size: int | None = None,
         reads_blocks: bool = False,
+        is_late: Callable[[int], bool] = lambda slot: False,
     ) -> None:
         self._token = token
         self._block_size = block_size
         self._reads_blocks = reads_blocks
+        self._is_late = is_late
         self._slots: dict[int, _Slot] = {}
         # (block, offset) -> (position, token id)
         self._cache: dict[tuple[BlockId, int], tuple[int, int]] = {}
@@ -114,15 +119,15 @@ class FakeDevice:
             self._check(row)
         if self._reads_blocks:
             self._compute(plan)
-        return StepResult(
-            step_id=plan.step_id,
-            sampled=tuple((self._sample(row),) for row in plan.rows if row.sample),
-        )
+        sampled = tuple(self._sample(row) for row in plan.rows if row.sample)
+        late = tuple(slot for slot in self._slots if self._is_late(slot))
+        return StepResult(step_id=plan.step_id, sampled=sampled, late=late)
 
     def _check(self, row: StepRow) -> None:
         slot = self._slots[row.slot]
         slot.block_ids += row.new_block_ids
-        assert row.end <= len(slot.token_ids), "a row's tokens are there"
+        is_known = row.end <= len(slot.token_ids)
+        assert is_known or slot.is_skipped, "a row's tokens are there"
         if self._block_size is not None:
             room = len(slot.block_ids) * self._block_size
             assert row.end <= room, "a row's tokens have blocks"
@@ -133,10 +138,12 @@ class FakeDevice:
             slot = self._slots[row.slot]
             for position in range(row.start, row.end):
                 cell = self._find_cell(slot, position)
-                self._cache[cell] = position, slot.token_ids[position]
+                # A row behind a skipped one has the same token again.
+                index = min(position, len(slot.token_ids) - 1)
+                self._cache[cell] = position, slot.token_ids[index]
         for row in plan.rows:
             slot = self._slots[row.slot]
-            for position in range(row.end):
+            for position in range(min(row.end, len(slot.token_ids))):
                 read = self._cache[self._find_cell(slot, position)]
                 written = position, slot.token_ids[position]
                 assert read == written, "a block was overwritten"
@@ -146,13 +153,16 @@ class FakeDevice:
         index, offset = divmod(position, self._block_size)
         return slot.block_ids[index], offset
 
-    def _sample(self, row: StepRow) -> int:
+    def _sample(self, row: StepRow) -> tuple[int, ...]:
         slot = self._slots[row.slot]
         num_tokens = len(slot.token_ids)
+        slot.is_skipped = row.end > num_tokens or self._is_late(row.slot)
+        if slot.is_skipped:
+            return ()
         assert row.end == num_tokens, "a row that samples ends at the last token"
         token_id = self._token(slot.seed, num_tokens - slot.num_prompt)
         slot.token_ids.append(token_id)
-        return token_id
+        return (token_id,)
 
 
 def make_pooling_info(

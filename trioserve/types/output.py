@@ -47,12 +47,15 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Args:
       sampled: the new token ids of each row with `sample`, in batch order: usually one,
-        several if the device samples several at once, none if it gave the row up.
-        NOT_SAMPLED ends a row early.
+        several if the device samples several at once. A row without any was skipped: it
+        is planned again, and has changed nothing of its slot but the keys and values at
+        its positions. NOT_SAMPLED ends a row early.
       logprobs: slot -> one for each of its new tokens, if the request asked for them.
       prompt_logprobs: slot -> logprobs of the prompt tokens at positions
         [start + 1, start + num_tokens], as far as they lie inside the prompt.
       errors: slot -> why its sequence cannot go on; its row has no token.
+      late: slots whose grammars are late: a row of theirs in the next step would probably
+        be skipped.
     """
 
     step_id: int
@@ -60,6 +63,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     errors: dict[int, str] = {}
+    late: tuple[int, ...] = ()
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

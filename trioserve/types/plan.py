@@ -66,8 +66,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The work of one step: `ends`, then `starts`, then `rows` in batch order.
 
     Args:
-      ends: slots whose sequences ended before all their vectors were read. Without them
-        the runner would hold the vectors until the slots are taken again.
+      ends: slots whose sequences have left while the runner may still keep large data of
+        them: vectors that no row has read, and the state of a grammar. Without them the
+        runner would keep these until the slots are taken again.
     """
 
     step_id: int

@@ -2,13 +2,18 @@
 
 Masks are computed in threads (grammar/workers.py) from the moment at which a token is
 known, beside the layers of the next step. When that step samples, they are ready, as a
-rule. A sequence whose grammar is still being built skips this step: its row has no token, and
-the scheduler plans it again. So no other sequence waits long for a new grammar.
+rule. If a mask is late, the step skips the row: the row has no token, its slot and its guide
+stay as they were, and the scheduler plans it again. So no other sequence waits long for a
+costly grammar, nor for a new one that is still being built.
+
+The next step may be planned before the host knows of the skipped row. Then it has a row
+behind a token that never came, and skips it, too: the guide has read fewer tokens than the
+row comes after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -24,15 +29,18 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
     from ...grammar.guide import Mask
-    from ...grammar.workers import GuidedSequence, GuideWorkers, LateIds
+    from ...grammar.guided_sequence import GuidedSequence
+    from ...grammar.workers import GuideWorkers, LateIds
 
 LoadTokenizer: TypeAlias = "Callable[[], LLTokenizer]"
 
-# How long a step waits for grammars that are being built. Most take a millisecond or two.
+# How long a step waits for late masks, and for grammars that are being built: most are built
+# within a millisecond or two, and a mask takes 20 to 50 microseconds.
 _PATIENCE_SECONDS: Final = 0.002
-# If no other sequence samples in the step, it has nothing better to do. Bounded, so that
-# new requests can join.
-_LONG_PATIENCE_SECONDS: Final = 0.1
+_PATIENCE_SECONDS_A_ROW: Final = 0.0001
+# A step in which no row can go on waits for the first one. Bounded, so that new requests
+# can join.
+_LONG_PATIENCE_SECONDS: Final = 0.05
 
 _NO_TOKEN: Final = (
     "no token is left that fits the grammar and the other parameters of the request"
@@ -45,13 +53,11 @@ class StructuredRows:
 
     Args:
       masked: rows whose tokens fit their grammars, unless no token did.
-      postponed: rows without a token, because their grammars are not built yet.
       errors: row -> why its sequence cannot go on.
       misfits: whether the tokens of `masked` do not fit; None if there are none.
     """
 
     masked: tuple[int, ...] = ()
-    postponed: tuple[int, ...] = ()
     errors: dict[int, str] = field(default_factory=dict)
     misfits: HostCopy | None = None
 
@@ -87,12 +93,19 @@ class Grammars:
         self._bits = send_ids([1 << i for i in range(8)], device).to(torch.uint8)
         self._workers: GuideWorkers | None = None
         self._sequences: dict[int, GuidedSequence] = {}
+        # The last tokens that the guides got to read.
+        self._tokens: LateIds | None = None
+
+    def end(self, slots: Iterable[int]) -> None:
+        """Forget the grammars of sequences that have left their slots."""
+        for slot in slots:
+            sequence = self._sequences.pop(slot, None)
+            if sequence is not None:
+                self._get_workers().drop(sequence)
 
     def start(self, start: SlotStart) -> None:
         """Take the grammar of a sequence, in place of its slot's former one."""
-        former = self._sequences.pop(start.slot, None)
-        if former is not None:
-            former.is_dropped = True
+        self.end((start.slot,))
         grammar = start.sampling.grammar
         if grammar is not None:
             self._sequences[start.slot] = self._get_workers().open(
@@ -103,23 +116,61 @@ class Grammars:
         """Whether one of these slots has a grammar."""
         return bool(self._sequences) and any(map(self._sequences.__contains__, slots))
 
-    def mask(self, scores: Tensor, slots: Sequence[int]) -> MaskedRows:
-        """Exclude, in place, the tokens that do not fit.
+    def list_late(
+        self, slots: Sequence[int], num_outputs: Sequence[int], *, has_others: bool
+    ) -> tuple[int, ...]:
+        """Wait for masks, and return the rows without one.
+
+        The wait is short if other rows of the step can go on.
 
         Args:
-          scores: (num_slots, vocab_size) float32
+          num_outputs: output tokens of each slot so far.
+          has_others: the step also has rows that do not sample.
         """
         members = {
             row: self._sequences[slot]
             for row, slot in enumerate(slots)
             if slot in self._sequences
         }
-        new = [each for each in members.values() if not each.is_built]
-        self._wait(list(members.values()), new, has_others=len(new) < len(slots))
-        # Once, because threads change the states: a row that is in none of the three groups
-        # would be free.
-        ready = {row: each for row, each in members.items() if each.is_ready}
-        masked = {row: each for row, each in ready.items() if each.error is None}
+        # The others are behind a token that never came.
+        current = {
+            row: each
+            for row, each in members.items()
+            if each.num_tokens == num_outputs[row]
+        }
+        self._wait(
+            list(current.values()), has_others=has_others or len(members) < len(slots)
+        )
+        return tuple(
+            row for row in members if row not in current or not current[row].is_settled
+        )
+
+    def list_waiting(self, sampled: Sequence[int]) -> tuple[int, ...]:
+        """Return the slots that will probably be late in the next step.
+
+        Args:
+          sampled: slots whose masks have only begun. These are in time, as a rule.
+        """
+        return tuple(
+            slot
+            for slot, sequence in self._sequences.items()
+            if not sequence.is_settled
+            and (slot not in sampled or self._get_workers().is_costly(sequence.grammar))
+        )
+
+    def mask(self, scores: Tensor, slots: Sequence[int]) -> MaskedRows:
+        """Exclude, in place, the tokens that do not fit.
+
+        Args:
+          scores: (num_slots, vocab_size) float32
+          slots: without those of late rows.
+        """
+        members = {
+            row: self._sequences[slot]
+            for row, slot in enumerate(slots)
+            if slot in self._sequences
+        }
+        masked = {row: each for row, each in members.items() if each.error is None}
         excluded = self._spread([each.mask for each in masked.values()])
         rows = send_ids(list(masked), self._device)
         part = scores if len(masked) == len(slots) else scores[rows]
@@ -132,9 +183,10 @@ class Grammars:
             excluded=excluded,
             # Other parameters may have excluded all tokens that fit.
             is_empty=part.amax(dim=-1) == -torch.inf,
-            postponed=tuple(row for row in members if row not in ready),
             errors={
-                row: each.error for row, each in ready.items() if each.error is not None
+                row: each.error
+                for row, each in members.items()
+                if each.error is not None
             },
         )
 
@@ -148,24 +200,27 @@ class Grammars:
           tokens: one for each slot; they are read in a thread.
         """
         if rows:
+            self._tokens = tokens
             self._get_workers().advance(
                 [(row, self._sequences[slots[row]]) for row in rows], tokens
             )
 
-    def _wait(
-        self,
-        members: list[GuidedSequence],
-        new: list[GuidedSequence],
-        *,
-        has_others: bool,
-    ) -> None:
-        """Wait for masks, and not long for grammars that are being built."""
+    def _wait(self, members: list[GuidedSequence], *, has_others: bool) -> None:
+        """Wait for masks, but not long if other rows of the step can go on."""
+        late = [each for each in members if not each.is_settled]
+        if not late:
+            return
+        if self._tokens is not None:
+            # The device may still compute them.
+            self._tokens.read()
         workers = self._get_workers()
-        if new:
-            workers.wait_built(
-                new, _PATIENCE_SECONDS if has_others else _LONG_PATIENCE_SECONDS
-            )
-        workers.wait_ready([each for each in members if each.is_built])
+        if not has_others and len(late) == len(members):
+            workers.wait_any(late, _LONG_PATIENCE_SECONDS)
+        # The masks of a costly grammar are ready when its rows are planned again.
+        quick = [each for each in late if not workers.is_costly(each.grammar)]
+        workers.wait_all(
+            quick, _PATIENCE_SECONDS + len(quick) * _PATIENCE_SECONDS_A_ROW
+        )
 
     def _spread(self, masks: list[Mask]) -> Tensor:
         """Return the tokens that masks exclude, (num_masks, vocab_size) bool."""
@@ -196,14 +251,13 @@ class MaskedRows:
       rows, index: the masked rows, on the host and on the device.
       excluded: (num_rows, vocab_size) bool
       is_empty: (num_rows,) bool, whether no token is left
-      postponed, errors: see StructuredRows.
+      errors: see StructuredRows.
     """
 
     rows: tuple[int, ...]
     index: Tensor
     excluded: Tensor
     is_empty: Tensor
-    postponed: tuple[int, ...]
     errors: dict[int, str]
 
     def check(self, token_ids: Tensor) -> StructuredRows:
@@ -218,7 +272,6 @@ class MaskedRows:
             misfits = HostCopy(self.excluded.gather(1, chosen)[:, 0] | self.is_empty)
         return StructuredRows(
             masked=self.rows,
-            postponed=self.postponed,
             errors=self.errors,
             misfits=misfits,
         )

@@ -20,14 +20,18 @@ class LaunchedStep:
     """A step that the device is computing, or has computed.
 
     Args:
-      slots: the slots of the rows that sample, in batch order.
-      sampled: their new tokens; None if no row samples.
+      slots: the slots of the rows that have sampled, in batch order.
+      sampled: their new tokens; None if no row has sampled.
+      skipped: places of skipped rows among all rows that sample, rising.
+      late: as in StepResult.
       prompt_reports: slot -> log probabilities of its prompt, in parts.
     """
 
     step_id: int
     slots: tuple[int, ...] = ()
     sampled: Sampled | None = None
+    skipped: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
     prompt_reports: dict[int, list[LogprobReports]] = field(default_factory=dict)
 
     def finish(self) -> StepResult:
@@ -37,10 +41,10 @@ class LaunchedStep:
         tokens: list[tuple[int, ...]] = []
         if sampled is not None:
             tokens += zip(sampled.ids.read())
+        for place in self.skipped:
+            tokens.insert(place, ())
         errors: dict[int, str] = {}
         if sampled is not None and sampled.structure is not None:
-            for row in sampled.structure.postponed:
-                tokens[row] = ()
             errors = {
                 self.slots[row]: error
                 for row, error in sampled.structure.read_errors().items()
@@ -49,6 +53,7 @@ class LaunchedStep:
             step_id=self.step_id,
             sampled=tuple(tokens),
             errors=errors,
+            late=self.late,
             logprobs={self.slots[row]: (report,) for row, report in reports.items()},
             prompt_logprobs={
                 slot: tuple(report for part in parts for report in part.read())

@@ -39,7 +39,7 @@ class Sampled:
       ids: one for each row.
       reported: the rows that asked for log probabilities.
       reports: their log probabilities; None if no row asked.
-      structure: the rows whose tokens must not count; None if no row has a grammar.
+      structure: the rows with grammars; None if there are none.
     """
 
     ids: SampledIds

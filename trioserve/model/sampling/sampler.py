@@ -16,7 +16,7 @@ sequence with a grammar ends with an error then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +76,22 @@ class Sampler:
         self._processors.start(start)
         self._grammars.start(start)
 
+    def end(self, slots: Iterable[int]) -> None:
+        """Forget the grammars of sequences that have left their slots."""
+        self._grammars.end(slots)
+
+    def list_late(
+        self, slots: list[int], num_outputs: list[int], *, has_others: bool
+    ) -> tuple[int, ...]:
+        """Return the rows that `sample` must not have; see Grammars.list_late."""
+        if not self._grammars.has_any(slots):
+            return ()
+        return self._grammars.list_late(slots, num_outputs, has_others=has_others)
+
+    def list_waiting(self, sampled: Sequence[int]) -> tuple[int, ...]:
+        """Return the slots that will probably be late; see Grammars.list_waiting."""
+        return self._grammars.list_waiting(sampled)
+
     def sample(
         self, slots: list[int], num_outputs: list[int], logits: Tensor
     ) -> Sampled:
@@ -93,7 +109,6 @@ class Sampler:
         else:
             scores = logits.to(torch.float32, copy=True)
             self._change(scores, slots, choices, num_outputs)
-            # Last, so that the threads have time for the masks.
             if self._grammars.has_any(slots):
                 masked = self._grammars.mask(scores, slots)
             chosen = self._choose(scores, choices, num_outputs)

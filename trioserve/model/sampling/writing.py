@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from ..tensors import send_ids
 from .extensions import Extensions
 from .launched import LaunchedStep
 from .logprobs import LogprobReports
-from .sampled import Sampled
 from .sampler import Sampler
 from .scans import Scans, TorchScans
 
@@ -71,7 +70,12 @@ class SamplingWriter:
         # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
         self._num_prompt_top: dict[int, int] = {}
 
-    def start(self, start: SlotStart) -> None:
+    def begin(self, plan: StepPlan) -> None:
+        self._sampler.end(plan.ends)
+        for start in plan.starts:
+            self._start(start)
+
+    def _start(self, start: SlotStart) -> None:
         self._sampler.start(start)
         self._num_prompt_top.pop(start.slot, None)
         if start.sampling.prompt_logprobs is not None:
@@ -87,22 +91,34 @@ class SamplingWriter:
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         num_sampled = len(rows.sampled)
-        return LaunchedStep(
-            step_id=plan.step_id,
-            slots=tuple(row.slot for row in plan.rows if row.sample),
-            sampled=self._sample(plan, output[:num_sampled]) if num_sampled else None,
+        launched = self._sample(plan, output[:num_sampled])
+        return replace(
+            launched,
             prompt_reports=self._report_prompts(rows.prompts, output[num_sampled:]),
+            late=self._sampler.list_waiting(launched.slots),
         )
 
-    def _sample(self, plan: StepPlan, logits: Tensor) -> Sampled:
+    def _sample(self, plan: StepPlan, logits: Tensor) -> LaunchedStep:
         rows = [row for row in plan.rows if row.sample]
         slots = [row.slot for row in rows]
         num_outputs = [self._tables.count_outputs(row) for row in rows]
-        sampled = self._sampler.sample(slots, num_outputs, logits)
-        self._tables.keep_sampled(
-            send_ids(slots, self._model.device), sampled.ids.on_device
+        skipped = self._sampler.list_late(
+            slots, num_outputs, has_others=len(rows) < len(plan.rows)
         )
-        return sampled
+        if skipped:
+            kept = [i for i in range(len(rows)) if i not in skipped]
+            slots = [slots[i] for i in kept]
+            num_outputs = [num_outputs[i] for i in kept]
+            logits = logits[send_ids(kept, logits.device)]
+        sampled = None
+        if slots:
+            sampled = self._sampler.sample(slots, num_outputs, logits)
+            self._tables.keep_sampled(
+                send_ids(slots, self._model.device), sampled.ids.on_device
+            )
+        return LaunchedStep(
+            step_id=plan.step_id, slots=tuple(slots), sampled=sampled, skipped=skipped
+        )
 
     def _find_prompt_spans(
         self, plan: StepPlan, inputs: StepInputs

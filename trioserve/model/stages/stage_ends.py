@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...types.plan import SlotStart, StepPlan
+from ...types.plan import StepPlan
 from ...types.transfers import AwaitedTokens, SampledTransfer
 from ..attention.layout import StepInputs
 from ..ends import StepReader, StepWriter
@@ -46,7 +46,7 @@ class StageEnds:
         assert isinstance(model, LoadedStage), "only stages have links"
         if model.partition.is_last:
             sampling = SamplingWriter(model, tables, extensions)
-            return _LastWriter(sampling, self._links)
+            return _LastWriter(sampling, tables, self._links)
         return _EarlierWriter(self._links)
 
 
@@ -105,7 +105,7 @@ class _EarlierWriter:
     def __init__(self, links: StageLinks) -> None:
         self._links = links
 
-    def start(self, start: SlotStart) -> None:
+    def begin(self, plan: StepPlan) -> None:
         pass
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
@@ -119,20 +119,25 @@ class _EarlierWriter:
 class _LastWriter:
     """Samples, and sends the tokens to the first stage."""
 
-    def __init__(self, sampling: SamplingWriter, links: StageLinks) -> None:
+    def __init__(
+        self, sampling: SamplingWriter, tables: SlotTables, links: StageLinks
+    ) -> None:
         self._sampling = sampling
+        self._tables = tables
         self._links = links
 
-    def start(self, start: SlotStart) -> None:
-        self._sampling.start(start)
+    def begin(self, plan: StepPlan) -> None:
+        self._sampling.begin(plan)
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
         return self._sampling.select(plan, inputs)
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         launched = self._sampling.write(plan, rows, output)
-        sampled = launched.sampled
-        self._links.send_sampled(
-            plan, None if sampled is None else sampled.ids.on_device
-        )
+        slots = [row.slot for row in plan.rows if row.sample]
+        token_ids = None
+        if slots:
+            # Not the tokens of the step: the slot of a skipped row keeps its last token.
+            token_ids = self._tables.last_token_ids[send_ids(slots, output.device)]
+        self._links.send_sampled(plan, token_ids)
         return launched

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 import operator
 
+from ...types.output import StepResult
+from ...types.plan import StepPlan
 from .sequence import Sequence
 
 _get_order = operator.attrgetter("order")
@@ -28,6 +30,7 @@ class RunningSequences:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         # Slots whose end the runner has not been told yet.
         self._ended_slots: list[int] = []
+        self._has_late = False
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -49,6 +52,19 @@ class RunningSequences:
         ended, self._ended_slots = tuple(self._ended_slots), []
         return ended
 
+    def note_late(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in which sequences were late in a step, or are late now."""
+        if not (result.late or self._has_late):
+            return
+        sampled = [row.slot for row in plan.rows if row.sample]
+        has_token = {slot for slot, ids in zip(sampled, result.sampled) if ids}
+        for sequence in self._sequences:
+            slot = sequence.slot
+            sequence.note_lateness(slot in result.late, slot in has_token)
+        self._has_late = any(
+            sequence.is_late or sequence.is_often_late for sequence in self._sequences
+        )
+
     def find_last(self) -> Sequence:
         """Return the sequence that is preempted first."""
         return max(self._sequences, key=_get_standing)
@@ -64,7 +80,7 @@ class RunningSequences:
     def leave(self, sequence: Sequence) -> None:
         """Take back the slot of a sequence that ends or is preempted."""
         assert sequence.slot is not None, "only a running sequence holds a slot"
-        if sequence.has_unread_vectors:
+        if sequence.has_unread_vectors or sequence.sampling.grammar is not None:
             self._ended_slots.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._sequences.remove(sequence)

@@ -33,6 +33,11 @@ Steps may be in flight while the next one is planned. A sequence whose next toke
 on the device is planned as if the token were known: it counts a placeholder (sequence.py).
 So a sequence may end while a step in flight has a row for it; the row's result is dropped.
 
+The device may skip a row whose grammar is late. Its sequence keeps its slot and its blocks,
+and its last token is computed again in a later step. Rows in flight that were planned behind
+the skipped one follow a token that never came. The device skips them, too. A skipped row
+costs as much as another, so a sequence has none while the device reports that it is late.
+
 Invariant: a preempted sequence has no row in the plan being made: blocks are found before
 rows are made. It is admitted again once its placeholders are filled, because the runner
 then needs the ids of all its tokens.
@@ -177,6 +182,8 @@ class Scheduler:
             size, num_stages = self._sizes.pop(plan.step_id)
             self._cost.learn(size, seconds / num_stages)
         sequences = self._in_flight.pop(plan.step_id)
+        if plan.rows:
+            self._running.note_late(plan, result)
         sampled = iter(result.sampled)
         deltas = []
         for row, sequence in zip(plan.rows, sequences, strict=True):
@@ -267,13 +274,18 @@ class Scheduler:
 
         A decoding sequence has one token left to compute, and its next one depends on it.
         """
-        decoding, prompts = [], []
+        decoding, late, prompts = [], [], []
         for sequence in self._running:
             if sequence.num_planned < sequence.max_num_tokens:
-                if sequence.num_planned - sequence.num_computed == 1:
-                    decoding.append(sequence)
-                else:
+                if sequence.num_planned - sequence.num_computed != 1:
                     prompts.append(sequence)
+                elif sequence.is_held_back:
+                    late.append(sequence)
+                else:
+                    decoding.append(sequence)
+        # Without a step nothing would wake the loop.
+        if not (decoding or prompts or self._in_flight):
+            decoding = late
         return decoding, prompts
 
     def _is_shared(self, decoding: list[Sequence]) -> bool:
@@ -326,7 +338,7 @@ class Scheduler:
         first = max(0, sequence.num_tokens - row.end)
         new = sequence.list_new(row.end, token_ids)
         if row.sample and sequence.num_tokens + len(new) == row.end:
-            self._start_over(sequence)
+            self._take_back(sequence)
         if not new and not prompt_logprobs:
             return None
         num_taken, reason, stop_token_id = sequence.append_all(new)
@@ -346,13 +358,14 @@ class Scheduler:
             stop_token_id=stop_token_id,
         )
 
-    def _start_over(self, sequence: Sequence) -> None:
-        """Begin again with the known tokens, because the device gave up a row.
-
-        The keys and values that the device has of the sequence are unreliable now.
-        """
-        sequence.give_up_placeholders()
-        if sequence.slot is not None:
+    def _take_back(self, sequence: Sequence) -> None:
+        """Plan the last known token of a sequence again, because its row was skipped."""
+        if sequence.slot is None:
+            sequence.give_up_placeholders()
+        elif sequence.can_recompute:
+            sequence.recompute_last()
+        else:
+            sequence.give_up_placeholders()
             self._preempt(sequence)
 
     def _end(self, sequence: Sequence) -> None:

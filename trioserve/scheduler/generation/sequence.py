@@ -100,6 +100,8 @@ class Sequence:
       place: its place among all, in seconds, from its admission on; see Flow.
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
+      is_late: the device waits for its grammar, and would skip its row.
+      is_often_late: the device also did so after its last token.
       last_turn: number of the last turn in which it decoded; rises with each step that had
         no time for all sequences.
     """
@@ -112,6 +114,8 @@ class Sequence:
         "flow",
         "index",
         "is_ended",
+        "is_late",
+        "is_often_late",
         "last_turn",
         "max_num_tokens",
         "num_cached_tokens",
@@ -167,6 +171,8 @@ class Sequence:
         self.num_registered_blocks = 0
         self.sampled_in = 0
         self.last_turn = 0
+        self.is_late = False
+        self.is_often_late = False
         self.is_ended = False
         self.num_planned = len(prompt_token_ids)
         # Prompt tokens whose log probabilities have been reported.
@@ -197,9 +203,30 @@ class Sequence:
     @property
     def has_unread_vectors(self) -> bool:
         """Whether the runner keeps vectors of the prompt for a later step."""
-        return bool(self.embedded) and (
-            self.num_computed < self.embedded[-1].runs[-1][1]
-        )
+        return self.num_computed < self._end_of_vectors
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether the runner can compute the last known token again.
+
+        It forgets a vector once it was read.
+        """
+        return self.num_tokens > self._end_of_vectors
+
+    @property
+    def _end_of_vectors(self) -> int:
+        return self.embedded[-1].runs[-1][1] if self.embedded else 0
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a step should have no row of the sequence, which would be skipped."""
+        return self.is_late or (self.is_often_late and self.num_placeholders > 0)
+
+    def note_lateness(self, is_late: bool, has_new_token: bool) -> None:
+        """Take in what the device says about its grammar with the result of a step."""
+        self.is_late = is_late
+        if is_late or has_new_token:
+            self.is_often_late = is_late
 
     def reserve_token(self, step_id: int) -> None:
         """Add a placeholder for a token that the step samples."""
@@ -254,6 +281,12 @@ class Sequence:
         """Expect no more tokens of the steps in flight; `list_new` drops theirs."""
         self.num_planned = self.num_tokens
 
+    def recompute_last(self) -> None:
+        """Compute the last known token again, because the device has skipped its row."""
+        assert self.can_recompute, "the runner has forgotten the last vector"
+        self.give_up_placeholders()
+        self.num_computed = self.num_tokens - 1
+
     def list_new_logprobs(
         self, position: int, logprobs: tuple[TokenLogprobs, ...]
     ) -> tuple[TokenLogprobs, ...]:
@@ -292,6 +325,7 @@ class Sequence:
         """Forget slot, blocks and computed tokens; returns the blocks that it held."""
         block_ids, self.block_ids = self.block_ids, []
         self.slot = None
+        self.is_late = False
         self.num_computed = 0
         self.num_registered_blocks = 0
         self._num_planned_blocks = 0

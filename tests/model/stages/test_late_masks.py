@@ -1,0 +1,201 @@
+"""Rows whose masks are late are skipped, and change no token of any sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from pathlib import Path
+import random
+import runpy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trioserve.grammar import workers
+from trioserve.grammar.guide import Mask
+from trioserve.model import ModelRunner
+from trioserve.model.sampling import grammars
+from trioserve.scheduler import Scheduler, Sequence as Scheduled
+from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.structured import Grammar
+
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
+_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
+SAMPLINGS: dict[str, list[SamplingParams]] = _LAUNCHING["SAMPLINGS"]
+PROCESSORS = (_LAUNCHING["NoRepeat"], _LAUNCHING["Counting"])
+
+VOCAB_SIZE = 97
+
+SIZES: dict[str, Any] = {
+    "num_blocks": 24,
+    "block_size": 4,
+    "max_num_seqs": 6,
+    "max_model_len": 48,
+    "logits_processors": PROCESSORS,
+    # The fake guides need none.
+    "load_tokenizer": lambda: None,
+}
+
+
+class Gate:
+    """Holds masks back until the test lets them pass."""
+
+    def __init__(self) -> None:
+        self._places = threading.Semaphore(0)
+        self._is_open = threading.Event()
+
+    def wait(self) -> None:
+        while not self._is_open.is_set() and not self._places.acquire(timeout=0.01):
+            pass
+
+    def let_pass(self, count: int) -> None:
+        if count:
+            self._places.release(count)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Grammars whose masks wait, and steps that wait for no mask."""
+    gate = Gate()
+
+    class FakeMatchers:
+        def __init__(self, load_tokenizer: object) -> None:
+            pass
+
+        def find(self, text: str) -> object:
+            return text
+
+    class FakeGuide:
+        """After i tokens only those with the remainder of i may come."""
+
+        def __init__(self, matcher: object, grammar: Grammar, eos: object) -> None:
+            self._num_read = 0
+
+        def read(self, token_id: int) -> None:
+            assert token_id % 3 == self._num_read % 3, "the tokens come in order"
+            self._num_read += 1
+
+        def write_mask(self, mask: Mask) -> None:
+            gate.wait()
+            bits = np.zeros(32 * len(mask), dtype=np.uint8)
+            bits[self._num_read % 3 : VOCAB_SIZE : 3] = 1
+            mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    monkeypatch.setattr(workers, "Matchers", FakeMatchers)
+    monkeypatch.setattr(workers, "Guide", FakeGuide)
+    monkeypatch.setattr(grammars, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(grammars, "_PATIENCE_SECONDS_A_ROW", 0.0)
+    monkeypatch.setattr(grammars, "_LONG_PATIENCE_SECONDS", 0.001)
+    yield gate
+    gate.open()
+
+
+def make_sequences() -> list[Scheduled]:
+    """Sequences with every kind of sampling; two of three have grammars."""
+    samplings = [s for s in SAMPLINGS["everything"][::2] if not s.reasoning_budget]
+    chance = random.Random(3)
+    return [
+        Scheduled(
+            sequence_id=SequenceId(number),
+            prompt_token_ids=tuple(chance.choices(range(3, 90), k=1 + number % 9)),
+            sampling=dataclasses.replace(
+                sampling,
+                grammar=Grammar(text=f"{number % 4}") if number % 3 else None,
+                max_tokens=7,
+                min_tokens=0,
+                bad_words=() if number % 3 else sampling.bad_words,
+            ),
+            seed=number,
+            arrival=number,
+        )
+        for number, sampling in enumerate(samplings)
+    ]
+
+
+def write_all(
+    launch: Callable[[StepPlan], Any], *, depth: int, num_stages: int = 1
+) -> tuple[dict[int, list[int]], int]:
+    """Run all sequences; also count the rows that sampled."""
+    scheduler = Scheduler(
+        num_blocks=24,
+        block_size=4,
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_model_len=48,
+        num_stages=num_stages,
+    )
+    for sequence in make_sequences():
+        scheduler.add(sequence)
+    outputs: dict[int, list[int]] = {}
+    in_flight: list[tuple[StepPlan, Any]] = []
+    num_rows = 0
+    while True:
+        while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
+            in_flight.append((plan, launch(plan)))
+            num_rows += plan.num_sampled
+        if not in_flight:
+            return outputs, num_rows
+        plan, launched = in_flight.pop(0)
+        for delta in scheduler.update(plan, launched.finish()):
+            assert not delta.error
+            outputs.setdefault(delta.sequence_id, []).extend(delta.token_ids)
+
+
+def hold_back(
+    launch: Callable[[StepPlan], Any], gate: Gate
+) -> Callable[[StepPlan], Any]:
+    """Let few masks pass before each step, at random."""
+    chance = random.Random(4)
+
+    def launch_one(plan: StepPlan) -> Any:
+        gate.let_pass(chance.choice([0, 0, 1, 3]))
+        return launch(plan)
+
+    return launch_one
+
+
+@pytest.fixture
+def expected(cut: Callable[..., Any], gate: Gate) -> tuple[dict[int, list[int]], int]:
+    """The tokens of a whole model whose masks are in time, and its rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "wait", lambda: None)
+        patch.setattr(grammars, "_LONG_PATIENCE_SECONDS", 10.0)
+        patch.setattr(grammars, "_PATIENCE_SECONDS", 10.0)
+        return write_all(ModelRunner(cut().loaded, **SIZES).launch, depth=1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_late_masks_change_no_token(
+    cut: Callable[..., Any],
+    gate: Gate,
+    expected: tuple[dict[int, list[int]], int],
+    depth: int,
+) -> None:
+    launch = ModelRunner(cut().loaded, **SIZES).launch
+    written, num_rows = write_all(hold_back(launch, gate), depth=depth)
+    assert written == expected[0]
+    assert num_rows > expected[1]
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_late_masks_change_no_token_of_a_pipeline(
+    cut: Callable[..., Any],
+    make_pipeline: Any,
+    gate: Gate,
+    expected: tuple[dict[int, list[int]], int],
+    num_stages: int,
+) -> None:
+    """The first stage gets the last token of a skipped row once more."""
+    pipeline = make_pipeline(cut().stages(num_stages), **SIZES)
+    written, num_rows = write_all(
+        hold_back(pipeline.launch, gate), depth=num_stages + 1, num_stages=num_stages
+    )
+    assert written == expected[0]
+    assert num_rows > expected[1]

@@ -1,0 +1,187 @@
+"""Rows that the device skips, because their grammars are late."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+import random
+from types import MappingProxyType
+
+from hypothesis import given, settings, strategies as st
+import pytest
+
+from trioserve.scheduler import Scheduler, Sequence
+from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.ids import SequenceId
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
+from trioserve.types.sampling import SamplingParams
+from trioserve.types.structured import Grammar
+
+BLOCK_SIZE = 4
+
+IsLate = Callable[[int], bool]
+
+
+def make_scheduler(num_stages: int = 1, num_blocks: int = 64) -> Scheduler:
+    return Scheduler(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        max_model_len=4 * min(num_blocks, 32),
+        num_stages=num_stages,
+    )
+
+
+def make_sequence(
+    number: int = 1,
+    prompt_len: int = 4,
+    max_tokens: int = 8,
+    *,
+    grammar: Grammar | None = None,
+) -> Sequence:
+    return Sequence(
+        sequence_id=SequenceId(number),
+        arrival=number,
+        seed=number,
+        prompt_token_ids=tuple(range(1000 * number, 1000 * number + prompt_len)),
+        sampling=SamplingParams(max_tokens=max_tokens, grammar=grammar),
+    )
+
+
+class Loop:
+    """Works like the engine loop, without a clock."""
+
+    def __init__(self, scheduler: Scheduler, is_late: IsLate, depth: int) -> None:
+        self.scheduler = scheduler
+        self.device = FakeDevice(
+            block_size=BLOCK_SIZE, reads_blocks=True, is_late=is_late
+        )
+        self.depth = depth
+        self.in_flight: deque[StepPlan] = deque()
+        self.written: dict[int, list[int]] = {}
+
+    def step(self) -> bool:
+        while len(self.in_flight) < self.depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self.in_flight.append(plan)
+        if not self.in_flight:
+            return False
+        plan = self.in_flight.popleft()
+        for output in self.scheduler.update(plan, self.device.step(plan)):
+            self.written.setdefault(output.sequence_id, []).extend(output.token_ids)
+        self.scheduler.check()
+        return True
+
+    def run(self, limit: int = 5000) -> dict[int, list[int]]:
+        for _ in range(limit):
+            if not self.step():
+                return self.written
+        raise AssertionError("the sequences never end")
+
+
+def count_to(count: int, *numbers: int) -> dict[int, list[int]]:
+    return {n: [count_up(n, i) for i in range(count)] for n in numbers}
+
+
+@settings(max_examples=80)
+@given(
+    num_stages=st.integers(1, 4),
+    num_blocks=st.integers(8, 40),
+    num_sequences=st.integers(1, 6),
+    share=st.floats(0.0, 0.9),
+    seed=st.integers(0, 2**32),
+)
+def test_skipped_rows_change_no_output(
+    num_stages: int, num_blocks: int, num_sequences: int, share: float, seed: int
+) -> None:
+    """Through preemptions, prefix hits, and steps in flight."""
+    chance = random.Random(seed)
+    scheduler = make_scheduler(num_stages, num_blocks)
+    fresh = scheduler.statistics()
+    loop = Loop(scheduler, lambda slot: chance.random() < share, num_stages + 1)
+    numbers = range(1, num_sequences + 1)
+    for number in numbers:
+        scheduler.add(make_sequence(number, chance.randint(1, 15), 12))
+    assert loop.run() == count_to(12, *numbers)
+    assert scheduler.statistics() == fresh
+
+
+@pytest.mark.parametrize(("num_stages", "depth"), [(1, 1), (1, 2), (2, 3)])
+def test_a_late_sequence_keeps_its_slot_and_costs_few_rows(
+    num_stages: int, depth: int
+) -> None:
+    scheduler = make_scheduler(num_stages)
+    is_late = True
+    loop = Loop(scheduler, lambda slot: is_late and slot == late.slot, depth)
+    late = make_sequence(1, max_tokens=3)
+    scheduler.add(make_sequence(2, max_tokens=60))
+    scheduler.add(late)
+    while len(loop.written.get(2, ())) < 60:
+        loop.step()
+    assert loop.written == count_to(60, 2)
+    rows = [row for plan in loop.device.plans for row in plan.rows]
+    # The device reports the first one, and the second one was in flight then.
+    assert sum(row.slot == late.slot for row in rows) <= 2
+    is_late = False
+    assert loop.run()[1] == count_to(3, 1)[1]
+    assert scheduler.counters().num_preemptions == 0
+    num_starts = Counter(s.slot for plan in loop.device.plans for s in plan.starts)
+    assert set(num_starts.values()) == {1}
+
+
+def test_a_late_sequence_that_is_alone_has_every_step() -> None:
+    """Otherwise nothing would wake the loop."""
+    numbers = iter(range(100))
+    loop = Loop(make_scheduler(), lambda slot: next(numbers) < 20, depth=2)
+    loop.scheduler.add(make_sequence(max_tokens=2))
+    assert loop.run(limit=30) == count_to(2, 1)
+
+
+def test_a_sequence_that_is_often_late_has_no_row_behind_its_known_tokens() -> None:
+    """Such a row would be skipped as soon as the one before it is."""
+    late = iter([True] * 4 + [False] * 20)
+    loop = Loop(make_scheduler(), lambda slot: next(late), depth=2)
+    loop.scheduler.add(make_sequence(max_tokens=4))
+    loop.run()
+    ends = [row.end for plan in loop.device.plans for row in plan.rows]
+    # The first row behind a skipped one was in flight. There is no second one until a token
+    # has come in time.
+    assert ends == [4, 5, 4, 4, 5, 6, 7]
+
+
+def test_a_prompt_that_ends_in_a_vector_starts_again() -> None:
+    """The runner forgets a vector once it was read."""
+    scheduler = make_scheduler()
+    item = EmbeddedInput(
+        kind="embeds",
+        runs=((1, 3),),
+        keys=bytes(2 * KEY_BYTES),
+        tensors=MappingProxyType({}),
+    )
+    sequence = Sequence(
+        sequence_id=SequenceId(1),
+        arrival=1,
+        seed=1,
+        prompt_token_ids=(5, NO_TOKEN, NO_TOKEN),
+        sampling=SamplingParams(max_tokens=3),
+        embedded=(item,),
+    )
+    # Asked when a row samples, and at the end of each step.
+    late = iter([True, False, False, False, True])
+    loop = Loop(scheduler, lambda slot: next(late, False), depth=1)
+    scheduler.add(sequence)
+    assert loop.run() == count_to(3, 1)
+    assert [len(plan.starts) for plan in loop.device.plans] == [1, 1, 0, 0, 0]
+
+
+def test_the_runner_is_told_when_a_sequence_with_a_grammar_has_left() -> None:
+    loop = Loop(make_scheduler(), lambda slot: False, depth=2)
+    loop.scheduler.add(make_sequence(1, max_tokens=3, grammar=Grammar(text="")))
+    loop.scheduler.add(make_sequence(2, max_tokens=3))
+    loop.run()
+    ended = [slot for plan in loop.device.plans for slot in plan.ends]
+    assert ended == [loop.device.plans[0].rows[0].slot]
