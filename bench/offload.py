@@ -48,8 +48,9 @@ import trio
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.errors import ContextLengthExceeded
 from trioserve.http.decode.body import decode_chunks
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.message_mappings import MessageMappings
-from trioserve.http.decode.requests import ChatRequest, CompletionRequest
 from trioserve.http.decode.schema import decode_body
 from trioserve.render.generation.loading import load_text_parts
 from trioserve.render.tensors.embeds import decode_embeds

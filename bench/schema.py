@@ -30,7 +30,8 @@ from kit.options import read_positive
 from kit.rounds import take_turns, time_calls
 import msgspec
 
-from trioserve.http.decode.requests import ChatRequest, CompletionRequest
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.schema import decode_body
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from trioserve.errors import InvalidParameter, RequestError
-from trioserve.http.decode.requests import ChatRequest, CompletionRequest
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body
 from trioserve.testing.server import FakeServer, open_fake_server

@@ -14,9 +14,10 @@ from trioserve.errors import RequestError
 from trioserve.http.decode import decoder
 from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.chat_payloads import CHAT_PAYLOADS
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.message_mappings import MessageMappings
 from trioserve.http.decode.payloads import take_out
-from trioserve.http.decode.requests import ChatRequest, CompletionRequest
 from trioserve.http.decode.schema import decode_body
 from trioserve.http.decode.turn_mappings import TurnMappings
 

@@ -16,8 +16,12 @@ import pytest
 
 from trioserve.errors import InvalidParameter, NotSupported, RequestError
 from trioserve.http.decode import (
+    chat_request,
+    completion_request,
+    field_types,
     pooling_requests as pooling_requests,
-    requests,
+    response_requests,
+    tokenize_requests,
     unsupported,
 )
 from trioserve.http.decode.messages import Message
@@ -409,11 +413,24 @@ def test_unknown_fields_are_listed_and_ignored(endpoint: str) -> None:
     assert decoder.list_unknown_fields(body) == ("of_the_future",)
 
 
-@pytest.mark.parametrize("module", [requests, pooling_requests])
+@pytest.mark.parametrize(
+    "module",
+    [
+        chat_request,
+        completion_request,
+        tokenize_requests,
+        response_requests,
+        pooling_requests,
+    ],
+)
 def test_errors_list_the_values_of_each_field_with_few_values(
     module: ModuleType,
 ) -> None:
-    known = {**requests.CHOICES, **pooling_requests.CHOICES}
+    known = {
+        **field_types.CHOICES,
+        **pooling_requests.CHOICES,
+        **response_requests.CHOICES,
+    }
     structs = [
         value
         for value in vars(module).values()

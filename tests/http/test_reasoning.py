@@ -16,8 +16,8 @@ import trio
 
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter
+from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.message_mappings import MessageMappings
-from trioserve.http.decode.requests import ChatRequest
 from trioserve.http.decode.schema import decode_body
 from trioserve.testing.server import FakeServer, open_fake_server
 from trioserve.testing.tokenizer import CHATML_TEMPLATE

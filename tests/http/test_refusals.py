@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 
 from trioserve.errors import RequestError
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.pooling_requests import (
     CohereEmbedRequest,
     EmbeddingRequest,
     ScoreRequest,
 )
-from trioserve.http.decode.requests import (
-    ChatRequest,
-    CompletionRequest,
-    ModelRequest,
-    TokenizeRequest,
-)
+from trioserve.http.decode.requests import ModelRequest
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body
+from trioserve.http.decode.tokenize_requests import TokenizeRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

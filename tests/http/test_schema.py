@@ -19,15 +19,10 @@ from trioserve.errors import (
 )
 from trioserve.http.decode import lazy_fields as large, unsupported
 from trioserve.http.decode.anthropic_requests import MessagesRequest
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.completion_request import CompletionPrompt, CompletionRequest
 from trioserve.http.decode.message_mappings import MessageMappings, to_chat_options
-from trioserve.http.decode.requests import (
-    ChatRequest,
-    CompletionPrompt,
-    CompletionRequest,
-    DetokenizeRequest,
-    ModelRequest,
-    TokenizeRequest,
-)
+from trioserve.http.decode.requests import ModelRequest
 from trioserve.http.decode.response_messages import to_messages
 from trioserve.http.decode.response_names import naming_fields
 from trioserve.http.decode.response_requests import (
@@ -36,6 +31,7 @@ from trioserve.http.decode.response_requests import (
 )
 from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body, find_decoder
+from trioserve.http.decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
 from trioserve.types.sampling import SAMPLING_BOUNDS, SamplingParams
 

@@ -15,8 +15,11 @@ from quart import Response
 
 from .._version import __version__
 from .connection.scope import ScopedRequest
-from .decode import anthropic_requests, pooling_requests, requests
+from .decode import anthropic_requests, pooling_requests
+from .decode.chat_request import ChatRequest
+from .decode.completion_request import CompletionRequest
 from .decode.response_requests import ResponseRequest
+from .decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from .endpoints.admin import (
     answer_health,
     answer_metrics,
@@ -75,7 +78,7 @@ _GENERATION: Final = (
         paths=("/v1/chat/completions",),
         handler=answer_chat,
         summary="Answer a conversation, at once or as server-sent events.",
-        request=requests.ChatRequest,
+        request=ChatRequest,
         answers={JSON: responses.ChatCompletion, EVENTS: responses.ChatChunk},
     ),
     Route(
@@ -83,7 +86,7 @@ _GENERATION: Final = (
         paths=("/v1/completions",),
         handler=answer_completion,
         summary="Continue one or several prompts, each a string or token ids.",
-        request=requests.CompletionRequest,
+        request=CompletionRequest,
         answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
     ),
     Route(
@@ -229,7 +232,7 @@ _TOKENS: Final = (
         paths=("/tokenize",),
         handler=answer_tokenize,
         summary="Convert text or messages to token ids.",
-        request=requests.TokenizeRequest,
+        request=TokenizeRequest,
         answers={JSON: responses.Tokenized},
     ),
     Route(
@@ -237,7 +240,7 @@ _TOKENS: Final = (
         paths=("/detokenize",),
         handler=answer_detokenize,
         summary="Convert token ids to text.",
-        request=requests.DetokenizeRequest,
+        request=DetokenizeRequest,
         answers={JSON: responses.Detokenized},
     ),
     Route(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import InvalidParameter, RequestError
 from .anthropic_requests import ConversationRequest, MessagesRequest, Thinking
-from .requests import ChatRequest
+from .chat_request import ChatRequest
 from .tool_choice import flatten_tool_path
 from .turn_mappings import TurnMappings
 

@@ -14,9 +14,10 @@ from msgspec import Meta
 from ...errors import InvalidParameter
 from ...frontend import MAX_STOP_STRINGS
 from .client_tools import ClientTool, ToolPreference
+from .field_types import Int64, StopString
 from .output_config import OutputConfig
 from .pooling_requests import CacheSalt
-from .requests import Int64, ModelRequest, StopString
+from .requests import ModelRequest
 from .turns import System, Turns, check_conversation
 
 _THINKING_TYPES: Final = ("enabled", "disabled", "adaptive")

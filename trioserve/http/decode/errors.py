@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from ...errors import InvalidParameter
+from .field_types import CHOICES, REQUEST_ID_RULE
 from .pooling_requests import CHOICES as POOLING_CHOICES
-from .requests import CHOICES, REQUEST_ID_RULE
 from .response_requests import CHOICES as RESPONSE_CHOICES
 
 

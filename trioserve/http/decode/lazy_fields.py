@@ -14,8 +14,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from ...errors import ContextLengthExceeded, InvalidParameter
+from .completion_request import CompletionPrompt, PromptItem
 from .errors import explain
-from .requests import MAX_PROMPTS, CompletionPrompt, PromptItem, TokenId
+from .field_types import MAX_PROMPTS, TokenId
 
 # The size of a piece. It takes half a millisecond, for text and for token ids.
 PIECE_BYTES: Final = 65_536

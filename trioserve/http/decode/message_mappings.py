@@ -9,10 +9,11 @@ import msgspec
 
 from ...errors import NotSupported
 from ...render import TURN_CHARACTERS, ChatOptions
+from .chat_request import ChatRequest
 from .lazy_fields import begins_with, decode_field, read_string
 from .lazy_mappings import LazyMappings, count_parts
 from .messages import ContentPart, ImageUrl, Message
-from .requests import ChatRequest, TokenizeRequest
+from .tokenize_requests import TokenizeRequest
 
 
 class MessageMappings(LazyMappings):

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
+from .field_types import TokenId
 from .lazy_fields import PIECE_BYTES, begins_with, decode_field, decode_ids, split_list
 from .messages import ContentPart, Message, Messages, check_messages
 from .pooling_requests import MAX_DOCUMENTS, MAX_INPUTS, Item, TextInputs, TextPart
-from .requests import TokenId
 
 _NULL: Final = b"null"
 _LIST_BEGIN: Final = re.compile(rb"\[[ \t\r\n]*")

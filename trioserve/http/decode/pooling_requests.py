@@ -14,17 +14,17 @@ from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from ...types.pooling import LongText, PoolingTask
-from .messages import ContentPart, Message, Messages, Name
-from .requests import (
+from .continuation import check_continuation
+from .field_types import (
     MAX_CACHE_SALT_CHARACTERS,
     ChatTemplateText,
     Int64,
-    ModelRequest,
     RequestIdText,
     Side,
     TokenId,
-    check_continuation,
 )
+from .messages import ContentPart, Message, Messages, Name
+from .requests import ModelRequest
 
 # OpenAI's limit.
 MAX_INPUTS: Final = 2048

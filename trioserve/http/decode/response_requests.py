@@ -15,8 +15,10 @@ from ...errors import (
 )
 from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
+from .chat_request import ChatRequest
+from .field_types import Int64
 from .messages import Message
-from .requests import ChatRequest, Int64, SampledRequest
+from .requests import SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
 from .structured import JsonSchemaFormat, ResponseFormat, has_value
 from .tool_choice import FlatAllowedTools, FlatNamedTool, FlatToolChoice

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from ...errors import InvalidParameter
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
-from .requests import ChatRequest, CompletionRequest
+from .chat_request import ChatRequest
+from .completion_request import CompletionRequest
 
 # OpenAI's default for plain completions.
 COMPLETION_MAX_TOKENS: Final = 16

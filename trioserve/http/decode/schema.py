@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from . import unsupported
 from .anthropic_requests import CountTokensRequest, MessagesRequest
+from .chat_request import ChatRequest
 from .client_tools import decode_client_tools
+from .completion_request import CompletionRequest
 from .decoder import UNBOUNDED, BodyDecoder, RequestT
 from .free_form import (
     decode_any_tools,
@@ -43,10 +45,10 @@ from .pooling_requests import (
     RerankRequest,
     ScoreRequest,
 )
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .response_payloads import RESPONSE_PAYLOADS
 from .response_requests import ResponseRequest
 from .structured import STRUCTURE_FIELDS
+from .tokenize_requests import DetokenizeRequest, TokenizeRequest
 from .turn_payloads import TURN_PAYLOADS
 
 _TEMPLATE_FIELDS: Final = {

@@ -12,8 +12,8 @@ from quart import Response
 from ...types.output import TextDelta, ToolCallDelta
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
+from ..decode.chat_request import ChatRequest
 from ..decode.message_mappings import MessageMappings
-from ..decode.requests import ChatRequest
 from ..respond import respond_built
 from ..state import ServerState
 from ..stream_meter import StreamMeter

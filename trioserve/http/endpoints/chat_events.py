@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from ...errors import TrioserveError
 from ...types.output import FinishReason, TextDelta, ToolCallDelta
-from ..decode.requests import ChatRequest
+from ..decode.chat_request import ChatRequest
 from ..stream_meter import StreamMeter
 from ..wire.chunks import (
     DONE,

@@ -17,7 +17,7 @@ from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_request
-from ..decode.requests import CompletionRequest
+from ..decode.completion_request import CompletionRequest
 from ..respond import respond_built
 from ..state import ServerState
 from ..stream_meter import StreamMeter

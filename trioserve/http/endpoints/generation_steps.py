@@ -14,9 +14,11 @@ from ...render import RendererWorkers, TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
+from ..decode.chat_request import ChatRequest
+from ..decode.completion_request import CompletionRequest
 from ..decode.lazy_mappings import LazyMappings
 from ..decode.message_mappings import to_chat_options
-from ..decode.requests import ChatRequest, CompletionRequest, GenerationRequest
+from ..decode.requests import GenerationRequest
 from ..decode.sampling import to_sampling
 from ..respond import tell_time
 from ..state import ServerState

@@ -20,8 +20,8 @@ from ..decode.anthropic_requests import (
     MessagesRequest,
 )
 from ..decode.body import read_request
+from ..decode.chat_request import ChatRequest
 from ..decode.message_mappings import to_chat_options
-from ..decode.requests import ChatRequest
 from ..decode.turn_mappings import TurnMappings
 from ..respond import respond_json
 from ..state import ServerState

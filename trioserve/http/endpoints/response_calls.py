@@ -23,8 +23,8 @@ from ...render import RendererWorkers
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..connection.scope import ScopedRequest
+from ..decode.chat_request import ChatRequest
 from ..decode.message_mappings import MessageMappings
-from ..decode.requests import ChatRequest
 from ..decode.response_items import decode_items, encode_items
 from ..decode.response_messages import to_messages
 from ..decode.response_names import naming_fields

@@ -12,7 +12,7 @@ from ...types.prompt import Prompt
 from ..connection.scope import ScopedRequest
 from ..decode.body import read_any_request
 from ..decode.message_mappings import MessageMappings, to_chat_options
-from ..decode.requests import DetokenizeRequest, TokenizeRequest
+from ..decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from ..respond import respond_built, respond_json
 from ..state import ServerState
 from ..wire.responses import Detokenized, Tokenized

@@ -63,6 +63,17 @@ class StreamHeader(msgspec.Struct, frozen=True, kw_only=True):
 LogprobsT = TypeVar("LogprobsT")
 
 
+class _Fields(msgspec.Struct, Generic[LogprobsT], frozen=True, kw_only=True, gc=False):
+    """The fields of an event besides its text; see _Chunks.text."""
+
+    logprobs: LogprobsT | None = None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType = UNSET
+    usage: Usage | None = None
+
+
 class _Chunks(ABC, Generic[LogprobsT]):
     """Writes the events of one choice.
 
@@ -73,7 +84,7 @@ class _Chunks(ABC, Generic[LogprobsT]):
     def __init__(self, header: StreamHeader, index: int = 0) -> None:
         self._header = header
         self._index = index
-        whole = self._write(_MARK)
+        whole = self._write(_MARK, _Fields())
         self._before, _, self._after = whole.rpartition(encode(_MARK))
 
     def text(
@@ -104,8 +115,7 @@ class _Chunks(ABC, Generic[LogprobsT]):
             and usage is None
         ):
             return self._before + encode(text) + self._after
-        return self._write(
-            text,
+        fields = _Fields(
             logprobs=logprobs,
             token_ids=_unless_none(token_ids),
             prompt_token_ids=_unless_none(prompt_token_ids),
@@ -113,19 +123,10 @@ class _Chunks(ABC, Generic[LogprobsT]):
             stop_reason=UNSET if stop_reason is None else stop_reason,
             usage=usage,
         )
+        return self._write(text, fields)
 
     @abstractmethod
-    def _write(
-        self,
-        text: str,
-        *,
-        logprobs: LogprobsT | None = None,
-        token_ids: tuple[int, ...] | UnsetType = UNSET,
-        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
-        finish_reason: str | None = None,
-        stop_reason: int | str | UnsetType = UNSET,
-        usage: Usage | None = None,
-    ) -> bytes:
+    def _write(self, text: str, fields: _Fields[LogprobsT]) -> bytes:
         """Encode an event completely."""
 
 
@@ -146,49 +147,20 @@ class ChatChunks(_Chunks[ChatLogprobs]):
         """
         return self._write_delta(
             ChatDelta(role="assistant", content=content),
-            prompt_token_ids=prompt_token_ids,
-            usage=usage,
+            _Fields(prompt_token_ids=prompt_token_ids, usage=usage),
         )
 
-    def _write(
-        self,
-        text: str,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        token_ids: tuple[int, ...] | UnsetType = UNSET,
-        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
-        finish_reason: str | None = None,
-        stop_reason: int | str | UnsetType = UNSET,
-        usage: Usage | None = None,
-    ) -> bytes:
-        return self._write_delta(
-            self._make_delta(text),
-            logprobs=logprobs,
-            token_ids=token_ids,
-            prompt_token_ids=prompt_token_ids,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            usage=usage,
-        )
+    def _write(self, text: str, fields: _Fields[ChatLogprobs]) -> bytes:
+        return self._write_delta(self._make_delta(text), fields)
 
-    def _write_delta(
-        self,
-        delta: ChatDelta,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        token_ids: tuple[int, ...] | UnsetType = UNSET,
-        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
-        finish_reason: str | None = None,
-        stop_reason: int | str | UnsetType = UNSET,
-        usage: Usage | None = None,
-    ) -> bytes:
+    def _write_delta(self, delta: ChatDelta, fields: _Fields[ChatLogprobs]) -> bytes:
         choice = ChatChunkChoice(
             index=self._index,
             delta=delta,
-            logprobs=logprobs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            token_ids=token_ids,
+            logprobs=fields.logprobs,
+            finish_reason=fields.finish_reason,
+            stop_reason=fields.stop_reason,
+            token_ids=fields.token_ids,
         )
         header = self._header
         chunk = ChatChunk(
@@ -196,9 +168,9 @@ class ChatChunks(_Chunks[ChatLogprobs]):
             created=header.created,
             model=header.model,
             system_fingerprint=header.system_fingerprint,
-            prompt_token_ids=prompt_token_ids,
+            prompt_token_ids=fields.prompt_token_ids,
             choices=(choice,),
-            usage=header.usage_field(usage),
+            usage=header.usage_field(fields.usage),
         )
         return _event(chunk)
 
@@ -255,25 +227,15 @@ class ToolCallChunks(ChatChunks):
 class CompletionChunks(_Chunks[CompletionLogprobs]):
     """Writes the events of one choice of a streamed completion."""
 
-    def _write(
-        self,
-        text: str,
-        *,
-        logprobs: CompletionLogprobs | None = None,
-        token_ids: tuple[int, ...] | UnsetType = UNSET,
-        prompt_token_ids: tuple[int, ...] | UnsetType = UNSET,
-        finish_reason: str | None = None,
-        stop_reason: int | str | UnsetType = UNSET,
-        usage: Usage | None = None,
-    ) -> bytes:
+    def _write(self, text: str, fields: _Fields[CompletionLogprobs]) -> bytes:
         choice = CompletionChunkChoice(
             index=self._index,
-            prompt_token_ids=prompt_token_ids,
+            prompt_token_ids=fields.prompt_token_ids,
             text=text,
-            logprobs=logprobs,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            token_ids=token_ids,
+            logprobs=fields.logprobs,
+            finish_reason=fields.finish_reason,
+            stop_reason=fields.stop_reason,
+            token_ids=fields.token_ids,
         )
         header = self._header
         chunk = CompletionChunk(
@@ -282,7 +244,7 @@ class CompletionChunks(_Chunks[CompletionLogprobs]):
             model=header.model,
             system_fingerprint=header.system_fingerprint,
             choices=(choice,),
-            usage=header.usage_field(usage),
+            usage=header.usage_field(fields.usage),
         )
         return _event(chunk)
 
