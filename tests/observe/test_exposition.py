@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import pytest
 import trio
 
-from trioserve.http.metrics import LOOP
+from trioserve.http.metrics.server import LOOP
 from trioserve.observe import (
     CounterMetric,
     Distribution,

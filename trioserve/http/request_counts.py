@@ -30,7 +30,7 @@ _SEQUENCES_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class RequestCounts:
-    """Counters and histograms of one server; http/metrics.py explains each of them.
+    """Counters and histograms of one server; http/metrics/requests.py explains each of them.
 
     Attributes:
       answered: answered requests, by path and status.

@@ -1,7 +1,7 @@
 """Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
 It uses trio and prometheus-client. It does not contain the names of metrics: they are
-in the table of http/metrics.py.
+in the tables of http/metrics/.
 """
 
 from .durations import Durations

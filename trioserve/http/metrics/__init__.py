@@ -1,0 +1,22 @@
+"""The metrics that GET /metrics shows: one table for each source.
+
+server      the server and its event loop
+requests    requests, which the HTTP side counts itself
+engine      engines, which generate or pool
+rendering   renderers and their workers
+images      images
+collect     all tables, and the text for Prometheus
+
+To add a metric, add a row to the table of its source, and the same row to
+docs/operations.rst. A row has the metric's name and meaning with its unit, and reads it
+from the source: the statistics() or counters() of a room, or RequestCounts for numbers
+that the HTTP side counts itself. A new source needs its own table; METRICS lists the
+table, and collect.py reads it.
+
+A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's dashboards
+need only another prefix. Metrics of vLLM that this server cannot fill are left out.
+"""
+
+from .collect import METRICS, render_metrics
+
+__all__ = ["METRICS", "render_metrics"]

@@ -1,0 +1,60 @@
+"""All metrics, and the text that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import Metric as Family
+
+from ...frontend import PoolingEngine, TextEngine
+from ...observe import Rows, collect_rows, render_families
+from ...render import PoolingRenderer, Renderer
+from ..request_counts import RequestCounts
+from ..state import ServerState
+from .engine import ENGINE, GENERATION, POOLING
+from .images import IMAGES
+from .rendering import RENDERER, STRUCTURES, TEMPLATES
+from .requests import GENERATION_REQUESTS, REQUESTS
+from .server import LOOP, SERVER
+
+METRICS: Rows[Any] = (
+    *(*SERVER, *LOOP, *REQUESTS, *GENERATION_REQUESTS),
+    *(*ENGINE, *GENERATION, *POOLING),
+    *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
+)
+
+
+def render_metrics(state: ServerState) -> bytes:
+    """Return the text that Prometheus reads."""
+    return render_families(_collect(state))
+
+
+def _collect(state: ServerState) -> Iterator[Family]:
+    yield from collect_rows(SERVER, state)
+    yield from collect_rows(LOOP, state.loop_stall.statistics())
+    yield from collect_rows(REQUESTS, state.counts)
+    if state.engine is not None:
+        yield from _collect_engine(state.engine, state.counts)
+        yield from _collect_renderer(state.engine.renderer)
+
+
+def _collect_engine(
+    engine: TextEngine | PoolingEngine, counts: RequestCounts
+) -> Iterator[Family]:
+    yield from collect_rows(ENGINE, engine.engine)
+    if isinstance(engine, PoolingEngine):
+        yield from collect_rows(POOLING, engine.engine)
+    else:
+        yield from collect_rows(GENERATION, engine.engine)
+        yield from collect_rows(GENERATION_REQUESTS, counts)
+
+
+def _collect_renderer(renderer: Renderer | PoolingRenderer) -> Iterator[Family]:
+    yield from collect_rows(RENDERER, renderer)
+    if isinstance(renderer, Renderer):
+        yield from collect_rows(STRUCTURES, renderer.structures)
+    if renderer.chats.processes is not None:
+        yield from collect_rows(TEMPLATES, renderer.chats.processes)
+    if renderer.images is not None:
+        yield from collect_rows(IMAGES, renderer.images)

@@ -1,0 +1,123 @@
+"""Metrics of the server, its bodies and responses, and its event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..._version import __version__
+from ...observe import (
+    SLOW_STEP_SECONDS,
+    CounterMetric,
+    Distribution,
+    GaugeMetric,
+    HistogramMetric,
+    Offender,
+    Rows,
+    StallStatistics,
+)
+from ..state import ServerState
+
+_SLOW = f"task steps longer than {1000 * SLOW_STEP_SECONDS:g} ms"
+
+
+def _read_offenders(
+    read: Callable[[Offender], float],
+) -> Callable[[StallStatistics], Mapping[tuple[str, ...], float]]:
+    # Labels are a few names of functions, and never texts of clients.
+    return lambda seen: {(each.name,): read(each) for each in seen.offenders}
+
+
+def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
+    if state.engine is None:
+        return {}
+    info = state.engine.info
+    return {(__version__, info.name, info.kernels): 1}
+
+
+SERVER: Rows[ServerState] = (
+    GaugeMetric(
+        "trioserve_info",
+        "Always 1; the labels describe the server.",
+        lambda state: _describe(state),
+        ("version", "model", "kernels"),
+    ),
+    GaugeMetric(
+        "trioserve_http_requests_active",
+        "HTTP requests that are being answered.",
+        lambda state: state.lifecycle.num_active,
+    ),
+    GaugeMetric(
+        "trioserve_http_bodies_bytes",
+        "Bytes of request bodies in memory.",
+        lambda state: state.bodies.num_bytes,
+    ),
+    CounterMetric(
+        "trioserve_http_bodies_refused_total",
+        "Request bodies refused because all bodies together took too much memory.",
+        lambda state: state.bodies.num_refused,
+    ),
+    GaugeMetric(
+        "trioserve_responses_stored",
+        "Stored responses of /v1/responses, including those that still run.",
+        lambda state: state.responses.statistics().num_responses,
+    ),
+    GaugeMetric(
+        "trioserve_responses_stored_bytes",
+        "Bytes of stored responses.",
+        lambda state: state.responses.statistics().num_bytes,
+    ),
+    CounterMetric(
+        "trioserve_responses_dropped_total",
+        "Stored responses that were dropped: for their age, or for the memory of newer "
+        "ones.",
+        lambda state: {(k,): n for k, n in state.responses.dropped.items()},
+        ("reason",),
+    ),
+    GaugeMetric(
+        "trioserve_responses_background",
+        "Responses that are being generated in the background.",
+        lambda state: state.background.num_running,
+    ),
+    CounterMetric(
+        "trioserve_responses_background_refused_total",
+        "Responses refused because too many ran in the background.",
+        lambda state: state.background.num_refused,
+    ),
+    GaugeMetric(
+        "trioserve_engine_stalled_seconds",
+        "Seconds since the last sign of progress of the running step; about 1 at most "
+        "without a step.",
+        lambda state: state.stalled_seconds,
+    ),
+)
+
+LOOP: Rows[StallStatistics] = (
+    HistogramMetric(
+        "trioserve_event_loop_turn_seconds",
+        "Seconds between two checks of the sockets by the event loop.",
+        lambda seen: Distribution.of_durations(seen.turns),
+    ),
+    HistogramMetric(
+        "trioserve_task_step_seconds",
+        "Seconds for which a task ran before other tasks could run.",
+        lambda seen: Distribution.of_durations(seen.steps),
+    ),
+    CounterMetric(
+        "trioserve_slow_task_steps_total",
+        f"Number of {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.num_steps),
+        ("task",),
+    ),
+    CounterMetric(
+        "trioserve_slow_task_seconds_total",
+        f"Seconds of all {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.total_seconds),
+        ("task",),
+    ),
+    GaugeMetric(
+        "trioserve_slow_task_longest_seconds",
+        f"Seconds of the longest of the {_SLOW}, for the tasks with the longest ones.",
+        _read_offenders(lambda each: each.longest_seconds),
+        ("task",),
+    ),
+)
