@@ -36,6 +36,7 @@ from .fake_device import (
 )
 from .renderers import load_pooling_renderer, load_renderer
 
+_MAX_RUNNING = 32
 ANSWER = "The quick brown fox jumps over the lazy dog. "
 
 
@@ -90,14 +91,7 @@ async def open_fake_server(
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     texts = [tuple(tokenizer.encode(text).ids) for text in answers]
     ends = () if eos_token is None else tuple(tokenizer.encode(eos_token).ids)
-    numbers: dict[int, int] = {}
-
-    def write(seed: int, index: int) -> int:
-        number = numbers.setdefault(seed, len(numbers)) if len(texts) > 1 else 0
-        written = texts[min(number, len(texts) - 1)] + ends
-        return written[index % len(written)]
-
-    device = FakeDevice(write, block_size=16)
+    device = FakeDevice(_make_writer([text + ends for text in texts]), block_size=16)
     info = replace(
         make_info(
             max_model_len,
@@ -108,26 +102,19 @@ async def open_fake_server(
         logits_processors=tuple(each.name for each in logits_processors),
         eos_token_ids=frozenset(ends),
     )
-    core = LocalCore(
-        Scheduler(
-            num_blocks=max(1024, max_model_len // 8),
-            block_size=16,
-            max_num_seqs=32,
-            max_num_batched_tokens=256,
-            max_model_len=max_model_len,
-            max_step_seconds=max_step_seconds,
-        ),
-        FakeExecutor(
-            device.step,
-            step_seconds=step_seconds,
-            seconds_of=seconds_of,
-            fail_at_step=fail_at_step,
-            depth=2,
-        ),
-        info=info,
+    executor = FakeExecutor(
+        device.step,
+        step_seconds=step_seconds,
+        seconds_of=seconds_of,
+        fail_at_step=fail_at_step,
+        depth=2,
     )
+    scheduler = _make_scheduler(max_model_len, max_step_seconds)
     engine = TokenEngine(
-        core, info=info, max_num_sequences=32 + max_num_waiting, max_num_running=32
+        LocalCore(scheduler, executor, info=info),
+        info=info,
+        max_num_sequences=_MAX_RUNNING + max_num_waiting,
+        max_num_running=_MAX_RUNNING,
     )
     renderer = load_renderer(
         tokenizer_folder,
@@ -148,6 +135,32 @@ async def open_fake_server(
             answer_ids=texts[0],
             device=device,
         )
+
+
+def _make_writer(texts: Sequence[tuple[int, ...]]) -> Callable[[int, int], int]:
+    """Return the tokens of a FakeDevice: each new seed has the next text.
+
+    The last text is repeated.
+    """
+    numbers: dict[int, int] = {}
+
+    def write(seed: int, index: int) -> int:
+        number = numbers.setdefault(seed, len(numbers)) if len(texts) > 1 else 0
+        text = texts[min(number, len(texts) - 1)]
+        return text[index % len(text)]
+
+    return write
+
+
+def _make_scheduler(max_model_len: int, max_step_seconds: float) -> Scheduler:
+    return Scheduler(
+        num_blocks=max(1024, max_model_len // 8),
+        block_size=16,
+        max_num_seqs=_MAX_RUNNING,
+        max_num_batched_tokens=256,
+        max_model_len=max_model_len,
+        max_step_seconds=max_step_seconds,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,14 +204,14 @@ async def open_fake_pooling_server(
     )
     device = FakePoolingDevice(num_outputs)
     core = LocalPoolingCore(
-        PoolingScheduler(max_num_seqs=32, max_num_batched_tokens=256),
+        PoolingScheduler(max_num_seqs=_MAX_RUNNING, max_num_batched_tokens=256),
         FakeExecutor(device.step, step_seconds=step_seconds, fail_at_step=fail_at_step),
     )
     engine = TensorEngine(
         core,
         info=info,
         pooling=pooling,
-        max_num_inputs=32 + max_num_waiting,
+        max_num_inputs=_MAX_RUNNING + max_num_waiting,
     )
     renderer = load_pooling_renderer(
         tokenizer_folder,

@@ -10,11 +10,8 @@ from string import hexdigits
 from typing import Final
 
 from .cursor import NotACall, Steps
-from .scanner import ToolScanner
-from .typed_values import make_scalar, quote
-
-# Each level takes several frames of the interpreter.
-_MAX_DEPTH: Final = 32
+from .nested_values import NestedValueScanner
+from .typed_values import quote
 
 # Python's escapes in texts that JSON does not have, or that have another meaning there.
 _ESCAPES: Final = {
@@ -23,12 +20,13 @@ _ESCAPES: Final = {
 }
 
 
-class Llama4PythonicScanner(ToolScanner):
+class Llama4PythonicScanner(NestedValueScanner):
     """Reads [name(key="text", other=[1, True, {"a": None}]), ...]."""
 
     markers = ("<|python_start|>",)
     tags = ("<|python_start|>", "<|python_end|>")
     template_parts = ("[func_name1(params_name1=params_value1",)
+    quotes = ("'", '"')
 
     def read_text(self) -> Steps[None]:
         yield from self.skip_space()
@@ -55,58 +53,28 @@ class Llama4PythonicScanner(ToolScanner):
         if name not in self.tools:
             raise NotACall
         self.begin_call(name)
-        yield from self._read_items(0, "{", ")")
+        yield from self.read_items(")")
         self.end_call()
 
-    def _read_items(self, depth: int, opening: str, closing: str) -> Steps[None]:
-        """Read arguments, or the items of a list or a dictionary, and write them as JSON."""
-        if depth > _MAX_DEPTH:
-            raise NotACall
-        write = self.writer.write_arguments
-        write(opening)
-        yield from self.skip_space()
-        separator = yield from self.accept(closing)
-        while separator != closing:
-            yield from self._read_key(closing)
-            yield from self._read_value(depth)
-            yield from self.skip_space()
-            separator = yield from self.expect(",", closing)
-            self.held.clear()
-            if separator == ",":
-                write(", ")
-                yield from self.skip_space()
-        write("]" if closing == "]" else "}")
-
-    def _read_key(self, closing: str) -> Steps[None]:
+    def read_key(self, closing: str) -> Steps[None]:
         if closing == ")":
             key = yield from self.read_name()
             self.writer.write_arguments(quote(key))
-        elif closing == "}":
-            yield from self._read_text((yield from self.expect("'", '"')))
         else:
-            return
+            yield from self.read_quoted((yield from self.expect(*self.quotes)))
         yield from self.skip_space()
         yield from self.expect("=" if closing == ")" else ":")
         yield from self.skip_space()
         self.writer.write_arguments(": ")
 
-    def _read_value(self, depth: int) -> Steps[None]:
-        opening = yield from self.accept("'", '"', "[", "{")
-        if opening == "[":
-            yield from self._read_items(depth + 1, "[", "]")
-        elif opening == "{":
-            yield from self._read_items(depth + 1, "{", "}")
-        elif opening:
-            yield from self._read_text(opening)
-        else:
-            scalar = make_scalar((yield from self.read_name()))
-            # A bare word is a variable, and not a text.
-            if scalar.startswith('"'):
-                raise NotACall
-            self.writer.write_arguments(scalar)
+    def make_word(self, word: str) -> str:
+        scalar = super().make_word(word)
+        # A bare word is a variable, and not a text.
+        if scalar.startswith('"'):
+            raise NotACall
+        return scalar
 
-    def _read_text(self, mark: str) -> Steps[None]:
-        """Read a text up to the mark with which it began."""
+    def read_quoted(self, mark: str) -> Steps[None]:
         write = self.writer.write_arguments
         write('"')
         while True:
