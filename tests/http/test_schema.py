@@ -345,6 +345,7 @@ def test_a_wrong_field_of_a_chat_is_named(fields: dict[str, Any], param: str) ->
         ({"prompt": [[1]] * 1025}, "prompt"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": "yes"}, "echo"),
+        ({"prompt": ["a"] * 1024, "suffix": "b" * 16_385}, "suffix"),
         ({"best_of": "1"}, "best_of"),
     ],
 )

@@ -13,6 +13,7 @@ import trio
 from trioserve.config import RenderConfig
 from trioserve.errors import InvalidParameter, NotSupported
 from trioserve.render import ChatOptions, Renderer, open_template_processes
+from trioserve.render.text.probing import find_roles
 from trioserve.render.text.tool_history import MAX_ARGUMENTS
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.renderers import load_renderer
@@ -310,6 +311,13 @@ async def test_a_role_that_no_template_names_is_refused_shortly(load: Load) -> N
     )
     text = await render(load(STRINGS), {"role": "developer", "content": "x"}, USER)
     assert text == "[system:x][user:Hi]"
+
+
+def test_statements_without_an_end_are_read_once() -> None:
+    # If each were searched to the end of the source, this would take minutes.
+    begun = "{% if role == 'a' " * 40_000
+    assert find_roles(begun) == []
+    assert find_roles(begun + "%}{% if m.role == 'b' %}") == ["a", "b"]
 
 
 async def test_a_template_from_a_request_may_name_roles(load: Load) -> None:

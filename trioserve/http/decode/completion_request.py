@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 from msgspec import Meta
 
 from ...errors import InvalidParameter, NotSupported
 from .field_types import Int64, TokenId
 from .requests import GenerationRequest
+
+# Each prompt has a copy of the suffix. So many take no more than the prompts of a long body.
+MAX_SUFFIX_CHARACTERS: Final = 2**24
 
 # msgspec allows one array type in a union. So the type allows lists that mix strings, ids
 # and lists of ids, and lazy_fields.decode_prompt refuses them.
@@ -66,6 +69,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
                 raise InvalidParameter("suffix", f"is not taken with {name}")
         if self.id_lists:
             raise InvalidParameter("suffix", "needs prompts that are texts")
+        if len(self.prompts) * len(self.suffix or "") > MAX_SUFFIX_CHARACTERS:
+            raise InvalidParameter(
+                "suffix",
+                f"at most {MAX_SUFFIX_CHARACTERS} characters for all prompts together",
+            )
 
     @property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:

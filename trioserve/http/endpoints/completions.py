@@ -76,13 +76,14 @@ async def _render(
     """Render all prompts. Those of embeddings come first, as in vLLM."""
     sampling = make_sampling(body, engine)
     options = make_tokenize_options(body, sampling, engine)
-    texts = _fill_in(engine.renderer, body)
-    engine.renderer.check_sizes(texts, options)
+    engine.renderer.check_sizes(body.texts, options)
     with engine.admit(body.num_prompts * sampling.n, body.num_characters):
         sampling = await tokenize_bad_words(body, engine, sampling)
         prompts = [
             *await _render_embeds(engine.renderer, body),
-            *await engine.renderer.render_texts(texts, options),
+            *await engine.renderer.render_texts(
+                _fill_in(engine.renderer, body), options
+            ),
             *await _render_ids(engine.renderer, body, options),
         ]
     return prompts, sampling
