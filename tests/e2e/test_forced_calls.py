@@ -125,4 +125,5 @@ async def test_a_schema_that_no_grammar_expresses_is_400(
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(client, False, tools=tools, tool_choice="required")
-    assert caught.value.param == "tool_choice"
+    assert caught.value.param == "tools[0].function.parameters"
+    assert "#/properties/a: " in caught.value.message

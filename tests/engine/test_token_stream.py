@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from trioserve.engine import TokenStream
-from trioserve.errors import EngineDied
+from trioserve.errors import EngineDied, InternalError, InvalidParameter
 from trioserve.types.ids import SequenceId
-from trioserve.types.output import TokenDelta, TokenLogprobs
+from trioserve.types.output import SequenceError, TokenDelta, TokenLogprobs
 
 
 def make_stream(num_sequences: int = 1) -> tuple[TokenStream, list[int]]:
@@ -127,4 +127,18 @@ async def test_a_reader_of_unread_deltas_lets_other_tasks_run() -> None:
     stream, _ = make_stream(2)
     stream.push_nowait(make_delta(1, finish_reason="length"))
     with trio.testing.assert_checkpoints():
+        await stream.__anext__()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(SequenceError(reason="no"), InvalidParameter), (SequenceError(), InternalError)],
+)
+async def test_a_failed_sequence_ends_the_request(
+    error: SequenceError, raised: type[Exception]
+) -> None:
+    """With the client's fault, or with ours."""
+    stream, _ = make_stream(2)
+    stream.push_nowait(make_delta(error=error))
+    with pytest.raises(raised):
         await stream.__anext__()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from trioserve.errors import InvalidParameter
-from trioserve.grammar import schema_parts
+from trioserve.grammar import compile as compile_module, schema_parts
 from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.failures import LibraryFailed
 from trioserve.grammar.limits import MAX_BYTES, MAX_CHOICES
 from trioserve.types.structured import StructuredOutput
 
@@ -119,26 +120,113 @@ def test_tags_fix_parts_of_a_free_text(accepts: Accepts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "place", "keyword"),
+    ("schema", "message"),
     [
-        ({"not": {}}, "#:", "not"),
-        ({"properties": {"a/b": {"if": {}}}}, "#/properties/a~1b:", "if"),
-        ({"items": {"contains": {}}}, "#/items:", "contains"),
-        ({"$defs": {"a": {"type": "x"}}, "$ref": "#/$defs/a"}, "#/$defs/a:", "x"),
-        ({"anyOf": [{}, {"format": "iri"}]}, "#/anyOf/1:", "iri"),
+        ({"not": {}}, '#: the keyword "not" is not supported'),
+        (
+            {"properties": {"a/b": {"if": {}}}},
+            '#/properties/a~1b: the keyword "if" is not supported',
+        ),
+        (
+            {"items": {"contains": {}, "uniqueItems": True}},
+            '#/items: the keywords "contains", "uniqueItems" are not supported',
+        ),
+        (
+            {"$defs": {"a": {"type": "x"}}, "$ref": "#/$defs/a"},
+            '#/$defs/a: "type" has no value "x"',
+        ),
+        ({"anyOf": [{}, {"format": "iri"}]}, '#/anyOf/1: the format "iri"'),
         (
             {"type": "array", "minItems": 1, "items": NEVER},
-            "#:",
-            "required item",
+            "#: no value matches: required item is unsatisfiable",
         ),
-        ({"$ref": "http://localhost/x"}, "#:", "http://localhost/x"),
+        ({"$ref": "http://localhost/x"}, '#: "$ref" names "http://localhost/x", but'),
+        ({"$ref": "#/$defs/b"}, '#: "$ref" names "#/$defs/b", which does not exist'),
+        ({"items": {"pattern": "("}}, '#/items: "pattern" or "patternProperties" is'),
+        ({"minLength": -1}, '#: "minLength" must be a whole number'),
+        ({"oneOf": [{}, {"type": "null"}]}, '#: "oneOf" is only supported if'),
+        ({"enum": []}, "#: no value is allowed"),
     ],
 )
 def test_a_mistake_in_a_schema_is_named_with_its_place(
-    schema: object, place: str, keyword: str
+    schema: object, message: str
 ) -> None:
-    message = refuse(make_json(schema))
-    assert place in message and keyword in message
+    assert refuse(make_json(schema)).startswith(f"response_format: {message}")
+
+
+@pytest.mark.parametrize(
+    ("structure", "message"),
+    [
+        (
+            StructuredOutput(kind="regex", value="(a"),
+            "structured_outputs: the expression is wrong: unclosed group",
+        ),
+        (
+            StructuredOutput(kind="regex", value=r"\bfoo"),
+            "structured_outputs: the expression is wrong: look-around is not supported",
+        ),
+        (
+            StructuredOutput(kind="grammar", value='start: "a"\n  | x'),
+            'structured_outputs: line 1, column 8: unknown name: "x"',
+        ),
+        (
+            StructuredOutput(kind="grammar", value="%import common.X\nstart: X"),
+            "structured_outputs: line 1, column 1: Unknown common regex: common.X",
+        ),
+        (
+            StructuredOutput(kind="grammar", value='begin: "a"'),
+            'structured_outputs: there is no rule "start"',
+        ),
+        (
+            make_json({"properties": {f"f{i}": {} for i in range(3000)}}),
+            "response_format: #: it is too large",
+        ),
+    ],
+    ids=lambda value: str(value)[-30:],
+)
+def test_a_mistake_is_told_in_plain_words(
+    structure: StructuredOutput, message: str
+) -> None:
+    """Without positions in texts that the client has not sent, and lists of names."""
+    assert refuse(structure) == message
+
+
+def test_a_mistake_in_the_schema_of_a_tag_is_named_with_its_place() -> None:
+    tags = [{"begin": "<a>", "end": "", "schema": {"items": {"not": {}}}}]
+    value = json.dumps({"structures": tags, "triggers": ["<"]})
+    with pytest.raises(InvalidParameter) as caught:
+        compile_structure(StructuredOutput(kind="structural_tag", value=value))
+    assert caught.value.param == "structured_outputs.structures[0].schema"
+    assert str(caught.value).endswith('#/items: the keyword "not" is not supported')
+
+
+def test_a_mistake_in_the_schema_of_a_forced_tool_is_named_with_its_place() -> None:
+    schema = '{"properties": {"a": {"not": {}}}}'
+    form = StructuredOutput(
+        kind="grammar",
+        value=f"start: %json {schema}",
+        parts=(("tools[0].function.parameters", "{}"), ("tools[1]", schema)),
+    )
+    with pytest.raises(InvalidParameter) as caught:
+        compile_structure(form)
+    assert caught.value.param == "tools[1]"
+    assert "#/properties/a: the keyword" in str(caught.value)
+
+
+def test_a_panic_of_the_library_is_no_fault_of_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Panic(BaseException):
+        pass
+
+    class FakeMatcher:
+        @staticmethod
+        def grammar_from_regex(text: str) -> str:
+            raise Panic()
+
+    monkeypatch.setattr(compile_module, "LLMatcher", FakeMatcher)
+    with pytest.raises(LibraryFailed):
+        compile_structure(StructuredOutput(kind="regex", value="a"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +288,7 @@ def test_a_mistake_in_a_large_schema_is_found_in_bounded_time(
 
     parts = {f"p{i}": {"$ref": "#/$defs/big"} for i in range(400)}
     schema = {"$defs": {"big": {}}, "properties": parts}
-    assert schema_parts.locate(schema, "wrong", check) == "#: wrong"
+    assert schema_parts.locate(schema, "wrong", check) == ("#", "wrong")
     assert len(checked) <= 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from trioserve.grammar.compile import compile_structure
-from trioserve.grammar.guide import Guide, GuideError, count_words
+from trioserve.grammar.failures import GrammarError, LibraryFailed
+from trioserve.grammar.guide import Guide, count_words
 from trioserve.types.structured import Grammar, StructuredOutput
 
 # Those of conftest.guidance.
@@ -70,14 +72,14 @@ def test_a_token_that_does_not_fit_is_an_error(
     open_matcher: OpenMatcher, tokenizer: Tokenizer
 ) -> None:
     guide = open_guide(open_matcher)
-    with pytest.raises(GuideError, match="grammar"):
+    with pytest.raises(GrammarError, match="doesn't satisfy"):
         read_text(guide, tokenizer, "maybe")
 
 
 def test_a_form_that_no_text_has_is_an_error(guidance: LLTokenizer) -> None:
     form = StructuredOutput(kind="json", value='{"$ref": "#"}')
     matcher = LLMatcher(guidance, compile_structure(form), log_level=0)
-    with pytest.raises(GuideError, match="no text has the form"):
+    with pytest.raises(GrammarError, match="no text has the form"):
         list_allowed(Guide(matcher, Grammar(text=""), [IM_END]))
 
 
@@ -121,3 +123,21 @@ def test_an_answer_may_begin_with_reasoning_or_without(
     without = open_guide(open_matcher, start=start, end=end)
     read_text(without, tokenizer, "yes")
     assert list_allowed(without) == {IM_END}
+
+
+def test_a_defect_of_the_library_is_not_told_to_the_client(
+    open_matcher: OpenMatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panicking:
+        def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+            pass
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "panic: index out of bounds: parser.rs:31"
+
+    matcher: Any = Panicking()
+    with pytest.raises(LibraryFailed):
+        list_allowed(Guide(matcher, Grammar(text=""), [IM_END]))

@@ -173,7 +173,7 @@ def test_a_row_without_a_token_left_is_an_error(
     result = StepResult(step_id=0, sampled=((),))
     while result.sampled == ((),):
         result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
-    assert "no token is left" in result.errors[0]
+    assert "no token is left" in result.errors[0].reason
 
 
 def test_a_drawn_row_without_a_token_left_is_an_error(
@@ -187,7 +187,7 @@ def test_a_drawn_row_without_a_token_left_is_an_error(
     result = StepResult(step_id=0, sampled=((),))
     while result.sampled == ((),):
         result = step(sampler, [0], 0, logits)
-    assert "no token is left" in result.errors[0]
+    assert "no token is left" in result.errors[0].reason
 
 
 def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
@@ -206,7 +206,7 @@ def test_a_wrong_grammar_is_an_error(sampler: Sampler) -> None:
     result = StepResult(step_id=0, sampled=((),))
     while result.sampled == ((),) and not result.errors:
         result = step(sampler, [0], 0, torch.zeros(1, VOCAB_SIZE))
-    assert "nope" in result.errors[0]
+    assert "nope" in result.errors[0].reason
 
 
 def test_a_sequence_that_has_left_is_forgotten(sampler: Sampler) -> None:

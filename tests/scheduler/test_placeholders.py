@@ -13,11 +13,13 @@ import pytest
 from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
-from trioserve.types.output import StepResult, TokenDelta, TokenLogprobs
+from trioserve.types.output import SequenceError, StepResult, TokenDelta, TokenLogprobs
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 4
+
+NO = SequenceError(reason="no")
 
 Written = dict[int, list[int]]
 
@@ -205,10 +207,10 @@ def test_an_error_of_the_device_ends_one_sequence(depth: int) -> None:
     assert plans[0] is not None
     slot = plans[0].rows[0].slot
     failed, other = scheduler.update(
-        plans[0], StepResult(step_id=1, sampled=((5,), (6,)), errors={slot: "no"})
+        plans[0], StepResult(step_id=1, sampled=((5,), (6,)), errors={slot: NO})
     )
-    assert (failed.error, failed.token_ids, failed.finish_reason) == ("no", (), None)
-    assert (other.error, other.token_ids) == ("", (6,))
+    assert (failed.error, failed.token_ids, failed.finish_reason) == (NO, (), None)
+    assert (other.error, other.token_ids) == (None, (6,))
     for plan in plans[1:]:
         assert plan is not None
         # The steps in flight have rows of it.
@@ -228,7 +230,7 @@ def test_an_error_behind_a_gap_is_ignored() -> None:
     first, second = scheduler.schedule(), scheduler.schedule()
     assert first is not None and second is not None
     scheduler.update(first, StepResult(step_id=1, sampled=((),)))
-    result = StepResult(step_id=2, sampled=((5,),), errors={0: "no"})
+    result = StepResult(step_id=2, sampled=((5,),), errors={0: NO})
     assert scheduler.update(second, result) == []
     assert not sequence.is_ended
 

@@ -16,6 +16,7 @@ from ..render import (
     SequenceText,
     ToolTable,
     count_characters,
+    list_schemas,
 )
 from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
@@ -153,7 +154,12 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         grammar = self.renderer.tool_format.write_grammar(
             tools, text.forced_tools, takes_one=not text.parallel_tool_calls
         )
-        return StructuredOutput(kind="grammar", value=grammar, param="tool_choice")
+        return StructuredOutput(
+            kind="grammar",
+            value=grammar,
+            param="tool_choice",
+            parts=list_schemas(tools, text.forced_tools),
+        )
 
     def _make_table(
         self, tools: Sequence[Mapping[str, object]], text: TextParams

@@ -6,6 +6,7 @@ process does without one here. The device builds the grammar once more, with its
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import json
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ from llguidance import LLMatcher
 from ..errors import InvalidParameter
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
+from .explain import explain
+from .failures import GrammarError, check_panic, raising_library_failures
 from .limits import MAX_BYTES, MAX_CHOICES, make_limits
 from .schema_parts import Schema, close_objects, drop_unknown_formats, locate
 from .structural_tag import write_structural_tag
@@ -34,6 +37,7 @@ def compile_structure(structure: StructuredOutput) -> str:
     Raises:
       InvalidParameter: it is wrong, too large, or needs something that grammars cannot
         express; names the field, and the path within a schema.
+      LibraryFailed: a defect of the library.
     """
     size = len(structure.value) + sum(map(len, structure.choices))
     if size > MAX_BYTES:
@@ -41,28 +45,39 @@ def compile_structure(structure: StructuredOutput) -> str:
             structure.param, f"may have {MAX_BYTES} characters, got {size}"
         )
     try:
+        with raising_library_failures():
+            return _compile(structure)
+    except GrammarError as error:
+        raise InvalidParameter(structure.param, str(error)) from None
+
+
+def _compile(structure: StructuredOutput) -> str:
+    try:
         text = _write(structure)
     # Of the library, for what it cannot even read, such as numbers of 300 digits.
     except ValueError as error:
-        raise InvalidParameter(structure.param, str(error)[:200]) from None
+        raise GrammarError(explain(str(error), structure.kind)) from None
     reason = find_mistake(text)
     if reason is None:
         return text
-    if structure.kind == "json":
-        schema = drop_unknown_formats(json.loads(structure.value))
-        reason = locate(schema, reason, _check_schema)
-    raise InvalidParameter(structure.param, reason)
+    for param, schema in _list_schemas(structure):
+        wrong = _check_schema(schema)
+        if wrong is not None:
+            path, wrong = locate(schema, wrong, _check_schema)
+            raise InvalidParameter(param, f"{path}: {explain(wrong, 'json')}")
+    raise GrammarError(explain(reason, structure.kind))
 
 
 def find_mistake(grammar: str) -> str | None:
-    """Return why a grammar cannot be used; None if it can."""
+    """Return llguidance's reason why a grammar cannot be used; None if it can."""
     is_error, messages = LLMatcher.validate_grammar_with_warnings(
         grammar, None, limits=make_limits()
     )
     # Special tokens are looked up where the tokenizer is.
     if not is_error or "no tokenizer" in messages[0]:
         return None
-    return messages[0].strip()[:1000]
+    check_panic(messages[0])
+    return messages[0].strip()
 
 
 def write_json_options(structure: StructuredOutput) -> JsonCompileOptions:
@@ -102,6 +117,18 @@ def _write_schema(schema: str, structure: StructuredOutput) -> str:
     return LLMatcher.grammar_from_json_schema(
         decoded, overrides=write_json_options(structure)
     )
+
+
+def _list_schemas(structure: StructuredOutput) -> Iterator[tuple[str, Schema]]:
+    """Yield the JSON schemas of a form, each with its field of the request."""
+    if structure.kind == "json":
+        yield structure.param, drop_unknown_formats(json.loads(structure.value))
+    elif structure.kind == "structural_tag":
+        for index, tag in enumerate(json.loads(structure.value)["structures"]):
+            schema = drop_unknown_formats(tag.get("schema", {}))
+            yield f"{structure.param}.structures[{index}].schema", schema
+    for param, text in structure.parts:
+        yield param, json.loads(text)
 
 
 def _refuse_constant(name: str) -> None:

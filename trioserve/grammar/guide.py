@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-import logging
+from collections.abc import Iterable
 from typing import Literal
 
 from llguidance import LLMatcher
@@ -12,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types.structured import Grammar
-
-logger = logging.getLogger(__name__)
+from .explain import explain
+from .failures import GrammarError, check_panic
 
 Mask = npt.NDArray[np.int32]
 
@@ -22,24 +20,6 @@ Mask = npt.NDArray[np.int32]
 # inside   within the reasoning
 # answer   behind it, or there is none
 _Phase = Literal["before", "opening", "inside", "answer"]
-
-
-class GuideError(Exception):
-    """Raised when a sequence cannot go on: the message is for the client."""
-
-
-@contextmanager
-def raising_guide_errors() -> Iterator[None]:
-    """Turn a failure of the library in the block into a GuideError, so that no step waits."""
-    try:
-        yield
-    except GuideError:
-        raise
-    # A panic of the library is no Exception. Nothing can be cancelled in these threads.
-    except BaseException as error:
-        logger.error("a grammar failed", exc_info=error)
-        reason = f"its library failed: {type(error).__name__}"
-        raise GuideError(reason) from error  # noqa: ASYNC104
 
 
 def count_words(vocab_size: int) -> int:
@@ -77,13 +57,13 @@ class Guide:
         """Take in the next token of the sequence.
 
         Raises:
-          GuideError: the grammar does not allow the token.
+          GrammarError: the grammar does not allow the token.
         """
         if self._phase == "before":
             self._phase = "opening" if self._opens(token_id) else "answer"
         if self._phase == "answer":
             if not self._matcher.consume_token(token_id):
-                raise GuideError(self._explain())
+                raise GrammarError(self._explain())
         elif self._phase == "opening":
             self._num_read += 1
             if self._num_read == len(self._start):
@@ -101,7 +81,7 @@ class Guide:
             token i may come.
 
         Raises:
-          GuideError: the grammar has become too complex.
+          GrammarError: the grammar has become too complex.
         """
         if self._phase == "opening":
             mask[:] = 0
@@ -113,7 +93,7 @@ class Guide:
         else:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self._matcher.is_error():
-                raise GuideError(self._explain())
+                raise GrammarError(self._explain())
             # A grammar may name the end token, too, but the answer would end with it.
             if not self._matcher.is_accepting():
                 for token_id in self._eos:
@@ -128,11 +108,14 @@ class Guide:
         )
 
     def _explain(self) -> str:
-        """Return the first line of the matcher's error, which has no text of others."""
-        lines = self._matcher.get_error().strip().splitlines()
-        if not lines or lines[0].startswith("NoExtension"):
-            return "no text has the form"
-        return lines[0][:200]
+        """Return why the matcher cannot go on.
+
+        Raises:
+          LibraryFailed: a defect of the library.
+        """
+        message = self._matcher.get_error()
+        check_panic(message)
+        return explain(message)
 
 
 def _set(mask: Mask, token_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ..types.output import SequenceError
 from ..types.structured import Grammar
 from .guide import Guide, Mask
 
@@ -49,7 +50,7 @@ class GuidedSequence:
     num_tokens: int
     state: GuideState = GuideState.BUILDING
     guide: Guide | None = None
-    error: str | None = None
+    error: SequenceError | None = None
 
     @property
     def is_settled(self) -> bool:

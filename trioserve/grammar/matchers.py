@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+import logging
 from threading import Lock
-from typing import Final
+from typing import Final, TypeAlias
 
 from llguidance import LLMatcher, LLTokenizer
 
-from .guide import GuideError, raising_guide_errors
+from .explain import explain
+from .failures import (
+    GrammarError,
+    LibraryFailed,
+    check_panic,
+    raising_library_failures,
+)
 from .limits import make_limits
+
+logger = logging.getLogger(__name__)
+
+_Reason: TypeAlias = GrammarError | LibraryFailed
 
 # A built grammar takes about ten times its text: at most some 40 MB.
 _MAX_TEXT_BYTES: Final = 4 * 2**20
@@ -41,9 +52,9 @@ class Matchers:
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer]) -> None:
         self._load_tokenizer = load_tokenizer
-        self._tokenizer: LLTokenizer | GuideError | None = None
+        self._tokenizer: LLTokenizer | GrammarError | None = None
         # Matchers, and why the others could not be built.
-        self._built: OrderedDict[str, LLMatcher | GuideError] = OrderedDict()
+        self._built: OrderedDict[str, LLMatcher | _Reason] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
 
@@ -51,14 +62,14 @@ class Matchers:
         """Return a matcher at the beginning of a grammar that was built before.
 
         Raises:
-          GuideError: it could not be built.
+          GrammarError, LibraryFailed: it could not be built.
         """
         with self._lock:
             found = self._built.get(text)
             if found is None:
                 return None
             self._built.move_to_end(text)
-            if isinstance(found, GuideError):
+            if isinstance(found, (GrammarError, LibraryFailed)):
                 # Otherwise each raise would make its traceback longer.
                 raise found.with_traceback(None)
             return found.deep_copy()
@@ -66,9 +77,9 @@ class Matchers:
     def build(self, text: str) -> None:
         """Build a grammar, so that `find` finds it, or the reason why it cannot be built."""
         try:
-            with raising_guide_errors():
+            with raising_library_failures():
                 self._keep(text, self._build(text))
-        except GuideError as error:
+        except (GrammarError, LibraryFailed) as error:
             self._keep(text, error)
 
     def _build(self, text: str) -> LLMatcher:
@@ -76,17 +87,19 @@ class Matchers:
             try:
                 self._tokenizer = self._load_tokenizer()
             except ValueError as error:
-                self._tokenizer = GuideError(
-                    f"structured output does not know this model's tokenizer: {error}"
+                logger.warning("no structured output with this tokenizer: %s", error)
+                self._tokenizer = GrammarError(
+                    "structured output is not possible with this model's tokenizer"
                 )
-        if isinstance(self._tokenizer, GuideError):
+        if isinstance(self._tokenizer, GrammarError):
             raise self._tokenizer.with_traceback(None)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=make_limits())
         if matcher.is_error():
-            raise GuideError(matcher.get_error().strip()[:1000])
+            check_panic(matcher.get_error())
+            raise GrammarError(explain(matcher.get_error()))
         return matcher
 
-    def _keep(self, text: str, built: LLMatcher | GuideError) -> None:
+    def _keep(self, text: str, built: LLMatcher | _Reason) -> None:
         with self._lock:
             self._built[text] = built
             self._num_bytes += len(text)

@@ -29,8 +29,10 @@ _FORMATS: Final = frozenset(
 _MAX_SECONDS: Final = 0.2
 
 
-def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -> str:
-    """Return a mistake together with its place.
+def locate(
+    schema: Schema, reason: str, check: Callable[[Schema], str | None]
+) -> tuple[str, str]:
+    """Return the place of a mistake, and the mistake.
 
     llguidance names a keyword, and not its place. So the parts of the schema are tried one
     by one: the deepest one with the same mistake is the place.
@@ -40,7 +42,7 @@ def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -
       check: returns why a schema is refused; None if it is not.
 
     Returns:
-      such as '#/properties/a: Unimplemented keys: ["not"]'
+      such as '#/properties/a', 'Unimplemented keys: ["not"]'
     """
     definitions: Schema = {
         name: schema[name] for name in ("$defs", "definitions") if name in schema
@@ -56,7 +58,7 @@ def locate(schema: Schema, reason: str, check: Callable[[Schema], str | None]) -
             if check({**definitions, **child}) == reason:
                 path, part, is_found = f"{path}/{step}", child, True
                 break
-    return f"{path}: {reason}"
+    return path, reason
 
 
 def close_objects(schema: Schema) -> Schema:

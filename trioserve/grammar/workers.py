@@ -25,9 +25,11 @@ from typing import Protocol
 from llguidance import LLTokenizer
 import numpy as np
 
+from ..types.output import SequenceError
 from ..types.structured import Grammar
 from .costs import MaskCosts
-from .guide import Guide, GuideError, count_words, raising_guide_errors
+from .failures import GrammarError, LibraryFailed, raising_library_failures
+from .guide import Guide, count_words
 from .guided_sequence import GuidedSequence, GuideState
 from .matchers import Matchers
 
@@ -194,19 +196,24 @@ class GuideWorkers:
         """Count the time of a mask.
 
         Raises:
-          GuideError: all masks of the grammar together took too long.
+          GrammarError: all masks of the grammar together took too long.
         """
         with self._changed:
             text = sequence.grammar.text
             if not self._costs.charge(text, seconds, num_tokens):
-                raise GuideError("it takes too long to follow")
+                raise GrammarError("it takes too long to follow")
 
     @contextmanager
     def _failing(self, sequence: GuidedSequence) -> Iterator[None]:
         """Let an error in the block end the sequence, so that no step waits in vain."""
         try:
-            with raising_guide_errors():
+            with raising_library_failures():
                 yield
-        except GuideError as error:
-            sequence.error = str(error)
-            self._enter(sequence, GuideState.FAILED)
+        except GrammarError as error:
+            self._fail(sequence, SequenceError(reason=str(error)))
+        except LibraryFailed:
+            self._fail(sequence, SequenceError())
+
+    def _fail(self, sequence: GuidedSequence, error: SequenceError) -> None:
+        sequence.error = error
+        self._enter(sequence, GuideState.FAILED)

@@ -29,6 +29,7 @@ from .text.stop import check_stop_strings
 from .text.template import ChatOptions, ReasoningEffort
 from .text.tokenizer import TokenizeOptions
 from .tools.detokenizer import SequenceText
+from .tools.forced_calls import list_schemas
 from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
 from .workers.threads import RendererStatistics, RendererWorkers
@@ -57,6 +58,7 @@ __all__ = [
     "check_stop_strings",
     "count_characters",
     "count_text",
+    "list_schemas",
     "load_pooling_parts",
     "load_text_parts",
     "make_pooling_renderer",

@@ -40,6 +40,7 @@ class StructureCompiler:
         Raises:
           InvalidParameter: the form is wrong, cannot be expressed, or takes too long.
           RendererStuck: too many calls exceeded their limits and still run.
+          grammar.failures.LibraryFailed: a defect of the library.
         """
         if (found := self._grammars.get(structure)) is not None:
             self._grammars.move_to_end(structure)
@@ -71,7 +72,8 @@ class StructureCompiler:
 
 
 def _count_characters(structure: StructuredOutput, text: str) -> int:
-    return len(structure.value) + sum(map(len, structure.choices)) + len(text)
+    parts = sum(len(schema) for _, schema in structure.parts)
+    return len(structure.value) + sum(map(len, structure.choices)) + parts + len(text)
 
 
 def _compile(structure: StructuredOutput) -> str:

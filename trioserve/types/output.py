@@ -42,6 +42,20 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NOT_SAMPLED = -1
 
 
+class SequenceError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Why a sequence has ended without its answer.
+
+    Args:
+      reason: a message for the client; empty if the fault is ours. Then the log has it.
+    """
+
+    reason: str = ""
+
+    @property
+    def is_internal(self) -> bool:
+        return not self.reason
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The device's answer to a plan.
 
@@ -62,7 +76,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled: tuple[tuple[int, ...], ...]
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-    errors: dict[int, str] = {}
+    errors: dict[int, SequenceError] = {}
     late: tuple[int, ...] = ()
 
 
@@ -93,7 +107,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    error: str = ""
+    error: SequenceError | None = None
 
     @classmethod
     def join(cls, deltas: Sequence[TokenDelta]) -> TokenDelta:

@@ -26,6 +26,8 @@ class StructuredOutput:
       closed: objects have no other properties than those that their schema lists, unless
         it says something else.
       param: the field of the request, for errors.
+      parts: (field of the request, JSON schema) for each schema that the grammar was written
+        from, for errors.
     """
 
     kind: StructureKind
@@ -34,6 +36,7 @@ class StructuredOutput:
     whitespace: bool = True
     closed: bool = False
     param: str = "structured_outputs"
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,6 +178,6 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             if stream is None:
                 continue
             stream.push_nowait(delta)
-            if delta.finish_reason is not None or delta.error:
+            if delta.finish_reason is not None or delta.error is not None:
                 del self._streams[delta.sequence_id]
         self._note_held()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import trio
 
-from ...errors import InvalidParameter
+from ...errors import InternalError, InvalidParameter
 from ...types.output import TokenDelta
 
 # A stream waits for its turn on the device, then for its first token, then for the next.
@@ -108,9 +108,13 @@ class TokenStream:
         index = delta.index
         if index in self._finished:
             return
-        if delta.error:
+        if delta.error is not None:
             self._finish(index)
-            self.fail(InvalidParameter(self._param, delta.error))
+            self.fail(
+                InternalError()
+                if delta.error.is_internal
+                else InvalidParameter(self._param, delta.error.reason)
+            )
             return
         if delta.token_ids:
             self.phase = "decode"

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...types.output import SequenceError
 from ...types.plan import SlotStart
 from ..tensors import send_ids
 from .host_copy import HostCopy
@@ -42,8 +43,8 @@ _PATIENCE_SECONDS_A_ROW: Final = 0.0001
 # can join.
 _LONG_PATIENCE_SECONDS: Final = 0.05
 
-_NO_TOKEN: Final = (
-    "no token is left that fits the grammar and the other parameters of the request"
+_NO_TOKEN: Final = SequenceError(
+    reason="no token is left that fits the grammar and the other parameters of the request"
 )
 
 
@@ -58,10 +59,10 @@ class StructuredRows:
     """
 
     masked: tuple[int, ...] = ()
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, SequenceError] = field(default_factory=dict)
     misfits: HostCopy | None = None
 
-    def read_errors(self) -> dict[int, str]:
+    def read_errors(self) -> dict[int, SequenceError]:
         """Wait for the step's tokens, and return all errors by row."""
         if self.misfits is None:
             return self.errors
@@ -258,7 +259,7 @@ class MaskedRows:
     index: Tensor
     excluded: Tensor
     is_empty: Tensor
-    errors: dict[int, str]
+    errors: dict[int, SequenceError]
 
     def check(self, token_ids: Tensor) -> StructuredRows:
         """Find out whether the sampled tokens fit.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...types.output import StepResult
+from ...types.output import SequenceError, StepResult
 from .logprobs import LogprobReports
 from .sampled import Sampled
 
@@ -43,7 +43,7 @@ class LaunchedStep:
             tokens += zip(sampled.ids.read())
         for place in self.skipped:
             tokens.insert(place, ())
-        errors: dict[int, str] = {}
+        errors: dict[int, SequenceError] = {}
         if sampled is not None and sampled.structure is not None:
             errors = {
                 self.slots[row]: error

@@ -73,6 +73,18 @@ def write_forced_calls(
     )
 
 
+def list_schemas(
+    tools: Sequence[Mapping[str, Any]], names: frozenset[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the schemas that such a grammar has, each with its field of the request."""
+    functions = [(i, tool["function"]) for i, tool in enumerate(tools)]
+    return tuple(
+        (f"tools[{i}].function.parameters", json.dumps(function["parameters"]))
+        for i, function in functions
+        if function["name"] in names and function.get("parameters")
+    )
+
+
 def _check_name(name: str, path: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidParameter(
