@@ -23,6 +23,7 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
+    * DeadlineExceeded              504; the request's own time limit has passed
     * InternalError                 500; a defect of the server ended only this request
     * EngineDied                    500; the engine is broken, nothing can be retried
     * EngineStalled                 503; only an answer of /progressz
@@ -69,6 +70,7 @@ __all__ = [
     "DescriptorsFull",
     "ShuttingDown",
     "EngineRestarting",
+    "DeadlineExceeded",
     "InternalError",
     "EngineDied",
     "EngineStalled",
@@ -386,6 +388,20 @@ class EngineRestarting(Unavailable):
         super().__init__(
             "The engine failed and is being started again.", retry_after_seconds=10
         )
+
+
+class DeadlineExceeded(TrioserveError):
+    """Raised when a request has used up its time before its answer began."""
+
+    status = 504
+    code = "DeadlineExceeded"
+
+    def __init__(self, *, seconds: float, phase: str, param: str | None = None) -> None:
+        limit = f"{param}={seconds:g}" if param else f"its time limit of {seconds:g} s"
+        super().__init__(
+            f"The request was in its phase {phase!r} when {limit} had passed."
+        )
+        self.param = param
 
 
 class InternalError(TrioserveError):

@@ -33,7 +33,7 @@ def test_two_sequences_are_timed(counts: RequestCounts, times: StreamTimes) -> N
     times.note_tokens(1, 1, 110.0)
     times.note_finish(1, "length")
     times.note_end(112.0, started_at=103.0, num_prompt_tokens=7)
-    assert counts.finished == {("stop",): 1, ("length",): 1}
+    assert +counts.finished == {("stop",): 1, ("length",): 1}
     assert sum_up(counts.time_to_first_token) == (2, 5.0 + 6.0)
     # Tokens that come together share the time since the previous ones.
     assert sum_up(counts.inter_token_latency) == (2, 4.0 / 4 + 4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+import math
 from typing import Literal
 
 from ..errors import InvalidConfig
@@ -21,6 +22,11 @@ class HttpConfig:
         leave.
       body_timeout: Time limit for each 64 KiB of a body, and for the rest, in seconds;
         a slower upload is answered 408.
+      request_timeout: Time limit of a request that names none, in seconds; by default
+        there is none. A request that reaches its limit is answered 504, or its stream
+        ends with the finish reason "deadline".
+      max_request_timeout: Longest time limit that a request may name, in seconds. A
+        request without a limit gets this one. By default there is none.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in 15 seconds while more data waits.
@@ -42,6 +48,8 @@ class HttpConfig:
     max_body_size: str = "64MiB"
     max_bodies_memory: str = "1GiB"
     body_timeout: float = 10.0
+    request_timeout: float | None = None
+    max_request_timeout: float | None = None
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0
@@ -58,6 +66,13 @@ class HttpConfig:
                 "max_bodies_memory", "must be at least twice --max-body-size"
             )
         check_seconds("body_timeout", self.body_timeout)
+        for name in ("request_timeout", "max_request_timeout"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
+        if (self.request_timeout or 0) > (self.max_request_timeout or math.inf):
+            raise InvalidConfig(
+                "request_timeout", "must not exceed --max-request-timeout"
+            )
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)
         parse_bytes("max_responses_memory", self.max_responses_memory)

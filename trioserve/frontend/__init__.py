@@ -7,6 +7,7 @@ doors are TextEngine and PoolingEngine.
 
 from .pooling import Classification, Pooled, PoolingEngine
 from .scoring import ScoreOptions, Scores
+from .stream_limits import StreamLimits
 from .text import TextEngine
 from .text_params import (
     MAX_STOP_STRING_CHARACTERS,
@@ -25,6 +26,7 @@ __all__ = [
     "PoolingEngine",
     "ScoreOptions",
     "Scores",
+    "StreamLimits",
     "TextEngine",
     "TextParams",
     "TextStream",

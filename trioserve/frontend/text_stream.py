@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+import math
 
 import msgspec
+import trio
 
 from ..engine import StreamPhase, TokenStream
 from ..render import SequenceText
 from ..types.output import TextDelta, TokenDelta
 from ..types.prompt import Prompt
+from .stream_limits import StreamLimits
 from .text_params import TextParams
 
 
@@ -23,6 +27,7 @@ class TextStream:
         detokenizers at once.
 
     Attributes:
+      limits: the time that the stream may take.
       splits_reasoning: the text of the answer has no reasoning in it; deltas have the
         reasoning in a field of its own.
       splits_tool_calls: the same for tool calls.
@@ -42,7 +47,11 @@ class TextStream:
         self._tokens = tokens
         self._open_detokenizer = open_detokenizer
         self._detokenizers: dict[int, SequenceText] = {}
+        self._finished: set[int] = set()
+        # The last deltas of the sequences that a deadline has ended.
+        self._cut: deque[TextDelta] = deque()
         self._text = text
+        self.limits = StreamLimits()
         self.prompts = prompts
         self.num_sequences = num_sequences
         self.splits_reasoning = splits_reasoning
@@ -62,7 +71,15 @@ class TextStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        return self._render(await self._tokens.__anext__())
+        until = self.limits.find_next(self.phase)
+        if until == math.inf:
+            return self._render(await self._tokens.__anext__())
+        while not self._cut:
+            with trio.move_on_at(until):
+                return self._render(await self._tokens.__anext__())
+            self._note_time()
+            until = self.limits.find_next(self.phase)
+        return self._cut.popleft()
 
     @property
     def has_pending(self) -> bool:
@@ -98,6 +115,26 @@ class TextStream:
         # Invariant: the last delta of a sequence, and no other, has a finish reason.
         return [whole for [whole] in gathered]
 
+    def _note_time(self) -> None:
+        """End the sequences if the deadline has passed.
+
+        Raises:
+          DeadlineExceeded: the request is still in the queue, and may be no longer.
+        """
+        if trio.current_time() >= self.limits.ends_at:
+            self._cut.extend(self._end_open_sequences())
+        elif self.phase == "queue":
+            raise self.limits.refuse_queue()
+
+    def _end_open_sequences(self) -> Iterator[TextDelta]:
+        for index in range(self.num_sequences):
+            if index not in self._finished:
+                self._tokens.stop(index)
+                rest = self._find_detokenizer(index).finish()
+                yield msgspec.structs.replace(
+                    rest, index=index, finish_reason=rest.finish_reason or "deadline"
+                )
+
     def _render(self, tokens: TokenDelta) -> TextDelta:
         detokenizer = self._find_detokenizer(tokens.index)
         text = detokenizer.push(self._visible_ids(tokens))
@@ -105,6 +142,8 @@ class TextStream:
             self._tokens.stop(tokens.index)
         elif tokens.finish_reason is not None:
             text = self._finish(tokens, text, detokenizer.finish())
+        if text.finish_reason is not None:
+            self._finished.add(tokens.index)
         return msgspec.structs.replace(
             text,
             index=tokens.index,

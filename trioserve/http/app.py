@@ -14,6 +14,7 @@ from werkzeug.routing import BaseConverter, Map
 
 from ..config import parse_bytes
 from ..errors import (
+    DeadlineExceeded,
     DescriptorsFull,
     InternalError,
     ModelNotFound,
@@ -24,6 +25,7 @@ from ..errors import (
     UnsupportedMediaType,
 )
 from .connection.scope import ScopedConnection, ScopedRequest
+from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .probes import Probe, ProbesFirst
 from .request_id import ANTHROPIC_HEADER
 from .respond import make_error, make_json
@@ -110,7 +112,11 @@ def _set_up_paths(url_map: Map) -> None:
 def _bind(handler: Handler, state: ServerState) -> Callable[..., Awaitable[Response]]:
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
-        return await handler(state, _current_request())
+        scoped = _current_request()
+        scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
+        with scoped.time_limit.until_answer(scoped.progress):
+            return await handler(state, scoped)
+        raise AssertionError("the block returns or raises")
 
     return handle
 
@@ -150,8 +156,11 @@ async def _respond_error(error: TrioserveError) -> Response:
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
         headers["Accept-Encoding"] = error.wanted
-    if isinstance(error, (RequestError, Unavailable)):
+    if isinstance(error, (RequestError, Unavailable, DeadlineExceeded)):
         _forget_frames(error)
+    if isinstance(error, DeadlineExceeded):
+        # OpenAI's and Anthropic's clients would send the request again.
+        headers["X-Should-Retry"] = "false"
     if _speaks_anthropic(request.path):
         body = AnthropicError.of(error, str(_current_request().id))
         return make_error(error, choose_status(error), headers, body).to_response()

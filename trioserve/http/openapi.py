@@ -39,6 +39,7 @@ _BODY_ERRORS: Final[Mapping[str, str]] = {
     "429": "Too many requests wait; Retry-After says when to try again.",
     "500": "The engine failed.",
     "503": "The server is stopping, or has no memory or threads left for this request.",
+    "504": "The request has used up its time before its answer began.",
 }
 
 _PARAMETERS: Final[Mapping[str, str]] = {

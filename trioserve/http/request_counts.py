@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 from ..observe import Histogram
+from ..types.output import FinishReason
 from ..types.sampling import SamplingParams
 from .progress import PHASES
 
@@ -45,7 +47,7 @@ class RequestCounts:
             {(each,): 0 for each in PHASES}
         )
         self.finished: Counter[tuple[str, ...]] = Counter(
-            {("stop",): 0, ("length",): 0}
+            {(each,): 0 for each in get_args(FinishReason)}
         )
         self.latency = Histogram(_LATENCY_BOUNDS)
         self.queue_time = Histogram(_LATENCY_BOUNDS)

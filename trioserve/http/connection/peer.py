@@ -6,6 +6,8 @@ peer has left before that. And a write to a peer that has left does not fail.
 
 from __future__ import annotations
 
+import math
+
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import WSStream
 
@@ -19,11 +21,14 @@ class Peer:
     Attributes:
       is_answered: the whole answer was sent to it.
       is_lost: a write to it failed, or took too long.
+      lost_at: when a write that is not complete counts as failed, in seconds of
+        trio.current_time(). Set by the app; HTTP/1 obeys it.
     """
 
     def __init__(self) -> None:
         self.is_answered = False
         self.is_lost = False
+        self.lost_at = math.inf
 
 
 def mark_answered(stream: HTTPStream | WSStream | None) -> None:
@@ -36,6 +41,12 @@ def mark_lost(stream: HTTPStream | WSStream | None) -> None:
     """Note that the rest of the answer cannot reach the peer."""
     if peer := _find_peer(stream):
         peer.is_lost = True
+
+
+def find_lost_at(stream: HTTPStream | WSStream | None) -> float:
+    """Return the time when the peer of a request counts as lost."""
+    peer = _find_peer(stream)
+    return math.inf if peer is None else peer.lost_at
 
 
 def _find_peer(stream: HTTPStream | WSStream | None) -> Peer | None:

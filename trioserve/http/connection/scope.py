@@ -24,6 +24,7 @@ from ..progress import Progress
 from ..request_id import HEADER, RequestId
 from ..state import ServerState
 from .answer import Answer
+from .time_limit import TimeLimit
 
 
 class _HasState(Protocol):
@@ -38,6 +39,7 @@ class ScopedRequest(TrioRequest):
     Attributes:
       resources: closed after the response was sent or given up.
       arrived_at: trio.current_time() when the head of the request had come.
+      time_limit: ends the request at its deadline.
       id: the id in the answer and in the log.
       progress: the phase of the request.
       peer: records whether the answer was sent.
@@ -48,6 +50,7 @@ class ScopedRequest(TrioRequest):
     body: ChunkedBody
     resources: AsyncExitStack
     arrived_at: float
+    time_limit: TimeLimit
     id: RequestId
     progress: Progress
     peer: Peer
@@ -107,9 +110,14 @@ class ScopedConnection(TrioASGIHTTPConnection):
     ) -> None:
         scoped = cast(ScopedRequest, request)
         scoped.arrived_at = trio.current_time()
-        lifecycle = cast(_HasState, self.app).state.lifecycle
+        state = cast(_HasState, self.app).state
+        scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
             # This is closed last, so a request counts as running until all is released.
-            scoped.resources.enter_context(lifecycle.hold(scoped.progress))
+            scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
             scoped.resources.callback(scoped.body.release)
-            await super().handle_request(nursery, request, scoped.answer.send)
+            with scoped.time_limit.whole:
+                await super().handle_request(nursery, request, scoped.answer.send)
+            if scoped.time_limit.whole.cancelled_caught:
+                # The client did not take its answer in time. Nothing of it is left.
+                nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
 from .idle import IdleWatch
-from .peer import mark_lost
+from .peer import find_lost_at, mark_lost
 from .refusals import refuse_unread
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ class GuardedServer(TCPServer):
         try:
             num_sent = self._write_nowait(data)
             if num_sent < len(data):
-                await self._write_queued(memoryview(data)[num_sent:])
+                rest = memoryview(data)[num_sent:]
+                await self._write_queued(rest, find_lost_at(stream))
         except (
             OSError,
             trio.BrokenResourceError,
@@ -146,7 +147,7 @@ class GuardedServer(TCPServer):
         except BlockingIOError:
             return 0
 
-    async def _write_queued(self, data: memoryview) -> None:
+    async def _write_queued(self, data: memoryview, lost_at: float) -> None:
         # A request that is cancelled in the middle of a write would leave half of it on
         # the wire. The reader belongs to no request: if it is cancelled, the whole
         # connection is.
@@ -154,7 +155,8 @@ class GuardedServer(TCPServer):
         with trio.CancelScope(shield=is_request):
             async with self.send_lock:
                 for start in range(0, len(data), CHUNK_SIZE):
-                    with trio.fail_after(self.write_timeout_seconds):
+                    timeout_at = trio.current_time() + self.write_timeout_seconds
+                    with trio.fail_at(min(timeout_at, lost_at)):
                         await self.stream.send_all(data[start : start + CHUNK_SIZE])
 
     async def _read_data(self) -> None:

@@ -88,6 +88,7 @@ async def _read(
         body = await engine.renderer.workers.run(
             work, expected_seconds=num_bytes / _DECODED_BYTES_PER_SECOND
         )
+    request.time_limit.shorten("timeout", body.timeout)
     return body, require(body.model)
 
 

@@ -22,6 +22,7 @@ MAX_CHAT_TEMPLATE_CHARACTERS: Final = 65_536
 # JSON allows numbers of any length. Numbers of more than 64 bits are refused before the
 # server computes with them.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Seconds = Annotated[float, Meta(gt=0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_STRING_CHARACTERS)]
 ChatTemplateText = Annotated[str, Meta(max_length=MAX_CHAT_TEMPLATE_CHARACTERS)]

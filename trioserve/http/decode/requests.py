@@ -21,6 +21,7 @@ from .field_types import (
     MAX_CACHE_SALT_CHARACTERS,
     Int64,
     RequestIdText,
+    Seconds,
     Side,
     StopString,
     TokenId,
@@ -42,13 +43,15 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The field of all requests.
+    """The fields of all requests.
 
     Args:
       model: the model that the client wants; None takes the one that is served.
+      timeout: the longest time of the request, in seconds after its head arrived.
     """
 
     model: Name | None = None
+    timeout: Seconds | None = None
 
 
 class SampledRequest(ModelRequest, frozen=True, kw_only=True):
@@ -80,6 +83,7 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Int64 | None = None
+    max_queue_seconds: Seconds | None = None
     cache_salt: (
         Annotated[str, Meta(min_length=1, max_length=MAX_CACHE_SALT_CHARACTERS)] | None
     ) = None

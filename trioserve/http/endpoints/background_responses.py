@@ -16,6 +16,7 @@ from quart import Response
 import trio
 
 from ...errors import InternalError, ResponseTooLarge, TrioserveError
+from ...frontend import StreamLimits
 from ...render import RendererWorkers
 from ..connection.scope import ScopedRequest
 from ..event_log import EventLog
@@ -45,7 +46,13 @@ async def answer_in_background(
     """
     request.body.release()
     request.progress.enter("queue")
-    running = _Running(state, call, streams=streams, arrived_at=request.arrived_at)
+    running = _Running(
+        state,
+        call,
+        streams=streams,
+        arrived_at=request.arrived_at,
+        limits=request.time_limit.limit_stream(call.chat.max_queue_seconds),
+    )
     with call.naming():
         await state.background.start(running.generate)
     if streams:
@@ -75,6 +82,7 @@ class _Running:
     Args:
       streams: keep the events, so that clients can follow them.
       arrived_at: trio.current_time() when the request came.
+      limits: the time that it may take.
     """
 
     def __init__(
@@ -84,12 +92,14 @@ class _Running:
         *,
         streams: bool,
         arrived_at: float,
+        limits: StreamLimits,
     ) -> None:
         self.log = EventLog()
         self._state = state
         self._call = call
         self._streams = streams
         self._arrived_at = arrived_at
+        self._limits = limits
         self._scope = trio.CancelScope()
         self._is_stored = False
         self._num_entries = 0
@@ -165,6 +175,7 @@ class _Running:
             [call.prompt],
             call.sampling,
             arrived_at=self._arrived_at,
+            limits=self._limits,
         ) as meter:
             self._state.responses.put(self._to_stored(), trio.current_time())
             self._is_stored = True

@@ -212,7 +212,7 @@ class _CompletionEvents:
         if delta.prompt_logprobs:
             before = self._prompt_logprobs.get(delta.index, ())
             self._prompt_logprobs[delta.index] = before + delta.prompt_logprobs
-        if not delta.token_ids:
+        if not (delta.token_ids or delta.finish_reason):
             return b""
         is_first = choices.begins(delta)
         delta = msgspec.structs.replace(

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from ...frontend import TextEngine, TextParams
+from ...frontend import StreamLimits, TextEngine, TextParams
 from ...render import RendererWorkers, TokenizeOptions
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
@@ -142,7 +142,9 @@ async def open_stream(
     request.progress.enter("queue")
     meter = await request.resources.enter_async_context(
         open_meter(
-            state, body, engine, prompts, sampling, arrived_at=request.arrived_at
+            *(state, body, engine, prompts, sampling),
+            arrived_at=request.arrived_at,
+            limits=request.time_limit.limit_stream(body.max_queue_seconds),
         )
     )
     request.progress.follow(meter)
@@ -158,11 +160,13 @@ async def open_meter(
     sampling: SamplingParams,
     *,
     arrived_at: float,
+    limits: StreamLimits,
 ) -> AsyncIterator[StreamMeter]:
     """Generate until the block is left.
 
     Args:
       arrived_at: trio.current_time() when the request came.
+      limits: the time that the stream may take.
     """
     submitted_at = trio.current_time()
     text = TextParams(
@@ -188,6 +192,7 @@ async def open_meter(
         splits_reasoning=isinstance(body, ChatRequest),
         tools=tools,
     ) as stream:
+        stream.limits = limits
         state.counts.count_params(sampling)
         times = StreamTimes(
             state.counts, arrived_at=arrived_at, submitted_at=submitted_at

@@ -13,7 +13,9 @@ from msgspec import UNSET, UnsetType
 from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
 from .responses import Usage, encode
 
+# Anthropic's API has no deadlines, so "deadline" is this server's own.
 StopReason = Literal[
+    "deadline",
     "end_turn",
     "max_tokens",
     "model_context_window_exceeded",
@@ -30,6 +32,7 @@ _ERROR_TYPES: Final = {
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
+    504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
 

@@ -129,9 +129,9 @@ class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why a response ended early."""
+    """The reason why a response ended early; OpenAI's API has no deadlines."""
 
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
+    reason: Literal["max_output_tokens", "deadline"]
 
 
 class TextOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ class ResponseWriter:
         self._items: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._num_calls = 0
-        self._is_cut = False
+        self._cut: IncompleteDetails | None = None
         # Of tokens whose text has not come yet. They may still turn out to be reasoning or
         # a call, which have none.
         self._logprobs: list[TokenLogprob] = []
@@ -110,7 +110,9 @@ class ResponseWriter:
         for piece in pieces:
             yield from self._add_call(piece)
         if delta.finish_reason == "length":
-            self._is_cut = True
+            self._cut = IncompleteDetails(reason="max_output_tokens")
+        elif delta.finish_reason == "deadline":
+            self._cut = IncompleteDetails(reason="deadline")
 
     def finish(self, usage: Usage) -> list[ResponseEvent]:
         """Write the events behind the last delta."""
@@ -122,11 +124,11 @@ class ResponseWriter:
             yield from self._begin_message()
         if self._logprobs and isinstance(self._open, OpenMessage):
             yield from self._add_text("")
-        if self._is_cut:
+        if self._cut is not None:
             yield from self._close("incomplete")
             self._end(
                 status="incomplete",
-                incomplete_details=IncompleteDetails(),
+                incomplete_details=self._cut,
                 usage=ResponseUsage.of(usage),
             )
             yield ResponseIncomplete(

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ...errors import RequestError, TrioserveError
+from ...errors import TrioserveError
 from ...types.model_info import ModelInfo
 
 
@@ -380,7 +380,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
             error=ErrorDetail(
                 message=str(error),
                 type=error.code,
-                param=error.param if isinstance(error, RequestError) else None,
+                param=getattr(error, "param", None),
                 code=error.status,
             )
         )

@@ -1,0 +1,109 @@
+"""The time that one request may take, from the arrival of its head to its last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import math
+from typing import Final
+
+import trio
+
+from ...config import HttpConfig
+from ...errors import DeadlineExceeded, InvalidParameter
+from ...frontend import StreamLimits
+from ..progress import Progress
+from .peer import Peer
+
+HEADER: Final = "X-Request-Timeout"
+
+# After the deadline, the last events or an error are still written. A client that takes
+# longer is cut off. A second has no source.
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
+class TimeLimit:
+    """The time limit of one request, which may become shorter.
+
+    Args:
+      config: the server's own limits.
+      arrived_at: trio.current_time() when the head of the request had come.
+      peer: its writes end with the whole request.
+
+    Attributes:
+      whole: the scope of the whole request, a little longer than its limit.
+    """
+
+    def __init__(self, config: HttpConfig, arrived_at: float, peer: Peer) -> None:
+        self.whole = trio.CancelScope()
+        self._work = trio.CancelScope()
+        self._arrived_at = arrived_at
+        self._peer = peer
+        self._longest = _or_inf(config.max_request_timeout)
+        self._seconds = math.inf
+        self._set(min(_or_inf(config.request_timeout), self._longest))
+        self._is_named = False
+
+    def take_header(self, text: str | None) -> None:
+        """Read the header of the request.
+
+        Raises:
+          InvalidParameter
+        """
+        if text is None:
+            return
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        self.shorten(HEADER, seconds)
+
+    def shorten(self, param: str, seconds: float | None) -> None:
+        """Take a limit that the client has named; the shortest one counts.
+
+        Raises:
+          InvalidParameter: it is no time, or longer than the server allows.
+        """
+        if seconds is None:
+            return
+        if not 0 < seconds < math.inf:
+            raise InvalidParameter(param, "must be a positive number of seconds")
+        if seconds > self._longest:
+            raise InvalidParameter(
+                param, f"must be at most {self._longest:g} seconds here"
+            )
+        # The server's default is for requests that name no limit.
+        self._set(min(seconds, self._seconds) if self._is_named else seconds)
+        self._is_named = True
+
+    @contextmanager
+    def until_answer(self, progress: Progress) -> Iterator[None]:
+        """Cancel the block at the deadline.
+
+        Raises:
+          DeadlineExceeded: the block was cancelled.
+        """
+        with self._work:
+            yield
+        if self._work.cancelled_caught:
+            raise DeadlineExceeded(seconds=self._seconds, phase=progress.phase)
+
+    def limit_stream(self, max_queue_seconds: float | None) -> StreamLimits:
+        """Return the limits of the request's stream."""
+        queue = _or_inf(max_queue_seconds)
+        return StreamLimits(
+            ends_at=self._arrived_at + self._seconds,
+            starts_by=self._arrived_at + queue,
+            max_queue_seconds=queue,
+        )
+
+    def _set(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._work.deadline = self._arrived_at + seconds
+        end = self._work.deadline + _LAST_WORDS_SECONDS
+        # Writes are shielded from the cancellation of their request.
+        self.whole.deadline = self._peer.lost_at = end
+
+
+def _or_inf(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
