@@ -33,6 +33,9 @@ E2E = "tests/e2e/"
 # One process runs these, because they share a library that takes half a minute to compile.
 KERNELS = "tests/kernels/"
 
+# One process runs these, because they share a server.
+CLIENTS = "tests/clients/"
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in three processes, and a part of it in one.
@@ -50,7 +53,7 @@ class _Scheduling(LoadFileScheduling):
     """Gives whole files, whose tests share models, to a process, and some folders."""
 
     def _split_scope(self, nodeid: str) -> str:
-        for folder in (E2E, KERNELS):
+        for folder in (E2E, KERNELS, CLIENTS):
             if nodeid.startswith(folder):
                 return folder
         return super()._split_scope(nodeid)

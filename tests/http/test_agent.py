@@ -1,16 +1,19 @@
 """A coding agent's loop over a scripted model: read a file, edit it, answer.
 
-The official client runs the loop, the tools are functions, and the file is real.
+The official clients speak to the server, the tools are functions, and the file is real. The
+loop is the same by chats, by responses and by Anthropic's messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import json
 from pathlib import Path
 from typing import Any
 
 import anthropic
 from anthropic import beta_async_tool
+import openai
 import pytest
 import trio
 
@@ -106,7 +109,11 @@ async def test_an_agent_reads_edits_and_answers(
     assert last.stop_reason == "end_turn"
     [block] = last.content
     assert block.text == "It is False now."
-    # The template has shown the model its thoughts, its calls and their results.
+    check_last_prompt(server)
+
+
+def check_last_prompt(server: FakeServer, last_result: str = "Done.") -> None:
+    """Check that the template has shown the model its thoughts, calls and results."""
     starts = [start for plan in server.device.plans for start in plan.starts]
     token_bytes = server.state.engine.renderer.token_bytes
     prompt = b"".join(map(token_bytes, starts[-1].prompt_token_ids)).decode()
@@ -114,3 +121,112 @@ async def test_an_agent_reads_edits_and_answers(
     assert prompt.count("<tool_call>") == 3
     assert "<|im_start|>tool\nok = True\n<|im_end|>" in prompt
     assert "<|im_start|>tool\nDone.<|im_end|>" in prompt
+    assert f"<|im_start|>tool\n{last_result}" in prompt
+
+
+class Workshop:
+    """A folder and the tools that a model has for its files.
+
+    Attributes:
+      seen: the names of the tools that ran, in order.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.seen: list[str] = []
+
+    def read(self, file: str) -> str:
+        return (self._folder / file).read_text()
+
+    def edit(self, file: str, old: str, new: str) -> str:
+        path = self._folder / file
+        path.write_text(path.read_text().replace(old, new))
+        return "Done."
+
+    def run(self, name: str, arguments: str) -> str:
+        """Run a tool; the arguments are JSON, as the model wrote them."""
+        self.seen.append(name)
+        tools: dict[str, Callable[..., str]] = {"read": self.read, "edit": self.edit}
+        return tools[name](**json.loads(arguments))
+
+
+FUNCTIONS = [
+    {
+        "name": name,
+        "parameters": {
+            "type": "object",
+            "properties": {field: {"type": "string"} for field in fields},
+            "required": fields,
+        },
+    }
+    for name, fields in {"read": ["file"], "edit": ["file", "old", "new"]}.items()
+]
+
+
+async def run_chats(client: Any, shop: Workshop, streams: bool) -> str:
+    """Run the loop by chats; returns the last answer."""
+    body: dict[str, Any] = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Make it false."}],
+        "tools": [{"type": "function", "function": each} for each in FUNCTIONS],
+    }
+    while True:
+        if streams:
+            async with client.chat.completions.stream(**body) as stream:
+                answer = (await stream.get_final_completion()).choices[0]
+        else:
+            answer = (await client.chat.completions.create(**body)).choices[0]
+        message = answer.message
+        if answer.finish_reason != "tool_calls":
+            return str(message.content)
+        body["messages"].append(message)
+        for call in message.tool_calls:
+            result = shop.run(call.function.name, call.function.arguments)
+            body["messages"].append(
+                {"role": "tool", "tool_call_id": call.id, "content": result}
+            )
+
+
+async def run_responses(client: Any, shop: Workshop, streams: bool) -> str:
+    """Run the loop by responses that continue each other; returns the last answer."""
+    body: dict[str, Any] = {
+        "model": "fake",
+        "input": "Make it false.",
+        "tools": [{"type": "function", **each} for each in FUNCTIONS],
+    }
+    while True:
+        if streams:
+            async with client.responses.stream(**body) as stream:
+                response = await stream.get_final_response()
+        else:
+            response = await client.responses.create(**body)
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            return str(response.output_text)
+        body["previous_response_id"] = response.id
+        body["input"] = [
+            {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": shop.run(call.name, call.arguments),
+            }
+            for call in calls
+        ]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("run", [run_chats, run_responses])
+async def test_an_agent_of_openais_client_does_the_same(
+    server: FakeServer, tmp_path: Path, run: Any, streams: bool
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("ok = True\n")
+    shop = Workshop(tmp_path)
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="any", max_retries=0
+    ) as client:
+        assert await run(client, shop, streams) == "It is False now."
+    assert path.read_text() == "ok = False\n"
+    assert shop.seen == ["read", "edit", "read"]
+    # The second look sees the edit, because this agent runs its tools one by one.
+    check_last_prompt(server, last_result="ok = False")

@@ -449,16 +449,28 @@ async def test_the_model_does_not_see_tools_that_are_not_allowed(
         assert '"stop"' in text and '"weather"' not in text
 
 
+async def test_a_form_of_the_text_leaves_forced_calls_as_they_are(
+    tokenizer_folder: Path,
+) -> None:
+    """Some clients send both, for the case that there is text."""
+    async with open_client(tokenizer_folder) as (server, client):
+        for form in ({}, {"response_format": {"type": "json_object"}}):
+            answer = await ask(client, tool_choice="required", **form)
+            assert list_calls(answer.choices[0].message) == BOTH
+        plain, with_form = (
+            start.sampling.grammar
+            for plan in server.device.plans
+            for start in plan.starts
+        )
+        assert plain is not None
+        assert plain == with_form
+
+
 @pytest.mark.parametrize(
     ("parser", "fields", "reason"),
     [
         ("none", {}, "--tool-call-parser"),
         ("qwen3_coder", {}, "calls in the form of qwen3_coder cannot be forced"),
-        (
-            "hermes",
-            {"response_format": {"type": "json_object"}},
-            "cannot be combined with response_format",
-        ),
     ],
 )
 async def test_calls_that_cannot_be_forced_are_refused(

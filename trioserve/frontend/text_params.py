@@ -28,11 +28,12 @@ class TextParams:
         first call.
       forced_tools: names of the tools of which a sequence must call one, or several; none
         leaves it free.
-      structured: the form that the answer must have; None leaves it free.
+      structured: the form that the text of the answer must have; None leaves it free. An
+        answer of forced calls has no text.
 
     Raises:
       InvalidParameter: `stop` has an empty string, or too many or too long ones, or the
-        budget is negative, or calls are forced and there is another form.
+        budget is negative.
     """
 
     stop: tuple[str, ...] = ()
@@ -44,10 +45,6 @@ class TextParams:
     structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
-        if self.forced_tools and self.structured is not None:
-            raise InvalidParameter(
-                "tool_choice", f"cannot be combined with {self.structured.param}"
-            )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", f"at most {MAX_STOP_STRINGS} are possible")
         if not all(0 < len(text) <= MAX_STOP_STRING_CHARACTERS for text in self.stop):

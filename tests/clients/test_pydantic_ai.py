@@ -1,0 +1,111 @@
+"""pydantic-ai: agents with tools and structured results, by each API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import anthropic
+import openai
+from pydantic import BaseModel, Field
+import pytest
+import trio
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("pydantic_ai") is None, reason="needs the extra clients"
+    ),
+    # Of the client's own code and imports.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+APIS = ["chat", "responses", "anthropic"]
+QUESTION = "Describe Paris: its name, and whether it is a capital."
+
+
+class City(BaseModel, extra="forbid"):
+    """A city."""
+
+    name: str = Field(max_length=20)
+    is_capital: bool
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    name: str
+    is_sunny: bool
+
+
+@asynccontextmanager
+async def open_model(api: str, url: str, name: str) -> AsyncIterator[Any]:
+    """Open a model by one of the APIs."""
+    if api == "anthropic":
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
+            yield AnthropicModel(
+                name, provider=AnthropicProvider(anthropic_client=client)
+            )
+        return
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    kind = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as asking:
+        yield kind(name, provider=OpenAIProvider(openai_client=asking))
+
+
+async def describe_paris(api: str, url: str, output_type: Any) -> Any:
+    from pydantic_ai import Agent
+
+    async with open_model(api, url, "SmolLM2-135M-Instruct") as model:
+        agent: Any = Agent(model, output_type=output_type)
+        result = await agent.run(QUESTION, model_settings={"max_tokens": 80})
+    return result.output
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_result_is_a_call_of_a_tool(default_url: str, api: str) -> None:
+    assert isinstance(asyncio.run(describe_paris(api, default_url, City)), City)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_result_is_an_answer_with_a_form(default_url: str, api: str) -> None:
+    from pydantic_ai import NativeOutput
+
+    output_type = NativeOutput(City)
+    assert isinstance(asyncio.run(describe_paris(api, default_url, output_type)), City)
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_an_agent_uses_a_tool_and_gives_a_structured_result(
+    open_scripted: Callable[..., Any], api: str
+) -> None:
+    cities = []
+
+    async def run(url: str) -> Any:
+        from pydantic_ai import Agent
+
+        async with open_model(api, url, "fake") as model:
+            agent: Any = Agent(model, output_type=Weather)
+
+            @agent.tool_plain
+            def get_weather(city: str) -> str:
+                """Get the weather."""
+                cities.append(city)
+                return "Sunny."
+
+            return (await agent.run("Is it sunny in Rome?")).output
+
+    # The client forces a call. The script takes no notice of that, and calls anyway.
+    async with open_scripted() as server:
+        result = await trio.to_thread.run_sync(partial(asyncio.run, run(server.url)))
+    assert cities == ["Rome"]
+    assert result == Weather(name="Rome", is_sunny=True)
