@@ -311,6 +311,26 @@ async def test_the_channels_of_gpt_oss_are_split_without_an_option(
         assert list_calls(message) == (BOTH[:1] if has_tools else [])
 
 
+async def test_a_form_of_gpt_oss_is_that_of_its_final_message(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_client(
+        tokenizer_folder, chat_template=HARMONY_TEMPLATE, answer=HARMONY
+    ) as (server, client):
+        form: Any = {"type": "json_object"}
+        await ask(client, response_format=form)
+        await client.completions.create(
+            model="fake", prompt="a", extra_body={"response_format": form}
+        )
+        grammars = [
+            start.sampling.grammar.text
+            for plan in server.device.plans
+            for start in plan.starts
+            if start.sampling.grammar is not None
+        ]
+        assert ["final" in grammar for grammar in grammars] == [True, False]
+
+
 async def test_the_thoughts_of_gpt_oss_have_no_budget(tokenizer_folder: Path) -> None:
     async with open_client(tokenizer_folder, chat_template=HARMONY_TEMPLATE) as (
         _,

@@ -92,6 +92,10 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             raise InvalidParameter("thinking_token_budget", "is for chats only")
         tags = self.renderer.reasoning if splits_reasoning else None
         sampling = await self._complete(sampling, prompts, text, tools, tags)
+        if splits_reasoning and sampling.grammar is not None and not text.forced_tools:
+            placed = await self.renderer.place_answer(sampling.grammar.text)
+            grammar = replace(sampling.grammar, text=placed)
+            sampling = replace(sampling, grammar=grammar)
         await self._check_arguments(sampling)
 
         # An answer with a form of its own has no calls.

@@ -14,11 +14,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from trioserve.errors import InvalidParameter
+from trioserve.grammar.compile import compile_structure
+from trioserve.render.tools.answer_grammar import write_answer
 from trioserve.render.tools.families import TOOL_FAMILIES
 from trioserve.render.tools.forced_calls import write_forced_calls
+from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.testing.tokenizer import tiny_tokenizer
 from trioserve.types.output import TextDelta, ToolCallDelta
+from trioserve.types.structured import StructuredOutput
 
 PARAMETERS = {
     "weather": {
@@ -150,6 +154,50 @@ def test_gpt_oss_may_think_before_it_calls(
         matcher = LLMatcher(guide, LLMatcher.grammar_from_lark(grammar))
         ids = tokenizer.encode(written, add_special_tokens=False).ids
         assert (matcher.validate_tokens(ids) == len(ids)) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("structure", "right", "wrong"),
+    [
+        (
+            StructuredOutput(kind="json", value='{"type": "integer"}'),
+            "12",
+            '"a"',
+        ),
+        (StructuredOutput(kind="regex", value="a+"), "aaa", "ab"),
+        (StructuredOutput(kind="choice", choices=("so", "no")), "no", "o"),
+        (
+            StructuredOutput(kind="grammar", value='start: "a" x\nx: "b"+'),
+            "abb",
+            "a",
+        ),
+    ],
+)
+def test_a_form_of_gpt_oss_is_that_of_its_final_message(
+    tokenizer: Tokenizer,
+    guide: LLTokenizer,
+    structure: StructuredOutput,
+    right: str,
+    wrong: str,
+) -> None:
+    form = GptOssScanner.answer_form
+    assert form is not None
+    ids = {tag: tokenizer.token_to_id(tag) for tag in GptOssScanner.tags}
+    grammar = write_answer(form, ids, compile_structure(structure))
+    thought = "<|channel|>analysis<|message|>Is it\n12?<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    for written, is_allowed in [
+        (final + right, True),
+        (thought + final + right, True),
+        (final + wrong, False),
+        (right, False),
+        (thought + thought + final + right, False),
+    ]:
+        matcher = LLMatcher(guide, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = tokenizer.encode(written, add_special_tokens=False).ids
+        is_whole = matcher.consume_tokens(tokens) and matcher.is_accepting()
+        assert is_whole == is_allowed, written
 
 
 def test_a_named_tool_is_the_only_one(tokenizer: Tokenizer, guide: LLTokenizer) -> None:

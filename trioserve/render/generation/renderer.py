@@ -224,6 +224,16 @@ class Renderer(BaseRenderer):
             expected_seconds=expect_seconds(sum(map(len, words))),
         )
 
+    async def place_answer(self, grammar: str) -> str:
+        """Return the grammar of a chat's answer, whose text has a grammar."""
+        form = self.tool_format
+        if form is None or form.scanner.answer_form is None:
+            return grammar
+        return await self.workers.run(
+            partial(form.place_answer, grammar),
+            expected_seconds=expect_seconds(len(grammar)),
+        )
+
     def open_detokenizer(
         self,
         prompt: Prompt,

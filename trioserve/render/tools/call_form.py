@@ -1,4 +1,4 @@
-"""The text of calls whose arguments are JSON, from which a grammar of calls is made."""
+"""The text around calls and answers, from which grammars of them are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """The text around names and arguments.
+    """The text around the names and the arguments of calls, which are JSON.
 
     Args:
       first, last: before the first call, and behind the last one.
@@ -24,6 +24,19 @@ class CallForm:
     first: str = ""
     last: str = ""
     thought: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """The text around the text of an answer.
+
+    Args:
+      before: before the text.
+      thought: before and behind reasoning that may stand before that.
+    """
+
+    before: str
+    thought: tuple[str, str]
 
 
 def make_object_form(

@@ -10,6 +10,7 @@ from typing import Any, Final
 from ...errors import NotSupported
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.vocabulary import Vocabulary
+from .answer_grammar import write_answer
 from .call_form import CallForm
 from .deepseek_v3 import DeepSeekV3Scanner
 from .forced_calls import write_forced_calls
@@ -74,6 +75,13 @@ class ToolFormat:
     def splits_reasoning(self) -> bool:
         """Whether the scanner finds the reasoning, too."""
         return self.scanner.splits_reasoning
+
+    def place_answer(self, grammar: str) -> str:
+        """Return the grammar of an answer whose text has a grammar; see write_answer."""
+        form = self.scanner.answer_form
+        if form is None:
+            return grammar
+        return write_answer(form, self.special_tags, grammar)
 
     def write_grammar(
         self,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...errors import InvalidParameter
 from .call_form import CallForm
+from .literals import write_literal, write_thought
 
 # llguidance's options. JSON as Python prints it, which models have seen most, and without
 # whitespace in other places: models sometimes write whitespace without end.
@@ -43,7 +44,7 @@ def write_forced_calls(
     Raises:
       InvalidParameter: a name cannot be written, or the parameters are no object.
     """
-    write = partial(_write_literal, special_tags)
+    write = partial(write_literal, special_tags)
     calls, rules = [], []
     for index, tool in enumerate(tools):
         function = tool["function"]
@@ -62,8 +63,7 @@ def write_forced_calls(
     thought = ""
     if form.thought is not None:
         thought = "thought? "
-        begin, end = map(write, form.thought)
-        rules.append(f"thought: {begin} /(.|\\n)*/ {end}")
+        rules.append(write_thought(form.thought, special_tags))
     return "\n".join(
         [
             f"start: {thought}{write(form.first)} call{more} {write(form.last)}",
@@ -98,21 +98,3 @@ def _make_schema(parameters: object, path: str) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise InvalidParameter(f"{path}.parameters.type", "must be object")
     return {"type": "object", **schema, "x-guidance": _JSON}
-
-
-def _write_literal(special_tags: Mapping[str, int], text: str) -> str:
-    """Write a text; its special tokens are named by their ids."""
-    if not text:
-        return ""
-    if not special_tags:
-        return json.dumps(text, ensure_ascii=False)
-    split = re.split(f"({'|'.join(map(re.escape, special_tags))})", text)
-    return " ".join(
-        (
-            f"<[{special_tags[part]}]>"
-            if part in special_tags
-            else json.dumps(part, ensure_ascii=False)
-        )
-        for part in split
-        if part
-    )

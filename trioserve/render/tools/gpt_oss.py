@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from .call_form import CallForm
+from .call_form import AnswerForm, CallForm
 from .cursor import NotACall, Steps
 from .json_calls import JsonCallScanner
 from .tool_table import ToolTable
@@ -29,6 +29,8 @@ _CALL: Final = "<|call|>"
 _RETURN: Final = "<|return|>"
 _TO: Final = "to="
 
+_THOUGHT: Final = (f"{_CHANNEL}analysis{_MESSAGE}", f"{_END}{_START}assistant")
+
 # A header has a channel, a recipient and a type of content.
 _MAX_HEADER_PARTS: Final = 8
 
@@ -41,6 +43,7 @@ class GptOssScanner(JsonCallScanner):
     """
 
     splits_reasoning = True
+    answer_form = AnswerForm(before=f"{_CHANNEL}final{_MESSAGE}", thought=_THOUGHT)
     markers = (_CHANNEL, _START)
     tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
     template_parts = (_CHANNEL, "<|message|>", "functions.")
@@ -134,8 +137,5 @@ class GptOssScanner(JsonCallScanner):
             before=f"{_CHANNEL}commentary to=functions.",
             between=f" {_CONSTRAIN}json{_MESSAGE}",
             separator=f"{_END}{_START}assistant",
-            thought=(
-                f"{_CHANNEL}analysis{_MESSAGE}",
-                f"{_END}{_START}assistant",
-            ),
+            thought=_THOUGHT,
         )

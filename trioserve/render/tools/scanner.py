@@ -7,7 +7,7 @@ import secrets
 from typing import ClassVar
 
 from ...types.output import ToolCallDelta
-from .call_form import CallForm
+from .call_form import AnswerForm, CallForm
 from .cursor import NotACall, Steps, TextCursor
 from .tool_table import ToolTable
 from .writer import CallWriter
@@ -21,12 +21,14 @@ class ToolScanner(TextCursor, ABC):
       takes_one: everything behind the first call is dropped.
 
     Attributes:
+      answer_form: the text around the text of an answer; None if there is nothing.
       markers: texts that begin one or more calls.
       tags: all texts of the format that may be special tokens.
       template_parts: a chat template of the family contains all of these texts.
       splits_reasoning: the scanner finds the reasoning, too, also without tools.
     """
 
+    answer_form: ClassVar[AnswerForm | None] = None
     markers: ClassVar[tuple[str, ...]]
     tags: ClassVar[tuple[str, ...]]
     template_parts: ClassVar[tuple[str, ...]]
