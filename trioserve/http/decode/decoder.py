@@ -45,6 +45,7 @@ class BodyDecoder(Generic[RequestT]):
     Args:
       refused: fields that are not implemented, with their neutral values.
       lazy: fields that may be long, with their decoders.
+      ignored: names of fields that change nothing.
       bounds_ids: whether token ids are refused if there are more than the model takes.
       payloads: images and tensors, which are not decoded; None for bodies without them.
     """
@@ -55,11 +56,13 @@ class BodyDecoder(Generic[RequestT]):
         refused: Mapping[str, unsupported.Neutral] = {},
         lazy: Mapping[str, DecodeField] = {},
         *,
+        ignored: frozenset[str] = frozenset(),
         bounds_ids: bool = True,
         payloads: Payloads | None = CHAT_PAYLOADS,
     ) -> None:
         self._request_type = request_type
-        self._refused = refused
+        self.refused = refused
+        self.ignored = ignored
         self._lazy = lazy
         self._bounds_ids = bounds_ids
         self._payloads = payloads
@@ -85,7 +88,7 @@ class BodyDecoder(Generic[RequestT]):
         if payloads is not None:
             body, strings = take_out(body, payloads.keys)
         parsed = self._parse(body)
-        for name, neutral in self._refused.items():
+        for name, neutral in self.refused.items():
             if value := getattr(parsed, name):
                 unsupported.refuse(name, value, neutral)
         fields = self._decode_lazy_fields(parsed, max_model_len)
@@ -106,8 +109,8 @@ class BodyDecoder(Generic[RequestT]):
         # The names of unknown fields were not decoded before, so they may not be UTF-8.
         except ValueError:
             return ()
-        known = {*self._request_type.__struct_fields__, *self._refused}
-        unknown = [name for name in fields if name not in known | unsupported.LABELS]
+        known = {*self._request_type.__struct_fields__, *self.refused, *self.ignored}
+        unknown = [name for name in fields if name not in known]
         return tuple(
             name[:_MAX_UNKNOWN_CHARACTERS] for name in unknown[:_MAX_UNKNOWN_FIELDS]
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any, Final
 
-from . import unsupported
+from . import ignored, unsupported
 from .anthropic_requests import CountTokensRequest, MessagesRequest
 from .chat_request import ChatRequest
 from .client_tools import decode_client_tools
@@ -70,7 +70,8 @@ _TEXT_FIELDS: Final = {
 
 # Texts that are pooled may be truncated or read in chunks, as the request or the server's
 # options say. So only the renderer refuses texts that are too long for the model.
-_PoolingDecoder: Final = partial(BodyDecoder, bounds_ids=False, payloads=None)
+_CohereDecoder: Final = partial(BodyDecoder, bounds_ids=False, payloads=None)
+_PoolingDecoder: Final = partial(_CohereDecoder, ignored=ignored.POOLING)
 
 _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
     ChatRequest: BodyDecoder(
@@ -81,6 +82,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             **_TEMPLATE_FIELDS,
             **_STRUCTURE_FIELDS,
         },
+        ignored=ignored.GENERATION,
     ),
     CompletionRequest: BodyDecoder(
         CompletionRequest,
@@ -91,6 +93,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "prompt_embeds": decode_embeds_list,
             **_STRUCTURE_FIELDS,
         },
+        ignored=ignored.GENERATION,
     ),
     ResponseRequest: BodyDecoder(
         ResponseRequest,
@@ -102,6 +105,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
             "text": decode_text_config,
             "tool_choice": decode_flat_tool_choice,
         },
+        ignored=ignored.RESPONSE,
         payloads=RESPONSE_PAYLOADS,
     ),
     TokenizeRequest: BodyDecoder(
@@ -109,12 +113,17 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
     ),
     DetokenizeRequest: BodyDecoder(DetokenizeRequest, lazy={"tokens": decode_ids}),
     MessagesRequest: BodyDecoder(
-        MessagesRequest, unsupported.MESSAGES, _TURN_FIELDS, payloads=TURN_PAYLOADS
+        MessagesRequest,
+        unsupported.MESSAGES,
+        _TURN_FIELDS,
+        ignored=ignored.MESSAGES,
+        payloads=TURN_PAYLOADS,
     ),
     CountTokensRequest: BodyDecoder(
         CountTokensRequest,
         unsupported.COUNT_TOKENS,
         _TURN_FIELDS,
+        ignored=ignored.COUNT_TOKENS,
         payloads=TURN_PAYLOADS,
     ),
     EmbeddingRequest: _PoolingDecoder(
@@ -134,7 +143,7 @@ _DECODERS: Final[dict[type, BodyDecoder[Any]]] = {
         unsupported.SCORING,
         {"query": decode_query, "documents": decode_documents},
     ),
-    CohereEmbedRequest: _PoolingDecoder(
+    CohereEmbedRequest: _CohereDecoder(
         CohereEmbedRequest,
         unsupported.COHERE_EMBED,
         {"texts": decode_texts, "inputs": decode_wrapped},

@@ -2,7 +2,8 @@
 
 Such a field is refused unless its value is neutral: a neutral value means the behaviour
 that the server has anyway, and client libraries send many of them. JSON's null is always
-neutral. All other unknown fields are ignored, as vLLM ignores them.
+neutral. Fields that change nothing are in ignored.py. All other unknown fields are ignored,
+too, as vLLM ignores them.
 
 Sources: the API references of OpenAI, Anthropic and Cohere; protocol.py of vLLM 0.33's
 endpoints.
@@ -45,6 +46,7 @@ CHAT: Final[Mapping[str, Neutral]] = {
     "documents": ([],),
     "media_io_kwargs": ({},),
     "mm_payload": (),
+    "moderation": (),
     "return_prompt_text": (False,),
     "modalities": (["text"],),
     "audio": (),
@@ -81,9 +83,11 @@ RESPONSE: Final[Mapping[str, Neutral]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "access_programs": ({},),
     "background_options": ({},),
     "context_management": ([],),
     "conversation": (),
+    "image": ({},),
     "moderation": (),
     "previous_input_messages": ([],),
     "enable_response_messages": (False,),
@@ -150,21 +154,6 @@ INSTEAD: Final[Mapping[str, str]] = {
     "normalize": "send use_activation",
     "thread": "send the whole conversation in messages",
 }
-
-# Fields with labels for the client's own use, and cache_control: the prefix cache keeps all
-# prompts. The server does nothing with them.
-LABELS: Final = frozenset(
-    {
-        "cache_control",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "session_id",
-        "user_profile_id",
-    }
-)
 
 # All neutral values are far shorter, so longer values are refused without decoding.
 _LONGEST_NEUTRAL_BYTES = 64

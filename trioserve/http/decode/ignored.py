@@ -1,0 +1,32 @@
+"""Fields that are taken and change nothing, by endpoint.
+
+Most are labels for the client's own use. Hints for a cache change nothing, because the
+prefix cache keeps all prompts. Some are fields of the request's struct, which are checked
+nevertheless. Other unknown fields are ignored, too, but the debug log names them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CACHE_HINTS: Final = frozenset(
+    {"cache_control", "prompt_cache_options", "prompt_cache_retention", "session_id"}
+)
+
+# Responses repeat the labels.
+RESPONSE: Final = _CACHE_HINTS
+
+GENERATION: Final = _CACHE_HINTS | {
+    "metadata",
+    "prompt_cache_key",
+    "safety_identifier",
+    "user",
+}
+
+MESSAGES: Final = frozenset({"cache_control", "metadata", "user_profile_id"})
+
+# Anthropic ignores the field here: compaction needs its provider, but counting does not.
+COUNT_TOKENS: Final = MESSAGES | {"compaction"}
+
+# Requests that pool share no cache.
+POOLING: Final = frozenset({"cache_salt", "user"})
