@@ -26,9 +26,10 @@ settings.load_profile("no_deadline")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# These tests start many processes and take half of the suite's time. One process of
-# pytest runs them all, because two such tests at once would slow each other down.
+# These tests start many processes. One process of pytest runs them, because they share a
+# server. Pipelines have their own processes, so another process of pytest runs them.
 E2E = "tests/e2e/"
+PIPELINES = ("tests/e2e/test_pipeline.py", "tests/e2e/test_torchrun.py")
 
 # One process runs these, because they share a library that takes half a minute to compile.
 KERNELS = "tests/kernels/"
@@ -54,7 +55,7 @@ class _Scheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         for folder in (E2E, KERNELS, CLIENTS):
-            if nodeid.startswith(folder):
+            if nodeid.startswith(folder) and not nodeid.startswith(PIPELINES):
                 return folder
         return super()._split_scope(nodeid)
 
