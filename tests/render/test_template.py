@@ -235,6 +235,47 @@ async def test_calls_are_taken_with_the_tools_without_which_they_are_dropped(
     assert text.endswith('[user:Hi][assistant:<look_up {"word": "ä"}>][tool:42]')
 
 
+# Like gpt-oss's.
+STRICT_REASONING = (
+    "{% for t in tools or [] %}<{{ t.function.name + t.function.description }}>"
+    "{% endfor %}{% for m in messages %}[{{ m.role }}:"
+    "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}"
+    "{% endif %}{{ m.thinking }}|{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.arguments | tojson }}>"
+    "{% endfor %}]{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reasoning", "shown"),
+    [
+        ("so", "hm", 'hm\nso|<{"word": "ä"}>'),
+        ("so", None, '|so<{"word": "ä"}>'),
+        (None, "hm", 'hm|<{"word": "ä"}>'),
+    ],
+)
+async def test_a_text_joins_the_reasoning_if_the_template_refuses_both(
+    load: Load, content: str | None, reasoning: str | None, shown: str
+) -> None:
+    message = {**call(content), "reasoning": reasoning}
+    text = await render(load(STRICT_REASONING), USER, message, RESULT)
+    assert text == f"[user:|Hi][assistant:{shown}][tool:|42]"
+    # Others show both.
+    lenient = STRICT_REASONING.replace("raise_exception('both')", "''")
+    text = await render(load(lenient), USER, {**call("so"), "reasoning": "hm"}, RESULT)
+    assert "[assistant:hm|so<" in text
+
+
+async def test_a_template_that_wants_descriptions_gets_them(load: Load) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = await render(load(STRICT_REASONING), USER, tools=tools)
+    assert text == "<f>[user:|Hi]"
+    # Others get the tools as they are.
+    assert await render(load(TOOLS), USER, tools=tools) == (
+        f"<tools>{json.dumps(tools[0])}</tools>Hi"
+    )
+
+
 async def test_arguments_are_not_nested_too_deeply(load: Load) -> None:
     deep = {"function": {"name": "f", "arguments": "[" * 200 + "]" * 200}}
     with pytest.raises(InvalidParameter, match="at most 64 lists and obj") as caught:

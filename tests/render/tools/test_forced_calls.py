@@ -136,7 +136,9 @@ def test_what_a_grammar_allows_is_read_as_calls(
         for call in calls:
             validate(json.loads(call.arguments), PARAMETERS[call.name])
         num_calls.add(len(calls))
-    assert num_calls == {1} if takes_one else num_calls > {1}
+    # Chat templates of gpt-oss have a place for one call in a message.
+    is_single = takes_one or family == "gpt_oss"
+    assert num_calls == {1} if is_single else num_calls > {1}
 
 
 def test_gpt_oss_may_think_before_it_calls(

@@ -7,10 +7,10 @@ the names in the template's source decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 import re
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...errors import InvalidParameter
 from .template_form import (
@@ -22,6 +22,21 @@ from .template_form import (
 )
 
 Messages = list[dict[str, Any]]
+
+
+class Render(Protocol):
+    """Runs a template."""
+
+    def __call__(self, messages: Messages, tool: Mapping[str, object] = ...) -> str:
+        """Return the text.
+
+        Args:
+          tool: the tool of the request, if it has one; by default PROBE_TOOL.
+
+        Raises:
+          InvalidParameter: the template refuses the messages or the tool.
+        """
+
 
 # Words that no template contains.
 _WORD: Final = "trioserveprobe"
@@ -45,6 +60,15 @@ PROBE_TOOL: Final = {
     },
 }
 
+# The same without a description.
+_BARE_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": _TOOL_WORD,
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
 # These appear if the template prints a list of parts, or arguments, as Python writes
 # them.
 _PRINTED_KEYS: Final = ("'text'", '"text"', "'key'")
@@ -61,14 +85,14 @@ class TemplateProbe:
 
     Args:
       source: the template.
-      render: runs it; raises InvalidParameter if it refuses the messages.
+      render: runs it.
       describes_tools: what it does not show is written into its texts; see TemplateForm.
     """
 
     def __init__(
         self,
         source: str,
-        render: Callable[[Messages], str],
+        render: Render,
         *,
         describes_tools: bool = False,
     ) -> None:
@@ -83,6 +107,9 @@ class TemplateProbe:
         """Probe each field of TemplateForm."""
         takes_parts = self._shows(_WORD, [_user([text_part(_WORD)])])
         shows_tools = self._shows(_TOOL_WORD, [_user("a")])
+        wants_descriptions = bool(shows_tools) and self._refuses(
+            [_user("a")], _BARE_TOOL
+        )
         contents, as_text = self._find_calls()
         return TemplateForm(
             takes_strings=self._takes_strings,
@@ -96,6 +123,8 @@ class TemplateProbe:
             ),
             takes_arguments_as_text=as_text,
             shows_results=self._shows_results(),
+            wants_descriptions=wants_descriptions,
+            joins_reasoning="text" in contents and self._refuses_reasoning(as_text),
             describes_tools=self._describes_tools,
             shows_system=self._shows_role("system"),
             roles=frozenset(filter(self._shows_role, find_roles(self._source))),
@@ -129,6 +158,20 @@ class TemplateProbe:
             for beside in ("none", "empty")
         )
         return nothing.count("None") > empty.count("None")
+
+    def _refuses(self, messages: Messages, tool: Mapping[str, object]) -> bool:
+        try:
+            self._render(messages, tool)
+        except InvalidParameter:
+            return True
+        return False
+
+    def _refuses_reasoning(self, as_text: bool) -> bool:
+        """Whether calls beside a text show, and are refused beside a reasoning as well."""
+        conversations = self._talk([_WORD], "text", as_text)
+        for messages in conversations:
+            messages[1]["reasoning_content"] = "r"
+        return self._shows(_WORD, *conversations) is None
 
     def _shows_results(self) -> bool:
         conversations = [

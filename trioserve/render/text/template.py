@@ -184,6 +184,8 @@ class ChatTemplate:
                     "tools", "the model's chat template has no place for tools"
                 )
             messages, tools = add_tools(messages, tools, form), None
+        elif tools and form.wants_descriptions:
+            tools = list(map(_add_description, tools))
         return TemplateCall(
             source=source,
             messages=messages,
@@ -242,11 +244,13 @@ class ChatTemplate:
         )
 
     def _probe(self, source: str, with_tools: bool) -> TemplateForm:
-        def render(messages: list[dict[str, Any]]) -> str:
+        def render(
+            messages: list[dict[str, Any]], tool: Mapping[str, object] = PROBE_TOOL
+        ) -> str:
             return TemplateCall(
                 source=source,
                 messages=messages,
-                tools=[PROBE_TOOL] if with_tools else None,
+                tools=[tool] if with_tools else None,
                 add_generation_prompt=True,
                 continue_final_message=False,
                 variables=dict(self.tokenizer.special_tokens),
@@ -254,6 +258,14 @@ class ChatTemplate:
 
         probe = TemplateProbe(source, render, describes_tools=self._describes_tools)
         return probe.find_form(image_token=self._image_token)
+
+
+def _add_description(tool: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return a tool with an empty description, if it has none."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or "description" in function:
+        return tool
+    return {**tool, "function": {**function, "description": ""}}
 
 
 def _switch_reasoning(effort: ReasoningEffort | None, source: str) -> dict[str, object]:

@@ -36,6 +36,9 @@ class TemplateForm:
       takes_arguments_as_text: it reads the arguments of a call as JSON in a string,
         otherwise as an object.
       shows_results: it shows messages of the role `tool`.
+      joins_reasoning: it refuses a message with calls, a text and reasoning, so the text
+        becomes reasoning.
+      wants_descriptions: it refuses tools without a description.
       shows_system: it shows messages of the role `system`.
       describes_tools: tools, calls and results that it does not show are written into its
         texts (tool_prompt.py).
@@ -50,6 +53,8 @@ class TemplateForm:
     shows_all_calls: bool = True
     takes_arguments_as_text: bool = False
     shows_results: bool = True
+    joins_reasoning: bool = False
+    wants_descriptions: bool = False
     shows_system: bool = True
     describes_tools: bool = False
     roles: frozenset[str] = frozenset()

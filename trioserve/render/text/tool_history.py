@@ -60,6 +60,8 @@ class ToolHistory:
                 "the model's chat template has a place for only one call in a message",
             )
         message["tool_calls"] = read
+        if self._form.joins_reasoning:
+            _join_reasoning(message)
         message["content"] = self._place(message["content"], param, has_content)
 
     def read_result(self, message: dict[str, object], param: str) -> None:
@@ -120,6 +122,14 @@ class ToolHistory:
             param,
             f"the model's chat template has no place for calls{where if shown else ''}",
         )
+
+
+def _join_reasoning(message: dict[str, Any]) -> None:
+    """Make the text of a message the end of its reasoning, if it has both."""
+    reasoning, text = message.get("reasoning_content"), message["content"]
+    if reasoning and text and isinstance(text, str):
+        message["reasoning"] = message["reasoning_content"] = f"{reasoning}\n{text}"
+        message["content"] = ""
 
 
 def _decode(text: str, param: str) -> object:

@@ -12,6 +12,7 @@ class CallForm:
     Args:
       first, last: before the first call, and behind the last one.
       thought: before and behind reasoning that may stand before the first call.
+      takes_one: an answer has one call, because a message of the history has one.
       before, between, after: before the name of a call, between the name and the arguments,
         and behind the arguments.
       separator: between two calls.
@@ -24,6 +25,7 @@ class CallForm:
     first: str = ""
     last: str = ""
     thought: tuple[str, str] | None = None
+    takes_one: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

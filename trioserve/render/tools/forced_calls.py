@@ -59,7 +59,8 @@ def write_forced_calls(
             f" arguments_{index} {write(form.after)}",
             f"arguments_{index}: %json {schema}",
         ]
-    more = "" if takes_one else f" ({write(form.separator)} call)*"
+    is_single = takes_one or form.takes_one
+    more = "" if is_single else f" ({write(form.separator)} call)*"
     thought = ""
     if form.thought is not None:
         thought = "thought? "

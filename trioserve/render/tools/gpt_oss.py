@@ -136,6 +136,6 @@ class GptOssScanner(JsonCallScanner):
         return CallForm(
             before=f"{_CHANNEL}commentary to=functions.",
             between=f" {_CONSTRAIN}json{_MESSAGE}",
-            separator=f"{_END}{_START}assistant",
             thought=_THOUGHT,
+            takes_one=True,
         )
