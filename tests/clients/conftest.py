@@ -29,6 +29,7 @@ def default_url() -> Iterator[str]:
     """A server of the default model, without any option that changes its answers."""
     with ExitStack() as stack:
         command = [*PROCESSES["SERVE"], "--port", "0", "--num-threads", "1"]
+        command += ["--enable-tokenizer-info-endpoint"]
         yield PROCESSES["start_process"](stack, command).url
 
 
