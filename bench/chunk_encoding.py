@@ -29,7 +29,7 @@ from kit.options import read_positive
 from kit.rounds import take_turns, time_calls
 
 from trioserve.http.wire.chunks import ChatChunks, StreamHeader
-from trioserve.http.wire.responses import Usage
+from trioserve.http.wire.usage import Usage
 
 if TYPE_CHECKING:
     import pydantic

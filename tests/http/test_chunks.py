@@ -27,8 +27,8 @@ from trioserve.http.wire.responses import (
     CompletionChunk,
     CompletionLogprobs,
     TokenLogprob,
-    Usage,
 )
+from trioserve.http.wire.usage import Usage
 
 USAGE = Usage.of(num_prompt_tokens=5, num_output_tokens=2, num_cached_tokens=0)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

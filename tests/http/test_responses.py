@@ -12,6 +12,13 @@ from openai.types.chat import ChatCompletion as OpenAIChatCompletion
 import pytest
 
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
+from trioserve.http.wire.descriptions import (
+    Detokenized,
+    Tokenized,
+    Version,
+    list_models,
+)
+from trioserve.http.wire.errors import ErrorBody
 from trioserve.http.wire.logprobs import (
     TokenTexts,
     build_chat_logprobs,
@@ -24,14 +31,9 @@ from trioserve.http.wire.responses import (
     ChatMessage,
     Completion,
     CompletionChoice,
-    Detokenized,
-    ErrorBody,
-    Tokenized,
-    Usage,
-    Version,
     encode,
-    list_models,
 )
+from trioserve.http.wire.usage import Usage
 from trioserve.types.model_info import ModelInfo
 from trioserve.types.output import TokenLogprobs
 

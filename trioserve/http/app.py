@@ -33,7 +33,7 @@ from .route import Handler
 from .routes import ROUTES
 from .state import ServerState
 from .wire.anthropic import AnthropicError, choose_status
-from .wire.responses import ErrorBody, ErrorDetail
+from .wire.errors import ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 

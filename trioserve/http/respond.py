@@ -12,7 +12,8 @@ from quart import Response
 
 from ..errors import TrioserveError, Unavailable
 from ..render import RendererWorkers
-from .wire.responses import ErrorBody, encode
+from .wire.errors import ErrorBody
+from .wire.responses import encode
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from quart import Response
 from .connection.scope import ScopedRequest
 from .state import ServerState
 from .wire.anthropic import AnthropicError
-from .wire.responses import ErrorBody
+from .wire.errors import ErrorBody
 
 Handler = Callable[[ServerState, ScopedRequest], Awaitable[Response]]
 

@@ -50,6 +50,7 @@ from .route import Route
 from .state import ServerState
 from .wire import (
     anthropic,
+    descriptions,
     pooling_responses,
     response_events,
     response_object,
@@ -233,7 +234,7 @@ _TOKENS: Final = (
         handler=answer_tokenize,
         summary="Convert text or messages to token ids.",
         request=TokenizeRequest,
-        answers={JSON: responses.Tokenized},
+        answers={JSON: descriptions.Tokenized},
     ),
     Route(
         method="POST",
@@ -241,14 +242,14 @@ _TOKENS: Final = (
         handler=answer_detokenize,
         summary="Convert token ids to text.",
         request=DetokenizeRequest,
-        answers={JSON: responses.Detokenized},
+        answers={JSON: descriptions.Detokenized},
     ),
     Route(
         method="GET",
         paths=("/tokenizer_info",),
         handler=answer_tokenizer_info,
         summary="Describe the tokenizer.",
-        answers={JSON: responses.TokenizerInfo},
+        answers={JSON: descriptions.TokenizerInfo},
         errors={"404": "An option (--enable-tokenizer-info-endpoint) turns it on."},
     ),
 )
@@ -259,14 +260,14 @@ _ADMIN: Final = (
         paths=("/v1/models",),
         handler=answer_models,
         summary="List the models that are served: one.",
-        answers={JSON: responses.ModelList},
+        answers={JSON: descriptions.ModelList},
     ),
     Route(
         method="GET",
         paths=("/v1/models/<name:model>",),
         handler=answer_model,
         summary="Describe a model.",
-        answers={JSON: responses.ModelCard},
+        answers={JSON: descriptions.ModelCard},
         errors={"404": "The model is not served here."},
     ),
     Route(
@@ -295,7 +296,7 @@ _ADMIN: Final = (
         paths=("/version",),
         handler=answer_version,
         summary="Report the server's version.",
-        answers={JSON: responses.Version},
+        answers={JSON: descriptions.Version},
     ),
     Route(
         method="GET",

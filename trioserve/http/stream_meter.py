@@ -9,7 +9,7 @@ from ..types.output import TextDelta
 from ..types.prompt import Prompt
 from .progress import Phase
 from .stream_times import StreamTimes
-from .wire.responses import RequestMetrics, Usage
+from .wire.usage import RequestMetrics, Usage
 
 
 class StreamMeter:

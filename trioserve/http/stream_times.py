@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..types.output import FinishReason
 from .request_counts import RequestCounts
-from .wire.responses import RequestMetrics
+from .wire.usage import RequestMetrics
 
 
 @dataclass(slots=True)

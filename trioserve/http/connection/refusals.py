@@ -6,7 +6,8 @@ import h11
 
 from ...errors import TrioserveError, Unavailable
 from ..request_id import HEADER_BYTES, make_request_id
-from ..wire.responses import ErrorBody, encode
+from ..wire.errors import ErrorBody
+from ..wire.responses import encode
 
 
 def refuse(

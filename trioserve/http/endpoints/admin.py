@@ -18,7 +18,7 @@ from ..metrics import render_metrics
 from ..probes import Probe
 from ..respond import PlainAnswer, make_error, make_json, respond_json
 from ..state import ServerState
-from ..wire.responses import TokenizerInfo, Version, describe_model, list_models
+from ..wire.descriptions import TokenizerInfo, Version, describe_model, list_models
 
 _STARTED_AT = int(time.time())
 

@@ -27,7 +27,8 @@ from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
 from ..wire.response_events import ResponseEvent, encode_event
 from ..wire.response_object import ResponseObject
-from ..wire.responses import Usage, encode
+from ..wire.responses import encode
+from ..wire.usage import Usage
 from .generation_steps import open_meter
 from .response_calls import ResponseCall
 from .sse import respond_stream

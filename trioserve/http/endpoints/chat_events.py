@@ -19,7 +19,8 @@ from ..wire.chunks import (
     usage_event,
 )
 from ..wire.logprobs import TokenTexts, build_chat_logprobs
-from ..wire.responses import ChatChunk, ChatLogprobs, Usage
+from ..wire.responses import ChatChunk, ChatLogprobs
+from ..wire.usage import Usage
 
 
 class ChatEvents:

@@ -39,8 +39,8 @@ from ..wire.responses import (
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
-    Usage,
 )
+from ..wire.usage import Usage
 from .generation_steps import (
     make_header,
     make_sampling,

@@ -15,7 +15,7 @@ from ..decode.message_mappings import MessageMappings, to_chat_options
 from ..decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from ..respond import respond_built, respond_json
 from ..state import ServerState
-from ..wire.responses import Detokenized, Tokenized
+from ..wire.descriptions import Detokenized, Tokenized
 from .generation_steps import count_characters
 
 

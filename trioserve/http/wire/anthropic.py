@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...errors import ContextLengthExceeded, NotSupported, TrioserveError
-from .responses import Usage, encode
+from .responses import encode
+from .usage import Usage
 
 # Anthropic's API has no deadlines, so "deadline" is this server's own.
 StopReason = Literal[

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...errors import TrioserveError
+from .errors import ErrorBody
 from .responses import (
     ChatChunk,
     ChatChunkChoice,
@@ -23,13 +24,11 @@ from .responses import (
     CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
-    ErrorBody,
     FunctionChunk,
-    RequestMetrics,
     ToolCallChunk,
-    Usage,
     encode,
 )
+from .usage import RequestMetrics, Usage
 
 DONE: Final = b"data: [DONE]\n\n"
 

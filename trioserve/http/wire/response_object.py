@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .responses import TokenLogprob, Usage
+from .responses import TokenLogprob
+from .usage import Usage
 
 # ResponseObject has a field with the name of the type.
 Json = dict[str, object]

@@ -35,7 +35,8 @@ from .response_object import (
     ResponseObject,
     ResponseUsage,
 )
-from .responses import TokenLogprob, Usage
+from .responses import TokenLogprob
+from .usage import Usage
 
 
 class ResponseWriter:
