@@ -247,6 +247,11 @@ async def test_requests_to_a_full_renderer_are_refused_with_retry_after(
             assert refused.status_code == 429
             assert 1 <= int(refused.headers["retry-after"]) <= 60
             assert refused.json()["error"]["type"] == "RateLimitError"
+            # A short text may still have room. A probe does not count as refused.
+            ready = await stage.client.get("/readyz")
+            assert ready.status_code == (
+                503 if render.renderer_max_requests == 3 else 200
+            )
             metrics = (await stage.client.get("/metrics")).text
             assert "trioserve_renderer_requests 3.0" in metrics
             assert "trioserve_renderer_requests_refused_total 1.0" in metrics

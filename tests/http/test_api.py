@@ -355,9 +355,10 @@ async def test_readiness_tells_of_templates_that_do_not_end(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RendererWorkers, "is_stuck", True)
-    health = await client.get("/health")
-    assert health.status_code == 503
-    assert int(health.headers["retry-after"]) >= 1
+    for path in ("/health", "/readyz"):
+        health = await client.get(path)
+        assert health.status_code == 503
+        assert int(health.headers["retry-after"]) >= 1
     refused = await client.post(CHAT_PATH, json=CHAT)
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
@@ -565,6 +566,13 @@ async def test_a_full_queue_is_429_with_retry_after(tokenizer_folder: Path) -> N
         response = await client.post(CHAT_PATH, json=CHAT)
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
+        # The server is well, but a load balancer should choose another one.
+        assert (await client.get("/health")).status_code == 200
+        ready = await client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.headers["retry-after"] == response.headers["retry-after"]
+        assert ready.json()["error"] == response.json()["error"] | {"code": 429}
+        assert (await client.get("/livez")).status_code == 200
         nursery.cancel_scope.cancel()
 
 

@@ -45,7 +45,9 @@ async def ask(server: FakeServer, packet: str) -> bytes:
 
 
 def test_the_paths_that_monitors_ask_are_probes() -> None:
-    assert PROBES == ["/health", "/progressz", "/metrics", "/version"]
+    assert PROBES == [
+        *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version")
+    ]
 
 
 @pytest.mark.parametrize("is_dead", [False, True])

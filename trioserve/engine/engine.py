@@ -67,6 +67,14 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         """
         self._requests.check_alive()
 
+    @abstractmethod
+    def check_room(self, num_new: int) -> None:
+        """Raise the reason why a request has no room now.
+
+        Args:
+          num_new: sequences or texts of the request.
+        """
+
     def counters(self) -> CountersT:
         """Return the counts since the start of the core."""
         counters: CountersT = self._core.counters()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from ..engine import Engine
+from ..errors import RendererStuck
+from ..render import BaseRenderer
 from ..types.model_info import ModelInfo
 
 EngineT = TypeVar("EngineT", bound=Engine[Any, Any, Any])
-RendererT = TypeVar("RendererT")
+RendererT = TypeVar("RendererT", bound=BaseRenderer)
 
 
 class ServedModel(Generic[EngineT, RendererT]):
@@ -36,6 +38,19 @@ class ServedModel(Generic[EngineT, RendererT]):
     def check_alive(self) -> None:
         """Raise the reason why the engine takes no requests now; see Engine."""
         self.engine.check_alive()
+
+    def check_ready(self) -> None:
+        """Raise the reason why a request of one short text would be refused now.
+
+        Raises:
+          RendererStuck: too many templates do not end.
+          QueueFull, RendererFull: too many requests wait.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        if self.renderer.is_stuck:
+            raise RendererStuck()
+        self.engine.check_room(1)
+        self.renderer.room.check_room(1)
 
     def stalled_seconds(self) -> float:
         """Return the seconds since the running step began; 0 if none runs."""

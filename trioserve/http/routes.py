@@ -22,10 +22,12 @@ from .decode.response_requests import ResponseRequest
 from .decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from .endpoints.admin import (
     answer_health,
+    answer_live,
     answer_metrics,
     answer_model,
     answer_models,
     answer_progress,
+    answer_ready,
     answer_tokenizer_info,
     answer_version,
 )
@@ -276,6 +278,19 @@ _ADMIN: Final = (
         handler=answer_health,
         summary="Answer 200 while the server takes requests, and 503 otherwise.",
         errors={"503": "The engine failed, or the server is stopping."},
+    ),
+    Route(
+        method="GET",
+        paths=("/livez",),
+        handler=answer_live,
+        summary="Answer 200 while the event loop runs.",
+    ),
+    Route(
+        method="GET",
+        paths=("/readyz",),
+        handler=answer_ready,
+        summary="Answer 200 while a short request would be taken, and 503 otherwise.",
+        errors={"503": "The server takes no requests, or too many wait."},
     ),
     Route(
         method="GET",

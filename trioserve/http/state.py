@@ -70,6 +70,10 @@ class ServerState:
             and not self.lifecycle.is_draining
         )
 
+    def check_ready(self) -> None:
+        """Raise the reason why a short request would be refused now."""
+        self.require_engine().check_ready()
+
     def find_illness(self) -> TrioserveError:
         """Return the reason why the server takes no requests."""
         try:

@@ -10,6 +10,7 @@ that pool load_pooling_parts and make_pooling_renderer. The first of each pair n
 loaded model. The module pooling.vectors writes the results of models that pool.
 """
 
+from .base_renderer import BaseRenderer
 from .generation.loading import TextParts, load_text_parts, make_renderer
 from .generation.renderer import Renderer
 from .pooling import (
@@ -38,6 +39,7 @@ from .workers.together import run_together
 __all__ = [
     "TURN_CHARACTERS",
     "Base64Image",
+    "BaseRenderer",
     "ChatInput",
     "ChatMessage",
     "ChatOptions",

@@ -68,7 +68,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             num_streams=len(self._requests), scheduler=self._core.statistics()
         )
 
-    def check_room(self, num_sequences: int) -> None:
+    def check_room(self, num_new: int) -> None:
         """Refuse a request that has no room now, before anything is prepared for it.
 
         Raises:
@@ -77,7 +77,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
-        self._check_room(num_sequences)
+        self._check_room(num_new)
 
     @asynccontextmanager
     async def open_stream(

@@ -89,6 +89,16 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             nursery.start_soon(self._hand_out)
             await super().run(task_status=task_status)
 
+    def check_room(self, num_new: int) -> None:
+        """Refuse a request that has no room now; open_request does it by itself.
+
+        Raises:
+          QueueFull: other requests have too many inputs.
+          EngineDied, EngineRestarting, ShuttingDown: no engine runs.
+        """
+        self._requests.check_alive()
+        self._check_room(num_new, "input")
+
     @contextmanager
     def open_request(
         self,

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response
 
 from ..._version import __version__
-from ...errors import EndpointOff, EngineStalled
+from ...errors import EndpointOff, EngineStalled, TrioserveError
 from ..connection.scope import ScopedRequest
 from ..metrics import render_metrics
 from ..probes import Probe
@@ -36,6 +36,22 @@ def answer_health(state: ServerState) -> PlainAnswer:
     if state.is_healthy:
         return _WELL
     return make_error(state.find_illness(), 503)
+
+
+@Probe
+def answer_live(state: ServerState) -> PlainAnswer:
+    """Answer 200 while the event loop runs."""
+    return _WELL
+
+
+@Probe
+def answer_ready(state: ServerState) -> PlainAnswer:
+    """Answer 200 while a short request would be taken, and 503 otherwise."""
+    try:
+        state.check_ready()
+    except TrioserveError as error:
+        return make_error(error, 503)
+    return _WELL
 
 
 @Probe

@@ -71,7 +71,11 @@ class WaitingRoom:
         Raises:
           RendererFull: the room is full.
         """
-        self._check_room(num_characters)
+        try:
+            self.check_room(num_characters)
+        except RendererFull:
+            self._num_refused += 1
+            raise
         self._count(1, num_characters)
         try:
             yield
@@ -90,13 +94,13 @@ class WaitingRoom:
     def _work(self) -> int:
         return self._num_characters + _REQUEST_CHARACTERS * self._num_requests
 
-    def _check_room(self, num_characters: int) -> None:
+    def check_room(self, num_characters: int) -> None:
+        """Raise RendererFull if the room is full for so much text."""
         is_too_much = self._num_characters + num_characters > self._max_characters
         if self._num_requests < self._max_requests and (
             not is_too_much or not self._num_requests
         ):
             return
-        self._num_refused += 1
         raise RendererFull(
             num_requests=self._num_requests,
             retry_after_seconds=self._pace.estimate_seconds(
