@@ -11,17 +11,15 @@ from ..engine import TokenEngine
 from ..errors import InvalidParameter, NotSupported
 from ..render import (
     ChatOptions,
-    ReasoningTags,
     Renderer,
     SequenceText,
     ToolTable,
     count_characters,
-    list_schemas,
 )
 from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
-from ..types.sampling import ReasoningBudget, SamplingParams
-from ..types.structured import Grammar, StructuredOutput
+from ..types.sampling import SamplingParams
+from .model_formats import ModelFormats
 from .served import ServedModel
 from .text_params import TextParams
 from .text_stream import TextStream
@@ -43,6 +41,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
     ) -> None:
         super().__init__(engine, renderer)
         self._processors = {each.name: each for each in logits_processors}
+        self._formats = ModelFormats(renderer)
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
 
     @contextmanager
@@ -88,14 +87,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           NotSupported: calls are forced, or parallel calls are forbidden, but the server has
             no parser for calls, or one whose calls cannot be forced.
         """
-        if text.thinking_token_budget is not None and not splits_reasoning:
-            raise InvalidParameter("thinking_token_budget", "is for chats only")
-        tags = self.renderer.reasoning if splits_reasoning else None
-        sampling = await self._complete(sampling, prompts, text, tools, tags)
-        if splits_reasoning and sampling.grammar is not None and not text.forced_tools:
-            placed = await self.renderer.place_answer(sampling.grammar.text)
-            grammar = replace(sampling.grammar, text=placed)
-            sampling = replace(sampling, grammar=grammar)
+        sampling = await self._formats.complete(
+            sampling, prompts, text, tools, is_chat=splits_reasoning
+        )
         await self._check_arguments(sampling)
 
         # An answer with a form of its own has no calls.
@@ -127,44 +121,6 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 splits_tool_calls=table is not None,
             )
 
-    async def _complete(
-        self,
-        sampling: SamplingParams,
-        prompts: Sequence[Prompt],
-        text: TextParams,
-        tools: Sequence[Mapping[str, object]],
-        tags: ReasoningTags | None,
-    ) -> SamplingParams:
-        """Add the parameters that depend on the prompts and on the model's formats."""
-        if text.thinking_token_budget is not None:
-            budget = self._make_budget(prompts, text.thinking_token_budget)
-            sampling = replace(sampling, reasoning_budget=budget)
-        structured = self._force_calls(tools, text) or text.structured
-        if structured is not None:
-            grammar = await self._compile(structured, prompts, tags)
-            sampling = replace(sampling, grammar=grammar)
-        return sampling
-
-    def _force_calls(
-        self, tools: Sequence[Mapping[str, object]], text: TextParams
-    ) -> StructuredOutput | None:
-        """Return the form of an answer that must call tools; None if it need not."""
-        if not text.forced_tools:
-            return None
-        if self.renderer.tool_format is None:
-            raise NotSupported(
-                "tool_choice", "calls are only forced with --tool-call-parser"
-            )
-        grammar = self.renderer.tool_format.write_grammar(
-            tools, text.forced_tools, takes_one=not text.parallel_tool_calls
-        )
-        return StructuredOutput(
-            kind="grammar",
-            value=grammar,
-            param="tool_choice",
-            parts=list_schemas(tools, text.forced_tools),
-        )
-
     def _make_table(
         self, tools: Sequence[Mapping[str, object]], text: TextParams
     ) -> ToolTable | None:
@@ -177,47 +133,6 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 "the number of calls is only limited with --tool-call-parser",
             )
         return None
-
-    def _make_budget(
-        self, prompts: Sequence[Prompt], num_tokens: int
-    ) -> ReasoningBudget | None:
-        """Return the limit on the reasoning; None if it ends in the prompts already."""
-        tags = self.renderer.reasoning
-        if tags is None and self.renderer.separates_reasoning:
-            raise NotSupported("thinking_token_budget", "send reasoning_effort")
-        if tags is None:
-            raise InvalidParameter("thinking_token_budget", "needs --reasoning-parser")
-        places = {tags.find_place(prompt.text) for prompt in prompts}
-        if len(places) != 1:
-            raise ValueError("the prompts of one budget must end alike")
-        place = places.pop()
-        if place == "after":
-            return None
-        return ReasoningBudget(
-            num_tokens=num_tokens,
-            start_token_ids=tags.start_token_ids,
-            end_token_ids=tags.end_token_ids,
-            is_open=place == "opened",
-        )
-
-    async def _compile(
-        self,
-        structure: StructuredOutput,
-        prompts: Sequence[Prompt],
-        tags: ReasoningTags | None,
-    ) -> Grammar:
-        """Return the grammar of a form; it begins behind the reasoning."""
-        text = await self.renderer.structures.compile(structure)
-        place = "after" if tags is None else tags.find_place(prompts[0].text)
-        if tags is None or place == "after":
-            return Grammar(text=text, param=structure.param)
-        return Grammar(
-            text=text,
-            param=structure.param,
-            start_token_ids=tags.start_token_ids,
-            end_token_ids=tags.end_token_ids,
-            is_open=place == "opened",
-        )
 
     @asynccontextmanager
     async def open_completion(
