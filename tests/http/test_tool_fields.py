@@ -1,0 +1,296 @@
+"""Tools, their choice and templates of requests: what the model sees and must call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trioserve.errors import InvalidParameter, RequestError
+from trioserve.http.decode.chat_request import ChatRequest
+from trioserve.http.decode.message_mappings import MessageMappings, to_chat_options
+from trioserve.http.decode.response_messages import to_messages
+from trioserve.http.decode.response_names import naming_fields
+from trioserve.http.decode.response_requests import ResponseRequest, to_chat
+from trioserve.http.decode.schema import decode_body
+from trioserve.http.decode.tokenize_requests import TokenizeRequest
+from trioserve.render import TURN_CHARACTERS, ChatOptions, count_characters
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def decode(request_type: type[Any], fields: dict[str, Any]) -> Any:
+    return decode_body(request_type, json.dumps(fields).encode())
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode(ChatRequest, {"messages": MESSAGES} | fields)
+
+
+with_messages = pytest.mark.parametrize("request_type", [ChatRequest, TokenizeRequest])
+
+
+def test_tools_and_templates_reach_the_renderer_as_they_are() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    options = to_chat_options(
+        chat(tools=[tool], chat_template="{{ 1 }}", chat_template_kwargs={"a": [1]})
+    )
+    assert options == ChatOptions(
+        tools=(tool,), chat_template="{{ 1 }}", variables={"a": [1]}
+    )
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@with_messages
+@pytest.mark.parametrize(
+    ("choice", "shown"), [(None, (TOOL,)), ("auto", (TOOL,)), ("none", ())]
+)
+def test_tools_that_must_not_be_called_are_not_shown(
+    request_type: type[Any], choice: str | None, shown: tuple[object, ...]
+) -> None:
+    fields = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
+    assert to_chat_options(decode(request_type, fields)).tools == shown
+
+
+OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        (None, set()),
+        ("auto", set()),
+        ("none", set()),
+        ("required", {"f", "g"}),
+        ({"type": "function", "function": {"name": "g"}}, {"g"}),
+        ({"function": {"name": "f"}}, {"f"}),
+        ("allowed required f g", {"f", "g"}),
+        ("allowed required g", {"g"}),
+        ("allowed auto g", set()),
+    ],
+)
+def test_a_call_may_be_forced(choice: object, forced: set[str]) -> None:
+    if isinstance(choice, str) and choice.startswith("allowed"):
+        choice = allow(*choice.split()[1:])
+    request = chat(tools=[TOOL, OTHER_TOOL], tool_choice=choice)
+    assert request.forced_tools == forced
+
+
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@with_messages
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        (allow("auto", "g"), (OTHER_TOOL,)),
+        (allow("auto", "g", "f"), (TOOL, OTHER_TOOL)),
+        # A grammar keeps the model to the allowed ones.
+        (allow("required", "g"), (TOOL, OTHER_TOOL)),
+    ],
+)
+def test_tools_that_are_not_allowed_are_not_shown(
+    request_type: type[Any], choice: object, shown: tuple[object, ...]
+) -> None:
+    tools = [TOOL, OTHER_TOOL]
+    fields = {"messages": MESSAGES, "tools": tools, "tool_choice": choice}
+    request = decode(request_type, fields)
+    assert to_chat_options(request).tools == shown
+
+
+def test_allowed_tools_of_a_response_are_those_of_a_chat() -> None:
+    def convert(name: str) -> ChatRequest:
+        names = [{"type": "function", "name": name}]
+        request = decode(
+            ResponseRequest,
+            {
+                "input": "hi",
+                "tools": [{"type": "function", "name": each} for each in "fg"],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": names,
+                },
+            },
+        )
+        messages, sources = to_messages(request.items, None)
+        with naming_fields(sources, 0):
+            return to_chat(request, messages)
+
+    assert convert("g").forced_tools == {"g"}
+    with pytest.raises(InvalidParameter) as caught:
+        convert("h")
+    assert caught.value.param == "tool_choice.tools[0].name"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": 7, "tools": [TOOL]}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function"}, "tools": [TOOL]},
+            "tool_choice.function",
+        ),
+        (
+            {"tool_choice": {"type": "custom"}, "tools": [TOOL]},
+            "tool_choice.type",
+        ),
+        (
+            {"tool_choice": {"type": {"function": 1}}, "tools": [TOOL]},
+            "tool_choice.type",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]},
+            "tool_choice.allowed_tools",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "any", "tools": []},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": []},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "h"}}],
+                    },
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
+        (
+            {"tool_choice": {"function": {"name": "h"}}, "tools": [TOOL]},
+            "tool_choice.function.name",
+        ),
+    ],
+)
+def test_a_wrong_choice_of_tools_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "parallel_tool_calls": True},
+        {"tools": [TOOL], "parallel_tool_calls": None},
+        {"tools": [TOOL], "parallel_tool_calls": False},
+        {"parallel_tool_calls": False},
+        {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False},
+    ],
+)
+def test_parallel_tool_calls_may_be_allowed_or_forbidden(
+    fields: dict[str, Any],
+) -> None:
+    request = chat(**fields)
+    assert request.parallel_tool_calls == fields["parallel_tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "custom", "custom": {"name": "f"}}, "tools[1].type"),
+        ({"type": "web_search"}, "tools[1].type"),
+        ({"type": "function"}, "tools[1].function"),
+        ({"name": "f", "input_schema": {}}, "tools[1].function"),
+        ({"type": "function", "function": {"name": 7}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": ""}}, "tools[1].function.name"),
+    ],
+)
+@with_messages
+def test_a_tool_that_is_no_function_is_named(
+    request_type: type[Any], tool: object, param: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(request_type, {"messages": MESSAGES, "tools": [TOOL, tool]})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"add_generation_prompt": True},
+        {"continue_final_message": True},
+        {"chat_template": "x"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"tools": [TOOL]},
+    ],
+)
+def test_a_prompt_takes_nothing_that_is_for_messages(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="only taken with messages") as caught:
+        decode(TokenizeRequest, {"prompt": "hi"} | fields)
+    assert caught.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [7]}, "tools[0]"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"x": "y" * 300_000}]}, "tools"),
+        ({"chat_template": "x" * 100_000}, "chat_template"),
+        ({"chat_template": 7}, "chat_template"),
+    ],
+)
+@with_messages
+def test_wrong_tools_and_templates_are_named(
+    request_type: type[Any], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        decode(request_type, {"messages": MESSAGES} | fields)
+    assert caught.value.param == param
+
+
+def test_the_length_of_messages_counts_text_only() -> None:
+    request = chat(
+        messages=[
+            {"role": "user", "content": "Hello"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "ab"},
+                    {"type": "image_url", "image_url": {"url": "data:" + "x" * 999}},
+                ],
+            },
+            {"role": "assistant", "content": None, "reasoning": "abc"},
+        ]
+    )
+    messages = MessageMappings(request.messages)
+    assert messages.num_characters == 3 * TURN_CHARACTERS + 5 + 2 + 3
+    assert count_characters(messages) == messages.num_characters
