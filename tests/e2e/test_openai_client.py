@@ -252,6 +252,32 @@ def test_a_prompt_may_report_the_whole_vocabulary(client: openai.OpenAI) -> None
     assert all(len(top) > 200 for top in answer.choices[0].logprobs.top_logprobs)
 
 
+def test_the_beginning_of_an_answer_is_echoed_with_its_times(
+    client: openai.OpenAI,
+) -> None:
+    begun: list[Any] = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    fields = {"echo": True, "continue_final_message": True, "return_metrics": True}
+    answer: Any = client.chat.completions.create(
+        model="tiny-llama",
+        messages=begun,
+        max_tokens=4,
+        temperature=0,
+        extra_body=fields,
+    )
+    plain: Any = client.chat.completions.create(
+        model="tiny-llama",
+        messages=begun,
+        max_tokens=4,
+        temperature=0,
+        extra_body={"continue_final_message": True},
+    )
+    content = answer.choices[0].message.content
+    assert content == "It is" + plain.choices[0].message.content
+    assert answer.metrics["tokens_per_second"] > 0
+    assert answer.metrics["queue_time_ms"] >= 0
+    assert not hasattr(plain, "metrics")
+
+
 def test_a_seeded_request_gets_the_same_answer_in_any_batch(
     client: openai.OpenAI,
 ) -> None:
