@@ -25,7 +25,7 @@ SWITCHES = {
 # The options of vLLM that are the most frequent in recipes and questions on the web.
 MOST_USED = """
     tensor-parallel-size gpu-memory-utilization enable-prefix-caching
-    enable-auto-tool-choice trust-remote-code api-key uvicorn-log-level
+    enable-auto-tool-choice trust-remote-code uvicorn-log-level
     swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
     download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
     root-path enable-lora lora-modules data-parallel-size distributed-executor-backend

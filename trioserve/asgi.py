@@ -66,12 +66,13 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
     try:
         with naming_keywords():
             config = build_config(_AppConfig, {"model": model, **options})
+            state = ServerState(config=config.http)
     except StartupError as error:
         if is_hypercorns:
             raise SystemExit(f"trioserve: {error}") from None
         raise
     install_guard(enable_h2c=config.http.enable_h2c)
-    app = create_http_app(ServerState(config=config.http))
+    app = create_http_app(state)
 
     async def start() -> None:
         prepare_interpreter()

@@ -5,6 +5,7 @@
       - InvalidParameter            400
       - ContextLengthExceeded       400
       - NotSupported                400
+      - Unauthorized                401
       - ModelNotFound               404
       - ResponseNotFound            404
       - ResponseTooLarge            400
@@ -52,6 +53,7 @@ __all__ = [
     "InvalidParameter",
     "ContextLengthExceeded",
     "NotSupported",
+    "Unauthorized",
     "ModelNotFound",
     "ResponseNotFound",
     "ResponseTooLarge",
@@ -152,6 +154,20 @@ class NotSupported(RequestError):
         because = f": {reason}" if reason else ""
         super().__init__(
             f"{param} is not supported by this server{because}", param=param
+        )
+
+
+class Unauthorized(RequestError):
+    """Raised when a request has no key, or a wrong one."""
+
+    status = 401
+    code = "AuthenticationError"
+
+    def __init__(self, *, has_key: bool) -> None:
+        super().__init__(
+            "The API key is not known here."
+            if has_key
+            else "This server needs an API key: Authorization: Bearer KEY."
         )
 
 

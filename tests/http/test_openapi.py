@@ -88,7 +88,7 @@ def test_every_post_takes_its_request_and_lists_its_errors(
     errors = {s: r for s, r in operation["responses"].items() if s != "200"}
     overloaded = "529" if route.error is AnthropicError else "503"
     assert set(errors) == {
-        *("400", "404", "408", "413", "415", "429", "500", "504", overloaded)
+        *("400", "401", "404", "408", "413", "415", "429", "500", "504", overloaded)
     }
     for response in errors.values():
         body = response["content"]["application/json"]["schema"]

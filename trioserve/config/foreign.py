@@ -73,9 +73,6 @@ _ONE_GRAMMAR_LIBRARY = "llguidance compiles all grammars, so no choice is needed
 _NO_TLS = (
     "there is no TLS here, so put a proxy in front, or serve by hypercorn's command"
 )
-_NO_KEYS = (
-    "there are no API keys, so listen on localhost or behind a proxy that checks them"
-)
 _NO_HUB_FILES = (
     "a hub id is a folder with safetensors, and a .gguf file is named by its path"
 )
@@ -151,7 +148,6 @@ _EXPLAINED = {
     "structured-outputs-config": _ONE_GRAMMAR_LIBRARY,
     "chat-template-content-format": "the template's own format is recognised",
     "response-role": "answers come from the assistant",
-    "api-key": _NO_KEYS,
     "ssl-keyfile": _NO_TLS,
     "ssl-certfile": _NO_TLS,
     "ssl-ca-certs": _NO_TLS,

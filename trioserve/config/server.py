@@ -22,6 +22,10 @@ class HttpConfig:
         leave.
       body_timeout: Time limit for each 64 KiB of a body, and for the rest, in seconds;
         a slower upload is answered 408.
+      api_key: A key that clients may show; all others are answered 401. Probes need no
+        key. Other users of the machine can read it in the list of processes.
+      api_key_file: File with a name and a key in each line. SIGHUP reads it again.
+      guard_metrics: Let /metrics need a key, too.
       request_timeout: Time limit of a request that names none, in seconds; by default
         there is none. A request that reaches its limit is answered 504, or its stream
         ends with the finish reason "deadline".
@@ -48,6 +52,9 @@ class HttpConfig:
     max_body_size: str = "64MiB"
     max_bodies_memory: str = "1GiB"
     body_timeout: float = 10.0
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
     enable_h2c: bool = False
@@ -65,6 +72,12 @@ class HttpConfig:
             raise InvalidConfig(
                 "max_bodies_memory", "must be at least twice --max-body-size"
             )
+        if not all(
+            key and key.isprintable() and " " not in key for key in self.api_key
+        ):
+            raise InvalidConfig("api_key", "a key has no spaces, and is not empty")
+        if self.guard_metrics and not (self.api_key or self.api_key_file):
+            raise InvalidConfig("guard_metrics", "needs --api-key or --api-key-file")
         check_seconds("body_timeout", self.body_timeout)
         for name in ("request_timeout", "max_request_timeout"):
             if getattr(self, name) is not None:

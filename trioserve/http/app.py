@@ -21,15 +21,17 @@ from ..errors import (
     PayloadTooLarge,
     RequestError,
     TrioserveError,
+    Unauthorized,
     Unavailable,
     UnsupportedMediaType,
 )
 from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
+from .endpoints.admin import answer_metrics
 from .probes import Probe, ProbesFirst
 from .request_id import ANTHROPIC_HEADER
 from .respond import make_error, make_json
-from .route import Handler
+from .route import Route
 from .routes import ROUTES
 from .state import ServerState
 from .wire.anthropic import AnthropicError, choose_status
@@ -65,7 +67,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.config["RESPONSE_TIMEOUT"] = None
     for route in ROUTES:
         # One view for all paths of a handler, because quart finds views by name.
-        name, view = route.handler.__name__, _bind(route.handler, state)
+        name, view = route.handler.__name__, _bind(route, state)
         for path in route.paths:
             app.add_url_rule(path, name, view, methods=[route.method])
     app.register_error_handler(TrioserveError, _respond_error)
@@ -80,18 +82,24 @@ def create_http_app(state: ServerState) -> ServingApp:
 
     app.before_serving(start_background)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
-        app.asgi_app, state, _find_probes()
+        app.asgi_app, state, _find_probes(state)
     )
     return app
 
 
-def _find_probes() -> dict[str, Probe]:
+def _find_probes(state: ServerState) -> dict[str, Probe]:
     return {
         path: route.handler
         for route in ROUTES
-        if isinstance(route.handler, Probe)
+        if isinstance(route.handler, Probe) and _is_open(route, state)
         for path in route.paths
     }
+
+
+def _is_open(route: Route, state: ServerState) -> bool:
+    """Whether an endpoint needs no key: monitors have none."""
+    is_guarded = route.handler is answer_metrics and state.config.guard_metrics
+    return isinstance(route.handler, Probe) and not is_guarded
 
 
 class _NameConverter(BaseConverter):
@@ -109,13 +117,18 @@ def _set_up_paths(url_map: Map) -> None:
     url_map.merge_slashes = False
 
 
-def _bind(handler: Handler, state: ServerState) -> Callable[..., Awaitable[Response]]:
+def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]]:
+    needs_key = not _is_open(route, state)
+
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
         scoped = _current_request()
+        if needs_key:
+            # Before the body is read.
+            state.keys.check(scoped.headers)
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         with scoped.time_limit.until_answer(scoped.progress):
-            return await handler(state, scoped)
+            return await route.handler(state, scoped)
         raise AssertionError("the block returns or raises")
 
     return handle
@@ -158,6 +171,8 @@ async def _respond_error(error: TrioserveError) -> Response:
         headers["Accept-Encoding"] = error.wanted
     if isinstance(error, (RequestError, Unavailable, DeadlineExceeded)):
         _forget_frames(error)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
         # OpenAI's and Anthropic's clients would send the request again.
         headers["X-Should-Retry"] = "false"

@@ -32,6 +32,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
 # The errors of all endpoints that take a body. Their classes are in errors.py.
 _BODY_ERRORS: Final[Mapping[str, str]] = {
     "400": "The body is not JSON, or a field is wrong; the error names the field.",
+    "401": "The server needs a key, and the request has none that it knows.",
     "404": "The model is not served here.",
     "408": "The body arrived too slowly.",
     "413": "The body is too long.",
@@ -59,7 +60,12 @@ def openapi_document(version: str, routes: Sequence[Route]) -> dict[str, object]
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": version},
         "paths": _describe_paths(routes),
-        "components": {"schemas": _describe_schemas(routes)},
+        # The server may have no keys.
+        "security": [{}, {"key": []}],
+        "components": {
+            "schemas": _describe_schemas(routes),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 

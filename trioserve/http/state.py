@@ -20,6 +20,7 @@ from ..observe import LoopStall
 from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
+from .keys import KeyRing
 from .lifecycle import Lifecycle
 from .request_counts import RequestCounts
 from .response_store import ResponseStore
@@ -32,13 +33,18 @@ _DROPS_PER_AGE = 10
 class ServerState:
     """The server's parts.
 
+    Raises:
+      InvalidConfig: the file with keys cannot be read.
+
     Attributes:
+      keys: those that clients must show.
       engine: None until the model is loaded, if the server starts before that.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
     """
 
     config: HttpConfig
     engine: TextEngine | PoolingEngine | None = None
+    keys: KeyRing = field(init=False)
     bodies: MemoryBudget = field(init=False)
     heap: HeapTrimmer = field(init=False)
     lifecycle: Lifecycle = field(init=False)
@@ -48,6 +54,7 @@ class ServerState:
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
 
     def __post_init__(self) -> None:
+        self.keys = KeyRing(self.config)
         self.bodies = MemoryBudget(
             parse_bytes("max_bodies_memory", self.config.max_bodies_memory)
         )

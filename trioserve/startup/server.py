@@ -11,6 +11,7 @@ two seconds for the ends of streams, and one step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 import logging
 import signal
 import socket
@@ -24,7 +25,7 @@ from .._version import __version__
 from ..config import ServeConfig
 from ..config.flags import write_flags
 from ..engine import EngineProcessDied
-from ..errors import EngineDied, StartupError, find_first
+from ..errors import EngineDied, InvalidConfig, StartupError, find_first
 from ..http import (
     ServerState,
     install_guard,
@@ -128,15 +129,28 @@ class Server:
     ) -> None:
         # SIGUSR1 kills a process that does not receive it, such as a server that ends.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        with trio.open_signal_receiver(
-            signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
-        ) as signals:
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+        if self._config.http.api_key_file is not None:
+            # Elsewhere it means that the terminal was closed, and ends the server.
+            numbers.append(signal.SIGHUP)
+        with trio.open_signal_receiver(*numbers) as signals:
             task_status.started()
             async for signum in signals:
                 if signum == signal.SIGUSR1:
                     self._log_stalls()
+                elif signum == signal.SIGHUP:
+                    self._reload_keys()
                 else:
                     self._stop(signum)
+
+    def _reload_keys(self) -> None:
+        try:
+            # A file of keys is short.
+            self._state.keys.reload()
+        except InvalidConfig as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("read the keys again")
 
     def _stop(self, signum: int) -> None:
         if not self._is_ready:
@@ -155,6 +169,8 @@ class Server:
 
 def describe_config(config: ServeConfig) -> list[str]:
     """Return lines for the log: the model, and the options that are not the defaults."""
+    secrets = ("***",) * len(config.http.api_key)
+    config = replace(config, http=replace(config.http, api_key=secrets))
     lines = [f"trioserve {__version__} serves {config.engine.model.model}"]
     start = ""
     for flag in write_flags(config):

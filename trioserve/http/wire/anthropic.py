@@ -29,6 +29,7 @@ OVERLOADED: Final = 529
 
 # The types of errors, by status. All other errors of clients are invalid requests.
 _ERROR_TYPES: Final = {
+    401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

@@ -1,0 +1,187 @@
+"""A server with keys answers nobody without one, except monitors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2 as httpx
+import openai
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.errors import InvalidConfig
+from trioserve.http.keys import KeyRing
+from trioserve.http.routes import ROUTES
+from trioserve.testing.server import FakeServer, open_fake_server
+
+KEY = "sk-one"
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+OPEN = {"/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"}
+
+PATHS = [(route.method, path) for route in ROUTES for path in route.documented_paths]
+
+
+@pytest.fixture
+async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
+    config = HttpConfig(api_key=(KEY, "sk-two"))
+    async with open_fake_server(tokenizer_folder, http=config) as server:
+        with trio.fail_after(20):
+            yield server
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+async def test_everything_but_the_probes_is_guarded(
+    server: FakeServer, client: httpx.AsyncClient
+) -> None:
+    for method, path in PATHS:
+        for end in ("", "/"):
+            answer = await client.request(method, path + end)
+            assert (answer.status_code == 401) == (path not in OPEN), path
+            assert ("www-authenticate" in answer.headers) == (path not in OPEN)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": ""},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer sk-"},
+        {"Authorization": "Bearer sk-one sk-two"},
+        {"Authorization": f"Basic {KEY}"},
+        {"Authorization": KEY},
+        {"Authorization": "Bearer \xff"},
+        {"X-Api-Key": "sk-three"},
+    ],
+)
+async def test_a_wrong_key_is_refused_before_the_body_is_read(
+    server: FakeServer, headers: dict[str, str]
+) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n{lines}"
+        "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    )
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        await stream.send_all(head.encode("latin-1"))
+        answer = b"".join([data async for data in stream])
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b'"type":"AuthenticationError"' in answer
+    # The error does not repeat the key.
+    assert b"sk-" not in answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": f"Bearer {KEY}"},
+        {"Authorization": "bearer  sk-two"},
+        {"X-Api-Key": KEY},
+    ],
+)
+async def test_a_known_key_is_taken(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    answer = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+    assert answer.status_code == 200
+
+
+async def test_the_official_clients_send_it(server: FakeServer) -> None:
+    def ask(key: str) -> None:
+        messages: Any = CHAT["messages"]
+        options: Any = {"api_key": key, "max_retries": 0}
+        chat: Any = {"model": "fake", "messages": messages, "max_tokens": 3}
+        with openai.OpenAI(base_url=f"{server.url}/v1", **options) as client:
+            with expecting(openai.AuthenticationError, key):
+                client.chat.completions.create(**chat)
+        with anthropic.Anthropic(base_url=server.url, **options) as other:
+            with expecting(anthropic.AuthenticationError, key):
+                other.messages.create(**chat)
+
+    def expecting(error: type[Exception], key: str) -> Any:
+        return nullcontext() if key == KEY else pytest.raises(error)
+
+    for key in (KEY, "sk-three"):
+        await trio.to_thread.run_sync(ask, key)
+
+
+@asynccontextmanager
+async def open_metrics(folder: Path, **options: Any) -> AsyncIterator[Any]:
+    config = HttpConfig(api_key=(KEY,), **options)
+    async with open_fake_server(folder, http=config) as server:
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            yield client
+
+
+async def test_metrics_are_guarded_on_request(tokenizer_folder: Path) -> None:
+    async with open_metrics(tokenizer_folder, guard_metrics=True) as client:
+        for path in ("/metrics", "/metrics/"):
+            assert (await client.get(path)).status_code == 401
+            headers = {"Authorization": f"Bearer {KEY}"}
+            assert (await client.get(path, headers=headers)).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], HttpConfig]:
+    def write(text: str) -> HttpConfig:
+        path = tmp_path / "keys"
+        path.write_text(text)
+        return HttpConfig(api_key_file=str(path))
+
+    return write
+
+
+def show(key: str) -> Any:
+    return httpx.Headers({"Authorization": f"Bearer {key}"})
+
+
+def test_a_file_names_its_keys_and_is_read_again(
+    write: Callable[[str], HttpConfig],
+) -> None:
+    ring = KeyRing(write("# people\n\nann sk-a\n  bob   sk-b  \n"))
+    assert [ring.check(show(f"sk-{each}")) for each in "ab"] == ["ann", "bob"]
+    write("ann sk-c\n")
+    ring.reload()
+    assert ring.check(show("sk-c")) == "ann"
+    write("ann\n")
+    with pytest.raises(InvalidConfig, match="line 1 must have a name and a key"):
+        ring.reload()
+    assert ring.check(show("sk-c")) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has no keys"),
+        ("# ann sk-a", "has no keys"),
+        ("ann sk-a sk-b", "line 1 must have"),
+        ("ann sk-a\nann sk-b", "line 2 repeats a name"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_without_its_keys(
+    write: Callable[[str], HttpConfig], text: str, reason: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=reason) as caught:
+        KeyRing(write(text))
+    assert "sk-" not in str(caught.value)
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for key in ("", "a b", "a\n"):
+        with pytest.raises(InvalidConfig, match="--api-key: a key"):
+            HttpConfig(api_key=(key,))
+    with pytest.raises(InvalidConfig, match="needs --api-key"):
+        HttpConfig(guard_metrics=True)
+    with pytest.raises(InvalidConfig, match="cannot read it"):
+        KeyRing(HttpConfig(api_key_file=str(tmp_path / "none")))

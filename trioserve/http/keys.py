@@ -1,0 +1,101 @@
+"""The keys that clients must show."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..config import HttpConfig
+from ..errors import InvalidConfig, Unauthorized
+
+if TYPE_CHECKING:
+    from werkzeug.datastructures import Headers
+
+# Anthropic's clients send the key in a header of its own.
+_ANTHROPIC_HEADER: Final = "x-api-key"
+
+
+class KeyRing:
+    """The keys of one server. Without keys, everybody may enter.
+
+    Args:
+      config: has keys, or names a file with a name and a key in each line.
+
+    Raises:
+      InvalidConfig: the file cannot be read, or a line is wrong.
+    """
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._path = config.api_key_file
+        self._given = {f"key {i}": key for i, key in enumerate(config.api_key, 1)}
+        self._digests: dict[str, bytes] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again; after an error, the keys stay as they were.
+
+        Raises:
+          InvalidConfig
+        """
+        keys = self._given | ({} if self._path is None else _read(Path(self._path)))
+        self._digests = {name: _digest(key) for name, key in keys.items()}
+
+    def check(self, headers: Headers) -> str | None:
+        """Return the name of the client's key; None if the server has no keys.
+
+        Raises:
+          Unauthorized
+        """
+        if not self._digests:
+            return None
+        shown = _find_key(headers)
+        digest = _digest(shown)
+        # All keys are compared, and digests of one length, so that the time of an answer
+        # says nothing about a key.
+        found = [
+            name
+            for name, expected in self._digests.items()
+            if hmac.compare_digest(digest, expected)
+        ]
+        if not found:
+            raise Unauthorized(has_key=bool(shown))
+        return found[0]
+
+
+def _find_key(headers: Headers) -> str:
+    """Return the key of a request, or nothing."""
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return headers.get(_ANTHROPIC_HEADER, "").strip()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig("api_key_file", f"cannot read it: {error}") from None
+    keys: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        # The line itself is not shown, because it may have a key in it.
+        if len(words) != 2:
+            raise InvalidConfig(
+                "api_key_file", f"line {number} must have a name and a key"
+            )
+        name, key = words
+        if name in keys:
+            raise InvalidConfig("api_key_file", f"line {number} repeats a name")
+        keys[name] = key
+    if not keys:
+        # An empty file would open the server to everybody.
+        raise InvalidConfig("api_key_file", f"{path} has no keys")
+    return keys
