@@ -17,7 +17,7 @@ from trioserve.errors import (
     NotSupported,
     RequestError,
 )
-from trioserve.http.decode import lazy_fields as large, unsupported
+from trioserve.http.decode import lazy_fields as large, requests, unsupported
 from trioserve.http.decode.anthropic_requests import MessagesRequest
 from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.completion_request import CompletionPrompt, CompletionRequest
@@ -33,6 +33,7 @@ from trioserve.http.decode.sampling import to_sampling
 from trioserve.http.decode.schema import decode_body, find_decoder
 from trioserve.http.decode.tokenize_requests import DetokenizeRequest, TokenizeRequest
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.structured import StructuredOutput
 
 Decode = Callable[[bytes], Any]
 
@@ -881,3 +882,21 @@ def test_ids_are_the_same_however_they_are_cut(ids: list[int], size: int) -> Non
         large.decode_ids("prompt", raw, 1000, piece_bytes=n) for n in (size, 1000)
     ]
     assert pieces == [tuple(ids)] * 2
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_the_form_of_an_answer_is_read_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema may have 262,144 characters."""
+    read: list[object] = []
+
+    def find(request: object) -> Any:
+        read.append(request)
+        return StructuredOutput(kind="regex", value="a")
+
+    monkeypatch.setattr(requests, "find_structure", find)
+    body = {**MINIMAL[kind], "guided_regex": "a"}
+    request = DECODERS[kind](json.dumps(body).encode())
+    assert request.structure is request.structure
+    assert len(read) == 1

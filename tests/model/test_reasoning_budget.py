@@ -13,6 +13,7 @@ import torch
 from trioserve.model.sampling.reasoning_budget import ReasoningBudgets
 from trioserve.types.plan import SlotStart
 from trioserve.types.sampling import ReasoningBudget, SamplingParams
+from trioserve.types.structured import Grammar
 
 START, END = (10,), (11,)
 
@@ -40,12 +41,13 @@ def make_start(
     slot: int = 0,
     prompt: Sequence[int] = (1,),
     outputs: Sequence[int] = (),
+    grammar: Grammar | None = None,
 ) -> SlotStart:
     return SlotStart(
         slot=slot,
         prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(outputs),
-        sampling=SamplingParams(reasoning_budget=budget),
+        sampling=SamplingParams(reasoning_budget=budget, grammar=grammar),
         seed=0,
     )
 
@@ -64,12 +66,14 @@ def ask(budgets: ReasoningBudgets, *slots: int) -> list[int | None]:
     return [None if token_id == CHOSEN else token_id for token_id in chosen.tolist()]
 
 
-def write(budget: ReasoningBudget, stream: Sequence[int], prompt: Any = (1,)) -> Any:
+def write(
+    budget: ReasoningBudget, stream: Sequence[int], prompt: Any = (1,), **fields: Any
+) -> Any:
     """Return the output of slot 0 if the model chooses the tokens of `stream`.
 
     A forced token replaces the model's.
     """
-    budgets, outputs = start_budgets(make_start(budget, prompt=prompt)), []
+    budgets, outputs = start_budgets(make_start(budget, prompt=prompt, **fields)), []
     for token_id in stream:
         forced = ask(budgets, 0)[0]
         outputs.append(token_id if forced is None else forced)
@@ -142,6 +146,33 @@ def test_forced_tokens(
     budget: ReasoningBudget, stream: list[int], outputs: list[int]
 ) -> None:
     assert write(budget, stream) == outputs
+
+
+@pytest.mark.parametrize(
+    ("budget", "stream", "outputs"),
+    [
+        # The section comes first, and is limited.
+        (make_budget(1, (7, 8)), [7, 8, 1, 2, 3], [7, 8, 1, 11, 3]),
+        (make_budget(1, is_open=True), [1, 2, 3], [1, 11, 3]),
+        # The answer has the text of the tag, behind the section or without one.
+        (make_budget(0, (7, 8)), [1, 7, 8, 2, 3], [1, 7, 8, 2, 3]),
+        (make_budget(0, (7, 8)), [7, 1, 7, 8, 3], [7, 1, 7, 8, 3]),
+        (make_budget(0, (7, 8)), [7, 7, 8, 2, 3], [7, 7, 8, 2, 3]),
+        (make_budget(1, (7, 8)), [7, 8, 11, 7, 8, 1, 2], [7, 8, 11, 7, 8, 1, 2]),
+        (make_budget(1, (7, 8), is_open=True), [11, 7, 8, 1, 2], [11, 7, 8, 1, 2]),
+    ],
+    ids=str,
+)
+def test_a_grammar_has_one_section_at_its_beginning(
+    budget: ReasoningBudget, stream: list[int], outputs: list[int]
+) -> None:
+    grammar = Grammar(text="")
+    assert write(budget, stream, grammar=grammar) == outputs
+    # Also after a preemption.
+    for read in range(1, len(stream)):
+        start = make_start(budget, outputs=outputs[:read], grammar=grammar)
+        forced = ask(start_budgets(start), 0)[0]
+        assert forced in (None, outputs[read])
 
 
 def test_tags_in_the_prompt_are_not_read_again() -> None:

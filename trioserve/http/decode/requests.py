@@ -8,6 +8,7 @@ return the default then.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -90,7 +91,7 @@ class SampledRequest(ModelRequest, frozen=True, kw_only=True):
     user: str | None = None
 
 
-class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
+class GenerationRequest(SampledRequest, frozen=True, kw_only=True, dict=True):
     """The fields that chats and plain completions have in common."""
 
     stream_options: StreamOptions | None = None
@@ -132,9 +133,10 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
             raise InvalidParameter(
                 "truncation_side", "is only taken with truncate_prompt_tokens"
             )
-        find_structure(self)
+        # A mistake in the form is found now; the form is kept.
+        _ = self.structure
 
-    @property
+    @cached_property
     def structure(self) -> StructuredOutput | None:
         """The form that the answer must have."""
         return find_structure(self)

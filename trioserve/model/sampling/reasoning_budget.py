@@ -28,6 +28,9 @@ class ReasoningBudgets:
     Tags are searched in the output alone and do not overlap: the last token of a tag
     cannot begin the next one. A start tag inside of a section is reasoning.
 
+    An answer with a grammar has one section at most, and only at its beginning. The grammar
+    describes all that follows, which may have the text of a tag, for example in a string.
+
     The state of a sequence is a number and the state of a finite automaton. The tables of
     the automata have rows only for slots with a budget:
 
@@ -61,7 +64,7 @@ class ReasoningBudgets:
         budget = start.sampling.reasoning_budget
         if budget is None:
             return
-        automaton = _build(budget)
+        automaton = _build(budget, has_grammar=start.sampling.grammar is not None)
         state, left = automaton.read(start.output_token_ids, budget)
         self._waits[start.slot] = left
         row = self._rows.take(start.slot)
@@ -150,6 +153,7 @@ class _Automaton:
 
       0 ... num_start - 1                      outside: tokens of the start tag
       num_start ... num_start + num_end - 1    inside: num_start + tokens of the end tag
+      num_start + num_end                      behind the only section; nothing is searched
     """
 
     alphabet: tuple[int, ...]
@@ -171,27 +175,35 @@ class _Automaton:
         return state, left
 
 
-def _build(budget: ReasoningBudget) -> _Automaton:
+def _build(budget: ReasoningBudget, *, has_grammar: bool) -> _Automaton:
     begin, end = budget.start_token_ids, budget.end_token_ids
     alphabet = (_NONE, *sorted({*begin, *end}))
+    behind = len(begin) + len(end)
+    after = behind if has_grammar else 0
     moves, changes = [], []
     for num_read in range(len(begin)):
         steps = [_advance(begin, num_read, letter) for letter in alphabet]
         # A complete start tag leads to the first state inside, which is the next number.
-        moves.append(steps)
+        moves.append(
+            [step if step > num_read else behind for step in steps]
+            if has_grammar
+            else steps
+        )
         changes.append([0] * len(alphabet))
     for num_read in range(len(end)):
         steps = [_advance(end, num_read, letter) for letter in alphabet]
         is_whole = [step == len(end) for step in steps]
         moves.append(
-            [0 if whole else len(begin) + n for n, whole in zip(steps, is_whole)]
+            [after if whole else len(begin) + n for n, whole in zip(steps, is_whole)]
         )
         changes.append([len(end) - 1 if whole else -1 for whole in is_whole])
+    moves.append([behind] * len(alphabet))
+    changes.append([0] * len(alphabet))
     return _Automaton(
         alphabet=alphabet,
         moves=moves,
         changes=changes,
-        forced=(*[_NONE] * len(begin), *end),
+        forced=(*[_NONE] * len(begin), *end, _NONE),
     )
 
 
