@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": set(),
     "scheduler": SHARED,
     "kernels": set(),
-    "grammar": {"errors", "types"},
+    "grammar": {"errors", "threads", "types"},
     "model": SHARED | {"kernels", "grammar"},
     "render": SHARED | {"grammar"},
     "weights": SHARED,

@@ -379,6 +379,64 @@ async def test_a_grammar_whose_masks_never_come_holds_nobody_up(
     assert [each.text for each in answers] == ["one, two, three"] * 8
 
 
+def write_chain(length: int) -> str:
+    """Write a schema whose definitions refer to each other in a row."""
+    parts = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(length)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": {**parts, f"d{length}": {}}})
+
+
+# What nobody sends by mistake. The first ones are refused.
+HOSTILE: dict[str, dict[str, Any]] = {
+    "1 MB": {"guided_json": {"enum": ["x" * 1_000_000]}},
+    "enum": {"guided_json": {"enum": [f"{i:020}" for i in range(20_000)]}},
+    "nested schema": {"guided_json": json.loads('{"items":' * 200 + "{}" + "}" * 200)},
+    "chain": {"guided_json": json.loads(write_chain(5000))},
+    "parentheses": {"guided_grammar": "start: " + "(" * 50_000 + '"a"' + ")" * 50_000},
+    "rules": {"guided_grammar": "".join(f"a{i}: a{i + 1}\n" for i in range(20_000))},
+    "nothing": {"guided_grammar": "start: start"},
+    "expression": {"guided_regex": "(" * 50_000 + "a" + ")" * 50_000},
+    "unions": {
+        "guided_json": {
+            "allOf": [
+                {"anyOf": [{"minLength": i}, {"maxLength": i}]} for i in range(30)
+            ]
+        }
+    },
+    "plus": {"guided_regex": "(a+)+$"},
+    "repeats": {"guided_regex": "((a{1,100}){1,100}){1,100}"},
+    "ambiguous": {"guided_grammar": 'start: a\na: a a | /[a-z ]/ | /[a-z]+/ | ""'},
+}
+NUM_REFUSED = 9
+
+
+async def test_hostile_forms_end_while_a_bystander_goes_on(
+    client: openai.AsyncOpenAI,
+) -> None:
+    refused: list[str] = []
+
+    async def send(name: str) -> None:
+        try:
+            await ask(client, n=4, max_tokens=30, extra_body=HOSTILE[name])
+        except openai.BadRequestError as error:
+            assert error.param in HOSTILE[name]
+            refused.append(name)
+
+    with trio.fail_after(60):
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            stream=True,
+            max_tokens=100,
+            extra_body={"ignore_eos": True},
+        )
+        async with trio.open_nursery() as nursery:
+            for name in HOSTILE:
+                nursery.start_soon(send, name)
+            reasons = [each.choices[0].finish_reason async for each in stream]
+    assert reasons[-1] == "length"
+    assert set(refused) >= set([*HOSTILE][:NUM_REFUSED])
+
+
 # Ends inside the reasoning, as the templates of many reasoning models do.
 THINKING_TEMPLATE = "{{ messages[0]['content'] }}<think>\n"
 

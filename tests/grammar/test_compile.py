@@ -6,13 +6,16 @@ from collections.abc import Callable
 import json
 from typing import Any
 
+from llguidance import LLTokenizer
 import pytest
 
 from trioserve.errors import InvalidParameter
 from trioserve.grammar import compile as compile_module, schema_parts
 from trioserve.grammar.compile import compile_structure
+from trioserve.grammar.explain import explain
 from trioserve.grammar.failures import LibraryFailed
-from trioserve.grammar.limits import MAX_BYTES, MAX_CHOICES
+from trioserve.grammar.limits import MAX_BYTES, MAX_CHOICES, MAX_RULES
+from trioserve.grammar.matchers import Matchers
 from trioserve.types.structured import StructuredOutput
 
 Accepts = Callable[[StructuredOutput, str], bool]
@@ -312,3 +315,42 @@ def test_tags_have_closed_objects_if_the_client_wants_them(accepts: Accepts) -> 
 def test_special_tokens_are_left_to_the_device() -> None:
     structure = StructuredOutput(kind="grammar", value='start: <|im_start|> "a"')
     assert compile_structure(structure)
+
+
+def make_chain(part: Callable[[str], Any], length: int) -> StructuredOutput:
+    """Make a schema whose definitions refer to each other in a row."""
+    definitions = {f"d{i}": part(f"#/$defs/d{i + 1}") for i in range(length)}
+    definitions[f"d{length}"] = {"type": "null"}
+    return make_json({"$ref": "#/$defs/d0", "$defs": definitions})
+
+
+def test_a_long_chain_of_definitions_does_not_end_the_process(
+    guidance: LLTokenizer,
+) -> None:
+    """The library calls itself for each of them."""
+    allowed = compile_structure(
+        make_chain(lambda ref: {"allOf": [{"$ref": ref}]}, 4000)
+    )
+    matchers = Matchers(lambda: guidance)
+    matchers.build(allowed)
+    assert matchers.find(allowed) is not None
+    large = make_chain(lambda ref: {"properties": {"a": {"$ref": ref}}}, 3000)
+    assert "too large" in refuse(large)
+
+
+def test_a_grammar_has_a_bounded_number_of_rules() -> None:
+    rules = [f"a{i}: a{i + 1}" for i in range(MAX_RULES)]
+    for number, value in enumerate([rules[1:], rules]):
+        text = "\n".join(["start: a0", *value, f'a{MAX_RULES}: "a"'])
+        form = StructuredOutput(kind="grammar", value=text.replace("start: a0", ""))
+        message = refuse(form)
+        assert ("rules are possible" in message) is (number == 1)
+
+
+def test_a_grammar_that_becomes_too_complex_is_explained() -> None:
+    message = "lexer error: too many expressions constructed\n<non-verbose/>"
+    assert explain(message) == "it has become too complex"
+    assert explain("LexerTooComplex\n") == "it has become too complex"
+    assert explain("1(2): lexer error", "grammar") == (
+        "line 1, column 2: the text is no Lark"
+    )

@@ -72,7 +72,7 @@ def test_a_token_that_does_not_fit_is_an_error(
     open_matcher: OpenMatcher, tokenizer: Tokenizer
 ) -> None:
     guide = open_guide(open_matcher)
-    with pytest.raises(GrammarError, match="doesn't satisfy"):
+    with pytest.raises(GrammarError, match="does not fit"):
         read_text(guide, tokenizer, "maybe")
 
 

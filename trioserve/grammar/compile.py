@@ -7,17 +7,19 @@ process does without one here. The device builds the grammar once more, with its
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 import json
 from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher
 
 from ..errors import InvalidParameter
+from ..threads.deep_stack import run_with_deep_stack
 from ..types.nesting import check_nesting
 from ..types.structured import StructuredOutput
 from .explain import explain
 from .failures import GrammarError, check_panic, raising_library_failures
-from .limits import MAX_BYTES, MAX_CHOICES, make_limits
+from .limits import MAX_BYTES, MAX_CHOICES, MAX_RULES, make_limits
 from .schema_parts import Schema, close_objects, drop_unknown_formats, locate
 from .structural_tag import write_structural_tag
 
@@ -39,6 +41,8 @@ def compile_structure(structure: StructuredOutput) -> str:
         express; names the field, and the path within a schema.
       LibraryFailed: a defect of the library.
     """
+    if structure.kind == "grammar":
+        _check_rules(structure)
     size = len(structure.value) + sum(map(len, structure.choices))
     if size > MAX_BYTES:
         raise InvalidParameter(
@@ -46,9 +50,18 @@ def compile_structure(structure: StructuredOutput) -> str:
         )
     try:
         with raising_library_failures():
-            return _compile(structure)
+            # llguidance calls itself for each of a chain of definitions.
+            return run_with_deep_stack(partial(_compile, structure))
     except GrammarError as error:
         raise InvalidParameter(structure.param, str(error)) from None
+
+
+def _check_rules(structure: StructuredOutput) -> None:
+    num_rules = sum(":" in line for line in structure.value.splitlines())
+    if num_rules > MAX_RULES:
+        raise InvalidParameter(
+            structure.param, f"at most {MAX_RULES} rules are possible, got {num_rules}"
+        )
 
 
 def _compile(structure: StructuredOutput) -> str:
@@ -77,7 +90,8 @@ def find_mistake(grammar: str) -> str | None:
     if not is_error or "no tokenizer" in messages[0]:
         return None
     check_panic(messages[0])
-    return messages[0].strip()
+    # It may go on with the places from which a definition was reached.
+    return messages[0].partition("\n  while processing ")[0].strip()
 
 
 def write_json_options(structure: StructuredOutput) -> JsonCompileOptions:

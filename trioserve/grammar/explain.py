@@ -37,7 +37,7 @@ _RULES: Final = tuple(
         ),
         (
             r"oneOf constraints are not supported.*",
-            '"oneOf" is only supported if no value can match two of its schemas',
+            '"oneOf" is only supported if its schemas clearly exclude each other',
         ),
         (
             r"min/maxProperties only supported when.*",
@@ -58,7 +58,13 @@ _RULES: Final = tuple(
         (r"Expected (\w+) for '(\w+)'", r'"\2" must be of the type \1'),
         (r"(grammar size|initial lexer configuration).* too big.*", "it is too large"),
         (r"Unable to determine if regex is empty.*", "its expressions are too complex"),
-        (r"(ParserTooComplex|LexerTooComplex).*", "it has become too complex"),
+        (
+            r"(?i)(ParserTooComplex|LexerTooComplex|"
+            r"(lexer|parser) error: (too many|current row)).*",
+            "it has become too complex",
+        ),
+        (r"(?i)parser error: token.*", "the next token does not fit the grammar"),
+        (r"^lexer error$", "the text is no Lark"),
         (r"NoExtension.*", "no text has the form"),
         (r"no start rule found", 'there is no rule "start"'),
         (r"; following .*", ""),

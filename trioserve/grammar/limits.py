@@ -14,6 +14,10 @@ from llguidance import LLParserLimits
 MAX_BYTES: Final = 262_144
 MAX_CHOICES: Final = 4096
 
+# Of a Lark grammar. Grammars of programming languages have 100 to 300. A chain of 1,500 rules,
+# each a repetition of the next one, takes 1.3 s to build; twice as many take minutes.
+MAX_RULES: Final = 1024
+
 # The bounds that differ from llguidance's defaults are listed below. A microsecond uses 50
 # units of fuel while a lexer is built, and 14 while a mask is computed. A schema with 1,000
 # optional fields needs 4,000 items and fewer symbols than this bound; its slowest masks take

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 import logging
 from threading import Lock
 from typing import Final, TypeAlias
 
 from llguidance import LLMatcher, LLTokenizer
 
+from ..threads.deep_stack import run_with_deep_stack
 from .explain import explain
 from .failures import (
     GrammarError,
@@ -93,7 +95,10 @@ class Matchers:
                 )
         if isinstance(self._tokenizer, GrammarError):
             raise self._tokenizer.with_traceback(None)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=make_limits())
+        # As in compile.py.
+        matcher = run_with_deep_stack(
+            partial(LLMatcher, self._tokenizer, text, log_level=0, limits=make_limits())
+        )
         if matcher.is_error():
             check_panic(matcher.get_error())
             raise GrammarError(explain(matcher.get_error()))

@@ -45,20 +45,35 @@ def locate(
       such as '#/properties/a', 'Unimplemented keys: ["not"]'
     """
     definitions: Schema = {
-        name: schema[name] for name in ("$defs", "definitions") if name in schema
+        name: schema[name]
+        for name in ("$defs", "definitions")
+        if isinstance(schema.get(name), dict)
     }
-    path, part = "#", schema
+    # First without their contents. Otherwise a mistake in a definition would be found in the
+    # parts that refer to it.
+    empty = {name: dict.fromkeys(each, True) for name, each in definitions.items()}
     until = time.monotonic() + _MAX_SECONDS
-    is_found = True
-    while is_found:
-        is_found = False
-        for step, child in _list_parts(part):
-            if time.monotonic() > until:
-                break
-            if check({**definitions, **child}) == reason:
-                path, part, is_found = f"{path}/{step}", child, True
-                break
+    path = _descend(schema, reason, check, empty, until)
+    if path == "#":
+        path = _descend(schema, reason, check, definitions, until)
     return path, reason
+
+
+def _descend(
+    part: Schema,
+    reason: str,
+    check: Callable[[Schema], str | None],
+    definitions: Schema,
+    until: float,
+) -> str:
+    """Return the path of the deepest part with a mistake."""
+    for step, child in _list_parts(part):
+        if time.monotonic() > until:
+            break
+        if check({**definitions, **child}) == reason:
+            path = _descend(child, reason, check, definitions, until)
+            return f"#/{step}{path[1:]}"
+    return "#"
 
 
 def close_objects(schema: Schema) -> Schema:
