@@ -45,6 +45,10 @@ _RULES: Final = tuple(
             'are "required"',
         ),
         (
+            r"patternProperty regexes (.*) are not disjoint",
+            r'"patternProperties" \1 may match the same name',
+        ),
+        (
             r"Unsatisfiable schema: anyOf is empty",
             'no value is allowed: "anyOf", "enum" or "type" is empty',
         ),
