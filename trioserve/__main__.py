@@ -153,9 +153,9 @@ def _serve(arguments: Sequence[str]) -> int:
     from .observe.log_lines import set_up_logging
 
     set_up_logging(config.bind.log_level.upper())
-    from .startup.address import bind_address
+    from .startup.address import open_address
 
-    with bind_address(config.bind) as sock:
+    with open_address(config.bind) as sock:
         import trio
 
         from .startup.server import Server

@@ -158,7 +158,7 @@ def begin_process(
         assert process.stderr is not None
         for line in process.stderr:
             log.append(line)
-            if found := re.search(r"(?:Running|ready .*) on (http://\S+)", line):
+            if found := re.search(r"(?:Running|ready .*) on (https?://\S+)", line):
                 urls.append(found[1])
                 is_settled.set()
         is_settled.set()

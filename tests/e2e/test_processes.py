@@ -404,31 +404,6 @@ trio.run(main)
 """
 
 
-def test_sighup_reads_the_keys_again(
-    model_folder: Path, tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
-    path = tmp_path / "keys"
-    path.write_text("ann sk-a")
-    server = start_server(
-        *(str(model_folder), "--kv-cache-memory", "16MiB", "--num-threads", "1"),
-        *("--api-key-file", str(path), "--api-key", "sk-secret"),
-    )
-
-    def ask(key: str) -> int:
-        headers = {"Authorization": f"Bearer {key}"}
-        return httpx.get(f"{server.url}/v1/models", headers=headers).status_code
-
-    assert [ask(key) for key in ("sk-a", "sk-b", "sk-secret")] == [200, 401, 200]
-    for text, line in (("bob sk-b", "read the keys again"), ("bob", "stay as they")):
-        path.write_text(text)
-        server.process.send_signal(signal.SIGHUP)
-        while not any(line in each for each in server.log):
-            pass
-        assert [ask(key) for key in ("sk-a", "sk-b", "sk-secret")] == [401, 200, 200]
-    assert server.stop() == 0
-    assert "sk-" not in server.read_log()
-
-
 def test_an_embedded_engine_leaves_nothing_behind(model_folder: Path) -> None:
     script = EMBEDDING.replace("MODEL", repr(str(model_folder)))
     done = subprocess.run(

@@ -19,6 +19,8 @@ _RENAMED = {
     "uvicorn-log-level": "--log-level",
     "disable-frontend-multiprocessing": "--no-engine-process",
     "max-num-queued-reqs": "--max-num-waiting",
+    "ssl-certfile": "--tls-certfile",
+    "ssl-keyfile": "--tls-keyfile",
     "shutdown-timeout": "--drain-timeout",
     "runner": "--task",
     "convert": "--task",
@@ -70,9 +72,7 @@ _NO_TENSOR_PARALLELISM = (
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
 _ONE_GRAMMAR_LIBRARY = "llguidance compiles all grammars, so no choice is needed"
-_NO_TLS = (
-    "there is no TLS here, so put a proxy in front, or serve by hypercorn's command"
-)
+_NO_CLIENT_CERTIFICATES = "certificates of clients are not checked, so use --api-key-file, or put a proxy in front"
 _NO_HUB_FILES = (
     "a hub id is a folder with safetensors, and a .gguf file is named by its path"
 )
@@ -148,16 +148,13 @@ _EXPLAINED = {
     "structured-outputs-config": _ONE_GRAMMAR_LIBRARY,
     "chat-template-content-format": "the template's own format is recognised",
     "response-role": "answers come from the assistant",
-    "ssl-keyfile": _NO_TLS,
-    "ssl-certfile": _NO_TLS,
-    "ssl-ca-certs": _NO_TLS,
+    "ssl-ca-certs": _NO_CLIENT_CERTIFICATES,
     "root-path": "paths begin at /, so let a proxy cut a prefix off",
     "allowed-origins": _NO_CORS,
     "middleware": (
         "wrap the app of trioserve.asgi in a program of your own, and serve that by "
         "hypercorn's command"
     ),
-    "uds": "the server listens on TCP only, at --host and --port",
     "disable-log-requests": _NO_ACCESS_LOG,
     "no-enable-log-requests": _NO_ACCESS_LOG,
     "enable-log-requests": _NO_ACCESS_LOG,

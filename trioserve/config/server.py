@@ -9,6 +9,8 @@ from typing import Literal
 from ..errors import InvalidConfig
 from .checks import check_at_least, check_seconds, parse_bytes
 
+_HOST, _PORT = "127.0.0.1", 8000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
@@ -112,13 +114,26 @@ class BindConfig:
     Args:
       host: Address to listen on; 0.0.0.0 for all.
       port: Port to listen on; 0 takes a free one and prints it.
+      uds: Unix socket to listen on, in place of --host and --port.
+      tls_certfile: Certificate of the server and those above it, as PEM; the server then
+        speaks TLS. SIGHUP reads it again.
+      tls_keyfile: Key of the certificate, as PEM, without a password.
       log_level: Least severe level that is logged to stderr.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = _HOST
+    port: int = _PORT
+    uds: str | None = None
+    tls_certfile: str | None = None
+    tls_keyfile: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidConfig("port", f"must be between 0 and 65535, got {self.port}")
+        if self.uds is not None and (self.host, self.port) != (_HOST, _PORT):
+            raise InvalidConfig("uds", "is taken in place of --host and --port")
+        if (self.tls_certfile is None) != (self.tls_keyfile is None):
+            raise InvalidConfig(
+                "tls_certfile", "and --tls-keyfile are needed both, or none"
+            )

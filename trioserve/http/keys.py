@@ -80,7 +80,8 @@ def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig("api_key_file", f"cannot read it: {error}") from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise InvalidConfig("api_key_file", f"cannot read {path}: {reason}") from None
     keys: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()

@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 import errno
+import os
+from pathlib import Path
 import socket
 
 from ..config import BindConfig
 from ..errors import InvalidConfig
 
 
-def bind_address(config: BindConfig) -> socket.socket:
-    """Take the port, without listening yet.
+@contextmanager
+def open_address(config: BindConfig) -> Iterator[socket.socket]:
+    """Take the address until the block is left, without listening yet.
 
-    A port that is taken is reported at once instead of after the load. Until the model is
-    loaded clients are refused: they would hang if the socket listened.
+    An address that is taken is reported at once instead of after the load. Until the model
+    is loaded clients are refused: they would hang if the socket listened.
 
     Raises:
       InvalidConfig: the address cannot be taken.
     """
+    if config.uds is None:
+        with _bind_port(config) as sock:
+            yield sock
+        return
+    path = Path(config.uds)
+    with _bind_path(path) as sock:
+        ours = path.stat()
+        try:
+            yield sock
+        finally:
+            # Another server may have replaced it.
+            with suppress(OSError):
+                if os.path.samestat(path.stat(), ours):
+                    path.unlink()
+
+
+def _bind_path(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            path.unlink()
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise InvalidConfig("uds", f"cannot listen on {path}: {reason}") from error
+    return sock
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether there is a socket on which nobody listens: that of a killed server."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def _bind_port(config: BindConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -35,6 +35,7 @@ from ..http import (
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
 from ..threads.fresh_thread import open_fresh_thread
 from .open import open_served_engine
+from .tls import TlsContext
 
 if TYPE_CHECKING:
     from ..http import ServingApp
@@ -51,12 +52,18 @@ class Server:
 
     Args:
       sock: bound, not listening.
+
+    Raises:
+      InvalidConfig: a key or a certificate cannot be used.
     """
 
     def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
         self._config = config
         self._sock = sock
         self._state = ServerState(config=config.http)
+        self._tls = (
+            None if config.bind.tls_certfile is None else TlsContext(config.bind)
+        )
         self._everything = trio.CancelScope()
         self._exit_code = 0
         self._is_ready = False
@@ -116,10 +123,16 @@ class Server:
     ) -> None:
         # hypercorn logs the address, too, and has no option to turn that off.
         logging.getLogger("hypercorn.error").addFilter(_is_no_address)
+        # hypercorn takes the descriptor over and closes it.
+        config = make_config(bind=[f"fd://{self._sock.detach()}"])
+        if self._tls is not None:
+            config.certfile = self._config.bind.tls_certfile
+            config.keyfile = self._config.bind.tls_keyfile
+            context = self._tls.context
+            config.create_ssl_context = lambda: context  # type: ignore[method-assign]
         await hypercorn.trio.serve(
             app,
-            # hypercorn takes the descriptor over and closes it.
-            make_config(bind=[f"fd://{self._sock.detach()}"]),
+            config,
             shutdown_trigger=self._state.finish_drain,
             task_status=task_status,
         )
@@ -130,7 +143,7 @@ class Server:
         # SIGUSR1 kills a process that does not receive it, such as a server that ends.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-        if self._config.http.api_key_file is not None:
+        if self._config.http.api_key_file is not None or self._tls is not None:
             # Elsewhere it means that the terminal was closed, and ends the server.
             numbers.append(signal.SIGHUP)
         with trio.open_signal_receiver(*numbers) as signals:
@@ -139,18 +152,22 @@ class Server:
                 if signum == signal.SIGUSR1:
                     self._log_stalls()
                 elif signum == signal.SIGHUP:
-                    self._reload_keys()
+                    self._reload()
                 else:
                     self._stop(signum)
 
-    def _reload_keys(self) -> None:
-        try:
-            # A file of keys is short.
-            self._state.keys.reload()
-        except InvalidConfig as error:
-            logger.error("the keys stay as they were: %s", error)
-        else:
-            logger.info("read the keys again")
+    def _reload(self) -> None:
+        """Read keys and certificates again; these files are short."""
+        parts: dict[str, Callable[[], None]] = {"keys": self._state.keys.reload}
+        if self._tls is not None:
+            parts["certificate"] = self._tls.reload
+        for name, reload in parts.items():
+            try:
+                reload()
+            except InvalidConfig as error:
+                logger.error("%s as before: %s", name, error)
+            else:
+                logger.info("%s read again", name)
 
     def _stop(self, signum: int) -> None:
         if not self._is_ready:

@@ -1,0 +1,87 @@
+"""A server on a Unix socket, with TLS and keys that change while it runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+import runpy
+import shutil
+import signal
+import ssl
+import subprocess
+
+import httpx2 as httpx
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
+CONFTEST = runpy.run_path(str(Path(__file__).parent / "conftest.py"))
+start_process, SERVE = CONFTEST["start_process"], CONFTEST["SERVE"]
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Return the files of a new certificate for localhost, and of its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    certificate, key = folder / "server.crt", folder / "server.key"
+    kind = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes".split()
+    name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost".split()
+    out = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(
+        [openssl, "req", "-x509", *kind, *name, *out], check=True, capture_output=True
+    )
+    return certificate, key
+
+
+def test_a_server_takes_new_secrets_while_it_runs(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    keys, path = tmp_path / "keys", tmp_path / "socket"
+    keys.write_text("ann sk-a")
+
+    def ask(token: str) -> int:
+        """Return the status of an answer to a new connection."""
+        verify = ssl.create_default_context(cafile=certificate)
+        transport = httpx.HTTPTransport(uds=str(path), verify=verify)
+        with httpx.Client(transport=transport, base_url="https://localhost") as client:
+            headers = {"Authorization": f"Bearer {token}"}
+            return client.get("/v1/models", headers=headers).status_code
+
+    with ExitStack() as stack:
+        server = start_process(
+            stack,
+            [
+                *(*SERVE, str(model_folder), "--uds", str(path)),
+                *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
+                *("--tls-certfile", str(certificate), "--tls-keyfile", str(key)),
+                *("--api-key-file", str(keys), "--api-key", "sk-secret"),
+            ],
+        )
+
+        def reload(*lines: str) -> None:
+            """Let the server read its files, and wait until it has logged the result."""
+            before = len(server.log)
+            server.process.send_signal(signal.SIGHUP)
+            while not all(any(x in y for y in server.log[before:]) for x in lines):
+                pass
+
+        assert server.url == f"https://unix:{path}"
+        tokens = ("sk-a", "sk-b", "sk-secret")
+        assert [ask(token) for token in tokens] == [200, 401, 200]
+        # ask() verifies the new certificate from here on.
+        make_certificate(tmp_path)
+        keys.write_text("bob sk-b")
+        reload("keys read again", "certificate read again")
+        assert [ask(token) for token in tokens] == [401, 200, 200]
+        keys.write_text("bob")
+        good = certificate.read_bytes()
+        certificate.write_bytes(b"nothing")
+        reload("keys as before", "certificate as before")
+        certificate.write_bytes(good)
+        assert [ask(token) for token in tokens] == [401, 200, 200]
+        assert server.stop() == 0
+        assert "sk-" not in server.read_log()
+        assert not path.exists()

@@ -1,0 +1,74 @@
+"""The address of a server is taken before its model is loaded, and left behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import socket
+
+import pytest
+
+from trioserve.config import BindConfig
+from trioserve.errors import InvalidConfig
+from trioserve.startup.address import open_address
+from trioserve.startup.tls import TlsContext
+
+
+def test_a_path_is_free_again_behind_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    for _ in range(2):
+        with open_address(BindConfig(uds=str(path))) as sock:
+            assert path.is_socket()
+            sock.listen()
+        assert not path.exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with open_address(BindConfig(uds=str(path))) as sock:
+        sock.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_path_that_is_in_use_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    file = tmp_path / "file"
+    file.write_text("text")
+    with open_address(BindConfig(uds=str(path))) as sock:
+        sock.listen()
+        for taken in (path, file):
+            with pytest.raises(InvalidConfig, match="--uds: cannot listen on .*in use"):
+                with open_address(BindConfig(uds=str(taken))):
+                    raise AssertionError("it is taken")
+        assert path.is_socket()
+    assert file.read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("x" * 200, "too long"), ("/none/socket", "No such file")]
+)
+def test_a_path_that_cannot_be_is_refused(path: str, reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        with open_address(BindConfig(uds=path)):
+            raise AssertionError("it cannot be")
+
+
+def test_a_path_is_taken_in_place_of_a_port() -> None:
+    with pytest.raises(InvalidConfig, match="--uds: .*in place of --host and --port"):
+        BindConfig(uds="socket", port=80)
+
+
+def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="--tls-certfile: and --tls-keyfile"):
+        BindConfig(tls_certfile="x")
+    path = tmp_path / "file"
+    config = BindConfig(tls_certfile=str(path), tls_keyfile=str(path))
+    with pytest.raises(
+        InvalidConfig, match="cannot read it, or --tls-keyfile: No such"
+    ):
+        TlsContext(config)
+    path.write_text("nothing")
+    with pytest.raises(InvalidConfig, match="cannot use it with --tls-keyfile"):
+        TlsContext(config)
