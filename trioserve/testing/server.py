@@ -71,6 +71,7 @@ async def open_fake_server(
     seconds_of: Callable[[StepPlan], float] | None = None,
     max_step_seconds: float = math.inf,
     fail_at_step: int | None = None,
+    max_num_seqs: int = _MAX_RUNNING,
     max_num_waiting: int = 1000,
     max_model_len: int = 256,
     hidden_size: int = 8,
@@ -109,12 +110,12 @@ async def open_fake_server(
         fail_at_step=fail_at_step,
         depth=2,
     )
-    scheduler = _make_scheduler(max_model_len, max_step_seconds)
+    scheduler = _make_scheduler(max_num_seqs, max_model_len, max_step_seconds)
     engine = TokenEngine(
         LocalCore(scheduler, executor, info=info),
         info=info,
-        max_num_sequences=_MAX_RUNNING + max_num_waiting,
-        max_num_running=_MAX_RUNNING,
+        max_num_sequences=max_num_seqs + max_num_waiting,
+        max_num_running=max_num_seqs,
     )
     renderer = load_renderer(
         tokenizer_folder,
@@ -152,11 +153,13 @@ def _make_writer(texts: Sequence[tuple[int, ...]]) -> Callable[[int, int], int]:
     return write
 
 
-def _make_scheduler(max_model_len: int, max_step_seconds: float) -> Scheduler:
+def _make_scheduler(
+    max_num_seqs: int, max_model_len: int, max_step_seconds: float
+) -> Scheduler:
     return Scheduler(
-        num_blocks=max(1024, max_model_len // 8),
+        num_blocks=max(1024, max_num_seqs * max_model_len // 16),
         block_size=16,
-        max_num_seqs=_MAX_RUNNING,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
         max_model_len=max_model_len,
         max_step_seconds=max_step_seconds,

@@ -11,6 +11,7 @@ from pathlib import Path
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
+from kit.loop_report import LoopReport, report_loop
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin
 import msgspec
 import trio
@@ -25,16 +26,6 @@ MODES = ("inline", "threads", "processes")
 
 # More than the 8192 vectors and one token; the long chats have 6300 tokens.
 MAX_MODEL_LEN = 9216
-
-
-class LoopReport(msgspec.Struct, kw_only=True):
-    """A server's figures of its event loop since the last reset."""
-
-    loop_gap_seconds: float
-    longest_step_seconds: float
-    longest_step_task: str
-    num_streams: int
-    offenders: list[str]
 
 
 class RenderingServer:
@@ -125,25 +116,8 @@ async def _obey(app: ServingApp) -> None:
             app.state.loop_stall.reset()
             print("done", flush=True)
         else:
-            print(msgspec.json.encode(_report_loop(app)).decode(), flush=True)
-
-
-def _report_loop(app: ServingApp) -> LoopReport:
-    from trioserve.frontend import TextEngine
-
-    seen = app.state.loop_stall.statistics()
-    assert isinstance(app.state.engine, TextEngine), "its model generates text"
-    return LoopReport(
-        loop_gap_seconds=seen.turns.longest_seconds,
-        longest_step_seconds=seen.steps.longest_seconds,
-        longest_step_task=seen.offenders[0].name if seen.offenders else "-",
-        num_streams=app.state.engine.engine.statistics().num_streams,
-        offenders=[
-            f"{each.name}: {each.num_steps} steps, longest "
-            f"{1000 * each.longest_seconds:.1f} ms"
-            for each in seen.offenders
-        ],
-    )
+            report = report_loop(app.state)
+            print(msgspec.json.encode(report).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""bench/tool_streams.py asks for what its docstring says, and reports its figures."""
+
+from __future__ import annotations
+
+import pytest
+import tool_streams
+
+from trioserve.http.decode.schema import decode_body
+from trioserve.http.routes import ROUTES
+from trioserve.render.tools.hermes import HermesScanner
+from trioserve.render.tools.tool_table import ToolTable
+
+
+@pytest.mark.parametrize("api", tool_streams.APIS)
+def test_each_api_gets_a_stream_with_tools(api: str) -> None:
+    request = tool_streams.write_stream(api, 3)
+    (route,) = (route for route in ROUTES if request.path in route.paths[:1])
+    assert route.request is not None
+    body = decode_body(route.request, request.body)
+    assert body.stream  # type: ignore[attr-defined]
+    num_tools = 0 if api == "text" else tool_streams.NUM_TOOLS
+    assert len(body.tools or ()) == num_tools  # type: ignore[attr-defined]
+
+
+def test_an_answer_has_four_calls() -> None:
+    answer = tool_streams.write_answer(9)
+    text, calls = HermesScanner(ToolTable(())).push(answer, is_last=True)
+    assert "Let me see." in text
+    names = [call.name for call in calls if call.name]
+    assert names == ["tool_0", "tool_1", "tool_2", "tool_3"]
+    assert len(tool_streams.write_answer(15)) > len(answer)
+
+
+def test_the_table_has_the_median_and_the_worst_round() -> None:
+    rounds = [
+        tool_streams.Figures(
+            seconds=1.0,
+            start_gap_seconds=0.001,
+            gap_seconds=gap,
+            cpu_seconds=0.002,
+            longest_step_seconds=0.001,
+            longest_step_task="a.run",
+            health_median=0.001,
+            health_p99=0.001,
+        )
+        for gap in (0.004, 0.006, 0.009)
+    ]
+    results = tool_streams.Results(
+        created="today",
+        machine="this",
+        num_streams=64,
+        step_seconds=0.02,
+        rounds={api: rounds for api in tool_streams.APIS},
+    )
+    lines = tool_streams.render(results).splitlines()
+    assert lines[3].split()[:5] == ["chat", "1.0", "1.00", "6.00", "9.00"]
+    assert "64 streams" in lines[-1]
