@@ -41,13 +41,13 @@ def compile_structure(structure: StructuredOutput) -> str:
         express; names the field, and the path within a schema.
       LibraryFailed: a defect of the library.
     """
-    if structure.kind == "grammar":
-        _check_rules(structure)
     size = len(structure.value) + sum(map(len, structure.choices))
     if size > MAX_BYTES:
         raise InvalidParameter(
             structure.param, f"may have {MAX_BYTES} characters, got {size}"
         )
+    if structure.kind == "grammar":
+        _check_rules(structure)
     try:
         with raising_library_failures():
             # llguidance calls itself for each of a chain of definitions.
@@ -74,7 +74,8 @@ def _compile(structure: StructuredOutput) -> str:
     if reason is None:
         return text
     for param, schema in _list_schemas(structure):
-        wrong = _check_schema(schema)
+        # A large schema takes seconds to check. Its own reason is known.
+        wrong = reason if structure.kind == "json" else _check_schema(schema)
         if wrong is not None:
             path, wrong = locate(schema, wrong, _check_schema)
             raise InvalidParameter(param, f"{path}: {explain(wrong, 'json')}")
