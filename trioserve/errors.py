@@ -8,6 +8,7 @@
       - Unauthorized                401
       - ModelNotFound               404
       - ResponseNotFound            404
+      - RequestNotFound             404
       - ResponseTooLarge            400
       - EndpointOff                 404
       - TaskNotServed               400
@@ -24,6 +25,7 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
+    * RequestCancelled              499; somebody ended the request by its id
     * DeadlineExceeded              504; the request's own time limit has passed
     * InternalError                 500; a defect of the server ended only this request
     * EngineDied                    500; the engine is broken, nothing can be retried
@@ -56,6 +58,7 @@ __all__ = [
     "Unauthorized",
     "ModelNotFound",
     "ResponseNotFound",
+    "RequestNotFound",
     "ResponseTooLarge",
     "EndpointOff",
     "TaskNotServed",
@@ -72,6 +75,7 @@ __all__ = [
     "DescriptorsFull",
     "ShuttingDown",
     "EngineRestarting",
+    "RequestCancelled",
     "DeadlineExceeded",
     "InternalError",
     "EngineDied",
@@ -190,6 +194,19 @@ class ResponseNotFound(RequestError):
     def __init__(self, response_id: str) -> None:
         super().__init__(
             f"Response with id '{response_id[:128]}' not found.", param="response_id"
+        )
+
+
+class RequestNotFound(RequestError):
+    """Raised when no request with an id is being answered, or it is another key's."""
+
+    status = 404
+    code = "NotFoundError"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"No request with the id '{request_id[:128]}' is being answered.",
+            param="request_id",
         )
 
 
@@ -404,6 +421,16 @@ class EngineRestarting(Unavailable):
         super().__init__(
             "The engine failed and is being started again.", retry_after_seconds=10
         )
+
+
+class RequestCancelled(TrioserveError):
+    """Raised when a request is cancelled by another one; nginx's status for it is 499."""
+
+    status = 499
+    code = "RequestCancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled by DELETE /v1/requests.")
 
 
 class DeadlineExceeded(TrioserveError):

@@ -15,7 +15,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
-from trioserve.http.keys import KeyRing
+from trioserve.http.keys import Key, KeyRing
 from trioserve.http.routes import ROUTES
 from trioserve.testing.server import FakeServer, open_fake_server
 
@@ -149,15 +149,16 @@ def show(key: str) -> Any:
 def test_a_file_names_its_keys_and_is_read_again(
     write: Callable[[str], HttpConfig],
 ) -> None:
-    ring = KeyRing(write("# people\n\nann sk-a\n  bob   sk-b  \n"))
-    assert [ring.check(show(f"sk-{each}")) for each in "ab"] == ["ann", "bob"]
+    ring = KeyRing(write("# people\n\nann sk-a admin\n  bob   sk-b  \n"))
+    keys = [ring.check(show(f"sk-{each}")) for each in "ab"]
+    assert keys == [Key(name="ann", is_admin=True), Key(name="bob")]
     write("ann sk-c\n")
     ring.reload()
-    assert ring.check(show("sk-c")) == "ann"
+    assert ring.check(show("sk-c")) == Key(name="ann")
     write("ann\n")
     with pytest.raises(InvalidConfig, match="line 1 must have a name and a key"):
         ring.reload()
-    assert ring.check(show("sk-c")) == "ann"
+    assert ring.check(show("sk-c")) == Key(name="ann")
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ class TextStream:
         # Invariant: the last delta of a sequence, and no other, has a finish reason.
         return [whole for [whole] in gathered]
 
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in the reader, behind the unread deltas."""
+        self._tokens.fail(error)
+
     def _note_time(self) -> None:
         """End the sequences if the deadline has passed.
 

@@ -19,6 +19,7 @@ from ..errors import (
     InternalError,
     ModelNotFound,
     PayloadTooLarge,
+    RequestCancelled,
     RequestError,
     TrioserveError,
     Unauthorized,
@@ -125,7 +126,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
         scoped = _current_request()
         if needs_key:
             # Before the body is read.
-            state.keys.check(scoped.headers)
+            scoped.live.key = state.keys.check(scoped.headers)
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         with scoped.time_limit.until_answer(scoped.progress):
             return await route.handler(state, scoped)
@@ -169,11 +170,11 @@ async def _respond_error(error: TrioserveError) -> Response:
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
         headers["Accept-Encoding"] = error.wanted
-    if isinstance(error, (RequestError, Unavailable, DeadlineExceeded)):
+    if isinstance(error, (RequestError, Unavailable, DeadlineExceeded, RequestCancelled)):
         _forget_frames(error)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, (DeadlineExceeded, RequestCancelled)):
         # OpenAI's and Anthropic's clients would send the request again.
         headers["X-Should-Retry"] = "false"
     if _speaks_anthropic(request.path):

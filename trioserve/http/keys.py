@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 import hashlib
 import hmac
 from pathlib import Path
@@ -17,11 +18,24 @@ if TYPE_CHECKING:
 _ANTHROPIC_HEADER: Final = "x-api-key"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key without its secret.
+
+    Args:
+      is_admin: sees and cancels the requests of all keys.
+    """
+
+    name: str
+    is_admin: bool = False
+
+
 class KeyRing:
     """The keys of one server. Without keys, everybody may enter.
 
     Args:
-      config: has keys, or names a file with a name and a key in each line.
+      config: has keys, or names a file with a name and a key in each line, and perhaps
+        the word admin.
 
     Raises:
       InvalidConfig: the file cannot be read, or a line is wrong.
@@ -29,8 +43,10 @@ class KeyRing:
 
     def __init__(self, config: HttpConfig) -> None:
         self._path = config.api_key_file
-        self._given = {f"key {i}": key for i, key in enumerate(config.api_key, 1)}
-        self._digests: dict[str, bytes] = {}
+        self._given = {
+            Key(name=f"key {i}"): key for i, key in enumerate(config.api_key, 1)
+        }
+        self._digests: dict[Key, bytes] = {}
         self.reload()
 
     def reload(self) -> None:
@@ -40,10 +56,10 @@ class KeyRing:
           InvalidConfig
         """
         keys = self._given | ({} if self._path is None else _read(Path(self._path)))
-        self._digests = {name: _digest(key) for name, key in keys.items()}
+        self._digests = {key: _digest(secret) for key, secret in keys.items()}
 
-    def check(self, headers: Headers) -> str | None:
-        """Return the name of the client's key; None if the server has no keys.
+    def check(self, headers: Headers) -> Key | None:
+        """Return the client's key; None if the server has no keys.
 
         Raises:
           Unauthorized
@@ -55,8 +71,8 @@ class KeyRing:
         # All keys are compared, and digests of one length, so that the time of an answer
         # says nothing about a key.
         found = [
-            name
-            for name, expected in self._digests.items()
+            key
+            for key, expected in self._digests.items()
             if hmac.compare_digest(digest, expected)
         ]
         if not found:
@@ -76,26 +92,29 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[Key, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidConfig("api_key_file", f"cannot read {path}: {reason}") from None
-    keys: dict[str, str] = {}
+    keys: dict[Key, str] = {}
+    names: set[str] = set()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         # The line itself is not shown, because it may have a key in it.
-        if len(words) != 2:
+        if len(words) != 2 and words[2:] != ["admin"]:
             raise InvalidConfig(
-                "api_key_file", f"line {number} must have a name and a key"
+                "api_key_file",
+                f"line {number} must have a name and a key, and may end with admin",
             )
-        name, key = words
-        if name in keys:
+        name, secret = words[:2]
+        if name in names:
             raise InvalidConfig("api_key_file", f"line {number} repeats a name")
-        keys[name] = key
+        names.add(name)
+        keys[Key(name=name, is_admin=len(words) > 2)] = secret
     if not keys:
         # An empty file would open the server to everybody.
         raise InvalidConfig("api_key_file", f"{path} has no keys")

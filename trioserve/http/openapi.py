@@ -46,6 +46,7 @@ _BODY_ERRORS: Final[Mapping[str, str]] = {
 _PARAMETERS: Final[Mapping[str, str]] = {
     "model": "The model's name, which may contain slashes.",
     "response_id": "The id of a response.",
+    "request_id": "The id of a request, as its answer has it in x-request-id.",
 }
 
 

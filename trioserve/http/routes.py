@@ -37,6 +37,12 @@ from .endpoints.cohere import answer_embed, answer_embed_v1
 from .endpoints.completions import answer_completion
 from .endpoints.embeddings import answer_embeddings, answer_pooling
 from .endpoints.messages import answer_count_tokens, answer_messages
+from .endpoints.requests import (
+    answer_cancel_request,
+    answer_cancel_requests,
+    answer_request,
+    answer_requests,
+)
 from .endpoints.responses import answer_response
 from .endpoints.score import answer_rerank, answer_score
 from .endpoints.stored_responses import (
@@ -70,6 +76,7 @@ def _render_openapi() -> bytes:
     return msgspec.json.encode(openapi_document(__version__, ROUTES))
 
 
+_NO_REQUEST: Final = {"404": "No such request is being answered."}
 _NO_RESPONSE: Final = {
     "400": "A parameter is wrong.",
     "404": "The response is not stored, or not any more.",
@@ -271,6 +278,36 @@ _ADMIN: Final = (
         summary="Describe a model.",
         answers={JSON: descriptions.ModelCard},
         errors={"404": "The model is not served here."},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/requests",),
+        handler=answer_requests,
+        summary="List the requests that the server is answering.",
+        answers={JSON: descriptions.RequestList},
+    ),
+    Route(
+        method="DELETE",
+        paths=("/v1/requests",),
+        handler=answer_cancel_requests,
+        summary="Cancel all requests that the server is answering.",
+        answers={JSON: descriptions.RequestList},
+    ),
+    Route(
+        method="GET",
+        paths=("/v1/requests/<string:request_id>",),
+        handler=answer_request,
+        summary="Show a request that the server is answering.",
+        answers={JSON: descriptions.RequestList},
+        errors=_NO_REQUEST,
+    ),
+    Route(
+        method="DELETE",
+        paths=("/v1/requests/<string:request_id>",),
+        handler=answer_cancel_request,
+        summary="Cancel a request that the server is answering.",
+        answers={JSON: descriptions.RequestList},
+        errors=_NO_REQUEST,
     ),
     Route(
         method="GET",

@@ -22,6 +22,7 @@ from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
 from .keys import KeyRing
 from .lifecycle import Lifecycle
+from .live_requests import LiveRequests
 from .request_counts import RequestCounts
 from .response_store import ResponseStore
 
@@ -51,6 +52,7 @@ class ServerState:
     responses: ResponseStore = field(init=False)
     background: BackgroundTasks = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
+    live: LiveRequests = field(init=False, default_factory=LiveRequests)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
 
     def __post_init__(self) -> None:

@@ -44,7 +44,7 @@ class StreamMeter:
         # find the tokens of the first one in the cache.
         per_prompt = self.stream.num_sequences // len(self.prompts)
         return Usage.of(
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._times.num_tokens,
             num_cached_tokens=sum(
                 num_tokens
@@ -62,8 +62,14 @@ class StreamMeter:
         return self._times.summarise(started_at=self.stream.started_at)
 
     @property
-    def _num_prompt_tokens(self) -> int:
+    def num_prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The tokens of all sequences so far."""
+        return self._times.num_tokens
 
     def count(self, delta: TextDelta) -> None:
         """Count a delta that the stream has just given."""
@@ -82,8 +88,12 @@ class StreamMeter:
         self._times.note_end(
             trio.current_time(),
             started_at=self.stream.started_at,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
         )
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in the reader of the stream."""
+        self.stream.fail(error)
 
     async def collect(self) -> list[TextDelta]:
         """Read the stream to its end; returns each whole sequence, by index."""

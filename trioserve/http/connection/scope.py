@@ -20,6 +20,7 @@ import trio
 from . import INVITE_BODY, PEER, Peer
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
+from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
 from ..state import ServerState
@@ -40,6 +41,7 @@ class ScopedRequest(TrioRequest):
       resources: closed after the response was sent or given up.
       arrived_at: trio.current_time() when the head of the request had come.
       time_limit: ends the request at its deadline.
+      live: shows the request to others.
       id: the id in the answer and in the log.
       progress: the phase of the request.
       peer: records whether the answer was sent.
@@ -51,6 +53,7 @@ class ScopedRequest(TrioRequest):
     resources: AsyncExitStack
     arrived_at: float
     time_limit: TimeLimit
+    live: LiveRequest
     id: RequestId
     progress: Progress
     peer: Peer
@@ -115,6 +118,15 @@ class ScopedConnection(TrioASGIHTTPConnection):
         async with AsyncExitStack() as scoped.resources:
             # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
+            scoped.live = LiveRequest(
+                id=str(scoped.id),
+                method=scoped.method,
+                path=scoped.path,
+                arrived_at=scoped.arrived_at,
+                progress=scoped.progress,
+                time_limit=scoped.time_limit,
+            )
+            scoped.resources.enter_context(state.live.hold(scoped.live))
             scoped.resources.callback(scoped.body.release)
             with scoped.time_limit.whole:
                 await super().handle_request(nursery, request, scoped.answer.send)

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from ...config import HttpConfig
-from ...errors import DeadlineExceeded, InvalidParameter
+from ...errors import DeadlineExceeded, InvalidParameter, RequestCancelled
 from ...frontend import StreamLimits
 from ..progress import Progress
 from .peer import Peer
@@ -41,8 +41,14 @@ class TimeLimit:
         self._peer = peer
         self._longest = _or_inf(config.max_request_timeout)
         self._seconds = math.inf
+        self._is_cancelled = False
         self._set(min(_or_inf(config.request_timeout), self._longest))
         self._is_named = False
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that the request may take; None if it may take any."""
+        return None if self._seconds == math.inf else self._seconds
 
     def take_header(self, text: str | None) -> None:
         """Read the header of the request.
@@ -81,12 +87,25 @@ class TimeLimit:
         """Cancel the block at the deadline.
 
         Raises:
-          DeadlineExceeded: the block was cancelled.
+          DeadlineExceeded, RequestCancelled: the block was cancelled.
         """
         with self._work:
             yield
         if self._work.cancelled_caught:
+            if self._is_cancelled:
+                raise RequestCancelled()
             raise DeadlineExceeded(seconds=self._seconds, phase=progress.phase)
+
+    def cancel(self, *, is_streaming: bool) -> None:
+        """End the request now, but for the last events or an error.
+
+        Args:
+          is_streaming: its stream ends by itself.
+        """
+        self._is_cancelled = True
+        self._end_at(trio.current_time() + _LAST_WORDS_SECONDS)
+        if not is_streaming:
+            self._work.cancel()
 
     def limit_stream(self, max_queue_seconds: float | None) -> StreamLimits:
         """Return the limits of the request's stream."""
@@ -100,9 +119,11 @@ class TimeLimit:
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
         self._work.deadline = self._arrived_at + seconds
-        end = self._work.deadline + _LAST_WORDS_SECONDS
+        self._end_at(self._work.deadline + _LAST_WORDS_SECONDS)
+
+    def _end_at(self, time: float) -> None:
         # Writes are shielded from the cancellation of their request.
-        self.whole.deadline = self._peer.lost_at = end
+        self.whole.deadline = self._peer.lost_at = time
 
 
 def _or_inf(seconds: float | None) -> float:

@@ -148,6 +148,7 @@ async def open_stream(
         )
     )
     request.progress.follow(meter)
+    request.live.stream = meter
     return meter
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...types.model_info import ModelInfo
+from ..progress import Phase
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,36 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
     padding_side: str
     model_max_length: int
     chat_template: str | None
+
+
+class RequestCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is being answered.
+
+    Args:
+      key: the name of the client's key; None if the server has no keys.
+      phase: body, render, queue, prefill, decode or write.
+      timeout_seconds: its time limit; None if it has none.
+      prompt_tokens, completion_tokens: 0 before the engine has the request, and for
+        requests that do not generate.
+    """
+
+    id: str
+    object: Literal["request"] = "request"
+    method: str
+    path: str
+    key: str | None
+    phase: Phase
+    age_seconds: float
+    timeout_seconds: float | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class RequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET and DELETE /v1/requests, the oldest request first."""
+
+    object: Literal["list"] = "list"
+    data: tuple[RequestCard, ...]
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,186 @@
+"""Requests that are being answered can be seen and cancelled, by those whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.testing.server import FakeServer, open_fake_server
+
+LIVE = "/v1/requests"
+PATH = "/v1/completions"
+LONG = {"prompt": "a", "max_tokens": 200}
+UPLOAD = (
+    "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    "X-Request-Id: upload\r\nContent-Length: 1000\r\n\r\n{"
+)
+
+
+class Client:
+    """Sends requests, some in the background."""
+
+    def __init__(
+        self, server: FakeServer, client: httpx.AsyncClient, nursery: trio.Nursery
+    ) -> None:
+        self.server = server
+        self._client = client
+        self._nursery = nursery
+        self.answers: dict[str, httpx.Response] = {}
+
+    async def ask(self, method: str, path: str, key: str = "") -> Any:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return await self._client.request(method, path, headers=headers)
+
+    async def list_ids(self, key: str = "") -> list[str]:
+        answer = (await self.ask("GET", LIVE, key)).json()
+        assert answer["object"] == "list"
+        return [each["id"] for each in answer["data"]]
+
+    def begin(self, request_id: str, key: str = "", **fields: object) -> None:
+        headers = {"X-Request-Id": request_id}
+        if key:
+            headers["X-Api-Key"] = key
+
+        async def post() -> None:
+            self.answers[request_id] = await self._client.post(
+                PATH, json=LONG | fields, headers=headers
+            )
+
+        self._nursery.start_soon(post)
+
+    async def wait_for(self, phase: str, request_id: str, key: str = "") -> Any:
+        while True:
+            answer = await self.ask("GET", f"{LIVE}/{request_id}", key)
+            if answer.status_code == 200:
+                [card] = answer.json()["data"]
+                if card["phase"] == phase:
+                    return card
+            await trio.sleep(0.01)
+
+    async def wait_answer(self, request_id: str) -> httpx.Response:
+        while request_id not in self.answers:
+            await trio.sleep(0.01)
+        return self.answers[request_id]
+
+
+@pytest.fixture
+def open_client(tokenizer_folder: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def open_it(**options: Any) -> AsyncIterator[Client]:
+        async with open_fake_server(
+            tokenizer_folder, step_seconds=0.02, **options
+        ) as server:
+            fresh = server.engine.statistics()
+            with trio.fail_after(20):
+                async with (
+                    httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+                    trio.open_nursery() as nursery,
+                ):
+                    yield Client(server, client, nursery)
+                    nursery.cancel_scope.cancel()
+                while server.engine.statistics() != fresh:
+                    await trio.sleep(0.01)
+
+    return open_it
+
+
+OpenClient = Callable[..., Any]
+
+
+async def test_a_request_is_shown_while_it_is_answered(open_client: OpenClient) -> None:
+    async with open_client() as client:
+        assert await client.list_ids() == []
+        client.begin("one", timeout=20, stream=True)
+        card = await client.wait_for("decode", "one")
+        assert (card["method"], card["path"], card["key"]) == ("POST", PATH, None)
+        assert card["timeout_seconds"] == 20
+        assert card["age_seconds"] > 0
+        assert card["prompt_tokens"] > 0
+        client.begin("two", prompt=["a", "b"])
+        await client.wait_for("decode", "two")
+        assert await client.list_ids() == ["one", "two"]
+        while (await client.wait_for("decode", "one"))["completion_tokens"] < 10:
+            pass
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_cancelled_request_ends_with_an_error(
+    open_client: OpenClient, stream: bool
+) -> None:
+    async with open_client() as client:
+        client.begin("one", stream=stream, n=3)
+        client.begin("other", max_tokens=60)
+        await client.wait_for("decode", "one")
+        cancelled = (await client.ask("DELETE", f"{LIVE}/one")).json()
+        assert [each["id"] for each in cancelled["data"]] == ["one"]
+        answer = await client.wait_answer("one")
+        if stream:
+            *_, error, done = answer.text.strip().split("\n\n")
+            assert done == "data: [DONE]"
+            error = json.loads(error.removeprefix("data: "))
+        else:
+            error = answer.json()
+            assert answer.status_code == 499
+            assert answer.headers["x-should-retry"] == "false"
+        assert error["error"]["type"] == "RequestCancelled"
+        other = (await client.wait_answer("other")).json()
+        assert other["choices"][0]["finish_reason"] == "length"
+        assert (await client.ask("DELETE", f"{LIVE}/one")).status_code == 404
+
+
+async def test_an_upload_can_be_cancelled(open_client: OpenClient) -> None:
+    async with open_client() as client:
+        port = client.server.port
+        async with await trio.open_tcp_stream("127.0.0.1", port) as uploader:
+            await uploader.send_all(UPLOAD.encode())
+            await client.wait_for("body", "upload")
+            assert (await client.ask("DELETE", LIVE)).status_code == 200
+            answer = b"".join([data async for data in uploader])
+        assert answer.startswith(b"HTTP/1.1 499")
+        assert await client.list_ids() == []
+
+
+async def test_a_key_sees_and_cancels_its_own_requests(
+    open_client: OpenClient, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("ann sk-a\nbob sk-b\nroot sk-r admin\n")
+    async with open_client(http=HttpConfig(api_key_file=str(path))) as client:
+        client.begin("of-ann", "sk-a")
+        client.begin("of-bob", "sk-b")
+        card = await client.wait_for("decode", "of-ann", "sk-a")
+        assert card["key"] == "ann"
+        await client.wait_for("decode", "of-bob", "sk-r")
+        assert await client.list_ids("sk-a") == ["of-ann"]
+        assert await client.list_ids("sk-b") == ["of-bob"]
+        assert sorted(await client.list_ids("sk-r")) == ["of-ann", "of-bob"]
+        for method in ("GET", "DELETE"):
+            answer = await client.ask(method, f"{LIVE}/of-bob", "sk-a")
+            assert answer.status_code == 404
+            assert answer.json()["error"]["param"] == "request_id"
+        await client.ask("DELETE", LIVE, "sk-a")
+        assert (await client.wait_answer("of-ann")).status_code == 499
+        assert await client.list_ids("sk-r") == ["of-bob"]
+        await client.ask("DELETE", LIVE, "sk-r")
+        assert (await client.wait_answer("of-bob")).status_code == 499
+
+
+async def test_an_id_may_name_several(open_client: OpenClient) -> None:
+    async with open_client() as client:
+        client.begin("twin")
+        client.begin("twin", stream=True)
+        while len(await client.list_ids()) < 2:
+            await trio.sleep(0.01)
+        shown = (await client.ask("GET", f"{LIVE}/twin")).json()["data"]
+        assert [each["id"] for each in shown] == ["twin"] * 2
+        await client.ask("DELETE", f"{LIVE}/twin")
+        while await client.list_ids():
+            await trio.sleep(0.01)

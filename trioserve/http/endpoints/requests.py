@@ -1,0 +1,50 @@
+"""Endpoints of the requests that the server is answering: see and cancel them."""
+
+from __future__ import annotations
+
+from quart import Response
+
+from ..connection.scope import ScopedRequest
+from ..live_requests import LiveRequest
+from ..respond import respond_json
+from ..state import ServerState
+from ..wire.descriptions import RequestList
+
+
+async def answer_requests(state: ServerState, request: ScopedRequest) -> Response:
+    """List the requests that this one may see."""
+    return _show(state.live.list_visible(request.live))
+
+
+async def answer_request(state: ServerState, request: ScopedRequest) -> Response:
+    """Show the requests with an id."""
+    return _show(_find(state, request))
+
+
+async def answer_cancel_requests(
+    state: ServerState, request: ScopedRequest
+) -> Response:
+    """Cancel all requests that this one may see."""
+    return _cancel(state.live.list_visible(request.live))
+
+
+async def answer_cancel_request(state: ServerState, request: ScopedRequest) -> Response:
+    """Cancel the requests with an id."""
+    return _cancel(_find(state, request))
+
+
+def _find(state: ServerState, request: ScopedRequest) -> list[LiveRequest]:
+    assert request.view_args is not None, "the route has a part for the id"
+    return state.live.find(request.view_args["request_id"], request.live)
+
+
+def _cancel(found: list[LiveRequest]) -> Response:
+    # They are shown as they were.
+    response = _show(found)
+    for each in found:
+        each.cancel()
+    return response
+
+
+def _show(found: list[LiveRequest]) -> Response:
+    return respond_json(RequestList(data=tuple(each.describe() for each in found)))

@@ -1,0 +1,123 @@
+"""The requests that a server is answering, which clients can see and cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import trio
+
+from ..errors import RequestCancelled, RequestNotFound
+from .keys import Key
+from .progress import Progress
+from .wire.descriptions import RequestCard
+
+
+class LiveStream(Protocol):
+    """The tokens of a request that generates."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+class LiveLimit(Protocol):
+    """The time limit of a request."""
+
+    @property
+    def seconds(self) -> float | None: ...
+    def cancel(self, *, is_streaming: bool) -> None: ...
+
+
+class LiveRequest:
+    """A request that is being answered.
+
+    Args:
+      id: that of the answer's header; several requests may have the same.
+      arrived_at: trio.current_time() when its head had come.
+
+    Attributes:
+      key: the client's; None until it is known, or if the server has no keys.
+      stream: None before the engine has the request.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        method: str,
+        path: str,
+        arrived_at: float,
+        progress: Progress,
+        time_limit: LiveLimit,
+    ) -> None:
+        self.id = id
+        self.key: Key | None = None
+        self.stream: LiveStream | None = None
+        self._method = method
+        self._path = path
+        self._arrived_at = arrived_at
+        self._progress = progress
+        self._time_limit = time_limit
+
+    def describe(self) -> RequestCard:
+        now, stream = trio.current_time(), self.stream
+        return RequestCard(
+            id=self.id,
+            method=self._method,
+            path=self._path,
+            key=None if self.key is None else self.key.name,
+            phase=self._progress.phase,
+            age_seconds=now - self._arrived_at,
+            timeout_seconds=self._time_limit.seconds,
+            prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
+            completion_tokens=0 if stream is None else stream.num_output_tokens,
+        )
+
+    def cancel(self) -> None:
+        """End the request: its client gets an error."""
+        if self.stream is not None:
+            self.stream.fail(RequestCancelled())
+        self._time_limit.cancel(is_streaming=self.stream is not None)
+
+
+class LiveRequests:
+    """The requests of a server, the oldest first."""
+
+    def __init__(self) -> None:
+        self._requests: dict[LiveRequest, None] = {}
+
+    @contextmanager
+    def hold(self, request: LiveRequest) -> Iterator[None]:
+        """Show a request while the block runs."""
+        self._requests[request] = None
+        try:
+            yield
+        finally:
+            del self._requests[request]
+
+    def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
+        """Return the requests that another one may see: those of its own key.
+
+        A key of an administrator sees all. Without keys, everybody sees all.
+        """
+        sees_all = asker.key is None or asker.key.is_admin
+        return [
+            each
+            for each in self._requests
+            if each is not asker and (sees_all or each.key == asker.key)
+        ]
+
+    def find(self, request_id: str, asker: LiveRequest) -> list[LiveRequest]:
+        """Return the visible requests with an id; at least one.
+
+        Raises:
+          RequestNotFound
+        """
+        found = [each for each in self.list_visible(asker) if each.id == request_id]
+        if not found:
+            raise RequestNotFound(request_id)
+        return found
