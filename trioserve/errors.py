@@ -171,7 +171,7 @@ class Unauthorized(RequestError):
         super().__init__(
             "The API key is not known here."
             if has_key
-            else "This server needs an API key: Authorization: Bearer KEY."
+            else "This server needs an API key: Authorization: Bearer KEY, or X-Api-Key."
         )
 
 

@@ -141,6 +141,25 @@ async def fill(server: FakeServer) -> None:
     await post(server, {**PROMPT, "n": 32, "timeout": 2.0})
 
 
+async def test_a_response_tells_a_deadline_from_a_defect(
+    open_server: OpenServer,
+) -> None:
+    async with open_server(step_seconds=0.05) as server:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, server)
+            while server.engine.statistics().num_streams == 0:
+                await trio.sleep(0.01)
+            body = {"input": "a", "stream": True, "max_queue_seconds": 0.1}
+            answer = await post(server, body, "/v1/responses")
+            refused = await post(
+                server, {**CHAT, "max_queue_seconds": 0.1}, "/v1/messages"
+            )
+            nursery.cancel_scope.cancel()
+    last = json.loads(answer.text.strip().rpartition("data: ")[2])
+    assert last["response"]["error"]["code"] == "deadline_exceeded"
+    assert refused.status_code == 504
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_waits_in_the_queue_as_long_as_it_may(
     open_server: OpenServer, stream: bool
@@ -179,6 +198,7 @@ async def test_a_request_that_has_begun_is_no_longer_in_the_queue(
         ({}, {"X-Request-Timeout": "nan"}, "X-Request-Timeout"),
         ({}, {"X-Request-Timeout": "inf"}, "X-Request-Timeout"),
         ({}, {"X-Request-Timeout": "soon"}, "X-Request-Timeout"),
+        ({}, {"X-Request-Timeout": "1_0"}, "X-Request-Timeout"),
         ({}, {"X-Request-Timeout": "61"}, "X-Request-Timeout"),
     ],
 )

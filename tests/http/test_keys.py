@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ async def test_everything_but_the_probes_is_guarded(
             answer = await client.request(method, path + end)
             assert (answer.status_code == 401) == (path not in OPEN), path
             assert ("www-authenticate" in answer.headers) == (path not in OPEN)
+    # Strangers do not learn which paths there are.
+    for path in ("/nope", "/v1/models/x"):
+        assert (await client.get(path)).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,7 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(
         {"Authorization": f"Bearer {KEY}"},
         {"Authorization": "bearer  sk-two"},
         {"X-Api-Key": KEY},
+        {"Authorization": "Bearer wrong", "X-Api-Key": KEY},
     ],
 )
 async def test_a_known_key_is_taken(
@@ -168,6 +173,8 @@ def test_a_file_names_its_keys_and_is_read_again(
         ("# ann sk-a", "has no keys"),
         ("ann sk-a sk-b", "line 1 must have"),
         ("ann sk-a\nann sk-b", "line 2 repeats a name"),
+        ("ann sk-a\nbob sk-a admin", "line 2 repeats a name or a key"),
+        ("ann sk-\xe9", "line 1: a key has visible ASCII"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_without_its_keys(
@@ -179,10 +186,17 @@ def test_a_file_that_is_wrong_is_refused_without_its_keys(
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    for key in ("", "a b", "a\n"):
+    for key in ("", "a b", "a\n", "\xe9"):
         with pytest.raises(InvalidConfig, match="--api-key: a key"):
-            HttpConfig(api_key=(key,))
+            KeyRing(HttpConfig(api_key=(key,)))
     with pytest.raises(InvalidConfig, match="needs --api-key"):
         HttpConfig(guard_metrics=True)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(InvalidConfig, match="no plain file"):
+            KeyRing(HttpConfig(api_key_file=str(tmp_path / name)))
+    (tmp_path / "long").write_text("#" * 2**20 + "\nann sk-a")
+    with pytest.raises(InvalidConfig, match="longer than 1 MiB"):
+        KeyRing(HttpConfig(api_key_file=str(tmp_path / "long")))
     with pytest.raises(InvalidConfig, match="cannot read .*: No such file"):
         KeyRing(HttpConfig(api_key_file=str(tmp_path / "none")))

@@ -74,10 +74,6 @@ class HttpConfig:
             raise InvalidConfig(
                 "max_bodies_memory", "must be at least twice --max-body-size"
             )
-        if not all(
-            key and key.isprintable() and " " not in key for key in self.api_key
-        ):
-            raise InvalidConfig("api_key", "a key has no spaces, and is not empty")
         if self.guard_metrics and not (self.api_key or self.api_key_file):
             raise InvalidConfig("guard_metrics", "needs --api-key or --api-key-file")
         check_seconds("body_timeout", self.body_timeout)

@@ -74,6 +74,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(TrioserveError, _respond_error)
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)
+    app.before_request(_check_key(state))
     app.after_request(_count_request(state))
     app.after_request(_name_request)
 
@@ -119,14 +120,9 @@ def _set_up_paths(url_map: Map) -> None:
 
 
 def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]]:
-    needs_key = not _is_open(route, state)
-
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
         scoped = _current_request()
-        if needs_key:
-            # Before the body is read.
-            scoped.live.key = state.keys.check(scoped.headers)
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         with scoped.time_limit.until_answer(scoped.progress):
             return await route.handler(state, scoped)
@@ -138,6 +134,21 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
 def _current_request() -> ScopedRequest:
     """The object behind quart's proxy, which is bound to this task's context."""
     return cast(ScopedRequest, cast(Any, request)._get_current_object())
+
+
+def _check_key(state: ServerState) -> Callable[[], Awaitable[None]]:
+    open_paths = {
+        path for route in ROUTES if _is_open(route, state) for path in route.paths
+    }
+
+    async def check() -> None:
+        # Before the body is read, and for unknown paths, too: strangers learn nothing.
+        rule = request.url_rule
+        if rule is None or rule.rule not in open_paths:
+            scoped = _current_request()
+            scoped.live.key = state.keys.check(scoped.headers)
+
+    return check
 
 
 def _count_request(state: ServerState) -> Callable[[Response], Awaitable[Response]]:
@@ -170,7 +181,9 @@ async def _respond_error(error: TrioserveError) -> Response:
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
         headers["Accept-Encoding"] = error.wanted
-    if isinstance(error, (RequestError, Unavailable, DeadlineExceeded, RequestCancelled)):
+    if isinstance(
+        error, (RequestError, Unavailable, DeadlineExceeded, RequestCancelled)
+    ):
         _forget_frames(error)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"

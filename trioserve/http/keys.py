@@ -14,6 +14,11 @@ from ..errors import InvalidConfig, Unauthorized
 if TYPE_CHECKING:
     from werkzeug.datastructures import Headers
 
+KEY_RULE: Final = "a key has visible ASCII characters alone, and at least one"
+
+# Ten thousand keys and more. They are compared one by one.
+_MAX_FILE_BYTES: Final = 2**20
+
 # Anthropic's clients send the key in a header of its own.
 _ANTHROPIC_HEADER: Final = "x-api-key"
 
@@ -46,6 +51,8 @@ class KeyRing:
         self._given = {
             Key(name=f"key {i}"): key for i, key in enumerate(config.api_key, 1)
         }
+        if not all(map(_is_sendable, config.api_key)):
+            raise InvalidConfig("api_key", KEY_RULE)
         self._digests: dict[Key, bytes] = {}
         self.reload()
 
@@ -66,12 +73,12 @@ class KeyRing:
         """
         if not self._digests:
             return None
-        shown = _find_key(headers)
-        digest = _digest(shown)
+        shown = _list_keys(headers)
         # All keys are compared, and digests of one length, so that the time of an answer
         # says nothing about a key.
         found = [
             key
+            for digest in map(_digest, shown)
             for key, expected in self._digests.items()
             if hmac.compare_digest(digest, expected)
         ]
@@ -80,12 +87,19 @@ class KeyRing:
         return found[0]
 
 
-def _find_key(headers: Headers) -> str:
-    """Return the key of a request, or nothing."""
+def _list_keys(headers: Headers) -> list[str]:
+    """Return the keys of a request; clients that send two may know one of them."""
     scheme, _, key = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return key.strip()
-    return headers.get(_ANTHROPIC_HEADER, "").strip()
+    keys = [
+        key if scheme.lower() == "bearer" else "",
+        headers.get(_ANTHROPIC_HEADER, ""),
+    ]
+    return [key.strip() for key in keys if key.strip()]
+
+
+def _is_sendable(key: str) -> bool:
+    """Whether all clients can send a key in a header."""
+    return key.isascii() and key.isprintable() and " " not in key and bool(key)
 
 
 def _digest(key: str) -> bytes:
@@ -94,12 +108,17 @@ def _digest(key: str) -> bytes:
 
 def _read(path: Path) -> dict[Key, str]:
     try:
+        # To read a pipe would wait for its writer.
+        if path.exists() and not path.is_file():
+            raise InvalidConfig("api_key_file", f"{path} is no plain file")
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InvalidConfig("api_key_file", f"{path} is longer than 1 MiB")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidConfig("api_key_file", f"cannot read {path}: {reason}") from None
     keys: dict[Key, str] = {}
-    names: set[str] = set()
+    seen: set[str] = set()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -111,9 +130,13 @@ def _read(path: Path) -> dict[Key, str]:
                 f"line {number} must have a name and a key, and may end with admin",
             )
         name, secret = words[:2]
-        if name in names:
-            raise InvalidConfig("api_key_file", f"line {number} repeats a name")
-        names.add(name)
+        if name in seen or secret in seen:
+            raise InvalidConfig(
+                "api_key_file", f"line {number} repeats a name or a key"
+            )
+        if not _is_sendable(secret):
+            raise InvalidConfig("api_key_file", f"line {number}: {KEY_RULE}")
+        seen |= {name, secret}
         keys[Key(name=name, is_admin=len(words) > 2)] = secret
     if not keys:
         # An empty file would open the server to everybody.

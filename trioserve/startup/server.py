@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# A file on a network that hangs must not delay other signals for longer.
+_RELOAD_SECONDS = 5.0
+
 # With the time, the level and the name of the logger before it a line has 120 characters.
 _LINE_LENGTH = 64
 
@@ -64,6 +67,7 @@ class Server:
         self._tls = (
             None if config.bind.tls_certfile is None else TlsContext(config.bind)
         )
+        self._reloading = trio.CapacityLimiter(1)
         self._everything = trio.CancelScope()
         self._exit_code = 0
         self._is_ready = False
@@ -152,22 +156,27 @@ class Server:
                 if signum == signal.SIGUSR1:
                     self._log_stalls()
                 elif signum == signal.SIGHUP:
-                    self._reload()
+                    await self._reload()
                 else:
                     self._stop(signum)
 
-    def _reload(self) -> None:
-        """Read keys and certificates again; these files are short."""
+    async def _reload(self) -> None:
+        """Read keys and certificates again."""
         parts: dict[str, Callable[[], None]] = {"keys": self._state.keys.reload}
         if self._tls is not None:
             parts["certificate"] = self._tls.reload
         for name, reload in parts.items():
-            try:
-                reload()
-            except InvalidConfig as error:
-                logger.error("%s as before: %s", name, error)
-            else:
-                logger.info("%s read again", name)
+            with trio.move_on_after(_RELOAD_SECONDS) as scope:
+                try:
+                    await trio.to_thread.run_sync(
+                        reload, limiter=self._reloading, abandon_on_cancel=True
+                    )
+                except InvalidConfig as error:
+                    logger.error("%s as before: %s", name, error)
+                else:
+                    logger.info("%s read again", name)
+            if scope.cancelled_caught:
+                logger.error("%s as before: the file cannot be read now", name)
 
     def _stop(self, signum: int) -> None:
         if not self._is_ready:

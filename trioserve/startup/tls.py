@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 import ssl
 
 import hypercorn.config
@@ -41,6 +42,10 @@ class TlsContext:
         )
 
     def _load(self) -> ssl.SSLContext:
+        for path in (self._config.tls_certfile, self._config.tls_keyfile):
+            # To read a pipe would wait for its writer.
+            if path is not None and Path(path).exists() and not Path(path).is_file():
+                raise InvalidConfig("tls_certfile", f"{path} is no plain file")
         config = hypercorn.config.Config()
         config.certfile = self._config.tls_certfile
         config.keyfile = self._config.tls_keyfile

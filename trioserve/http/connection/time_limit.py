@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 import math
+import re
 from typing import Final
 
 import trio
@@ -16,6 +17,8 @@ from ..progress import Progress
 from .peer import Peer
 
 HEADER: Final = "X-Request-Timeout"
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 # After the deadline, the last events or an error are still written. A client that takes
 # longer is cut off. A second has no source.
@@ -58,11 +61,7 @@ class TimeLimit:
         """
         if text is None:
             return
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        self.shorten(HEADER, seconds)
+        self.shorten(HEADER, float(text) if _NUMBER.fullmatch(text) else math.nan)
 
     def shorten(self, param: str, seconds: float | None) -> None:
         """Take a limit that the client has named; the shortest one counts.

@@ -58,6 +58,7 @@ def to_chat_request(
             "top_k": request.top_k,
             "top_p": request.top_p,
             "cache_salt": request.cache_salt,
+            "max_queue_seconds": request.max_queue_seconds,
         }
     return ChatRequest(**fields)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from ...errors import InvalidParameter
 from ...frontend import MAX_STOP_STRINGS
 from .client_tools import ClientTool, ToolPreference
-from .field_types import Int64, StopString
+from .field_types import Int64, Seconds, StopString
 from .output_config import OutputConfig
 from .pooling_requests import CacheSalt
 from .requests import ModelRequest
@@ -83,3 +83,4 @@ class MessagesRequest(ConversationRequest, frozen=True, kw_only=True):
     top_k: Int64 | None = None
     top_p: float | None = None
     cache_salt: CacheSalt | None = None
+    max_queue_seconds: Seconds | None = None

@@ -6,11 +6,13 @@ sent here, even if they are null.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ...errors import DeadlineExceeded, RequestCancelled, TrioserveError
 from .responses import TokenLogprob
 from .usage import Usage
 
@@ -122,11 +124,26 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+# OpenAI's API has the first one alone of these.
+ResponseErrorCode = Literal["server_error", "deadline_exceeded", "request_cancelled"]
+
+_ERROR_CODES: Final[Mapping[str, ResponseErrorCode]] = {
+    DeadlineExceeded.code: "deadline_exceeded",
+    RequestCancelled.code: "request_cancelled",
+}
+
+
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a response failed."""
 
     message: str
-    code: Literal["server_error"] = "server_error"
+    code: ResponseErrorCode
+
+    @classmethod
+    def of(cls, error: TrioserveError) -> ResponseError:
+        return cls(
+            message=str(error), code=_ERROR_CODES.get(error.code, "server_error")
+        )
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -150,7 +150,7 @@ class ResponseWriter:
 
     def _fail(self, error: TrioserveError) -> Events:
         yield from self._close("incomplete")
-        self._end(status="failed", error=ResponseError(message=str(error)))
+        self._end(status="failed", error=ResponseError.of(error))
         yield ResponseFailed(sequence_number=self._number(), response=self._response)
 
     def abandon(self, error: TrioserveError, number: int) -> ResponseEvent:
@@ -163,7 +163,7 @@ class ResponseWriter:
         self._items.clear()
         self._end(
             status="failed",
-            error=ResponseError(message=str(error)),
+            error=ResponseError.of(error),
             completed_at=None,
             incomplete_details=None,
         )
