@@ -242,6 +242,57 @@ def test_a_tool_that_is_no_function_is_named(
     assert caught.value.param == param
 
 
+WRONG_TYPES = pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("parameters", "x"),
+        ("parameters", []),
+        ("parameters", True),
+        ("description", 5),
+        ("strict", "x"),
+        ("strict", 1),
+    ],
+)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@WRONG_TYPES
+@with_messages
+def test_a_wrong_type_in_a_function_is_named(
+    request_type: type[Any], choice: str, field: str, value: object
+) -> None:
+    tool = {"type": "function", "function": {"name": "g", field: value}}
+    fields = {"messages": MESSAGES, "tools": [TOOL, tool], "tool_choice": choice}
+    with pytest.raises(InvalidParameter) as caught:
+        decode(request_type, fields)
+    assert caught.value.param == f"tools[1].function.{field}"
+
+
+@WRONG_TYPES
+def test_a_wrong_type_in_a_function_of_a_response_is_named(
+    field: str, value: object
+) -> None:
+    tool = {"type": "function", "name": "f", field: value}
+    with pytest.raises(InvalidParameter) as caught:
+        decode(ResponseRequest, {"input": "hi", "tools": [tool]})
+    assert caught.value.param == f"tools[0].{field}"
+
+
+def test_null_in_a_function_is_the_same_as_no_field() -> None:
+    function = {"name": "f", "description": None, "parameters": None, "strict": None}
+    bare = {"type": "function", "function": {"name": "f"}}
+    tools = [{"type": "function", "function": function}]
+    for request_type in (ChatRequest, TokenizeRequest):
+        request = decode(request_type, {"messages": MESSAGES, "tools": tools})
+        assert request.tools == (bare,)
+    flat = {"type": "function"} | function
+    response = decode(ResponseRequest, {"input": "hi", "tools": [flat]})
+    messages, _ = to_messages(response.items, None)
+    assert to_chat(response, messages).tools == (bare,)
+    # The answer repeats the tools as they were sent.
+    assert response.tools == (flat,)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -501,3 +501,21 @@ async def test_calls_that_cannot_be_forced_are_refused(
             await ask(client, tool_choice="required", **fields)
         assert caught.value.param == "tool_choice"
         assert not server.device.plans
+
+
+async def test_two_tools_of_one_name_cannot_be_forced(tokenizer_folder: Path) -> None:
+    twice = [TOOLS[0], TOOLS[0]]
+    async with open_client(tokenizer_folder) as (server, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, tool_choice="required", tools=twice)
+        assert caught.value.param == "tools[1].function.name"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(
+                model="fake",
+                input="hi",
+                tool_choice="required",
+                tools=[{"type": "function", **each["function"]} for each in twice],
+            )
+        assert caught.value.param == "tools[1].name"
+        assert not server.device.plans
+        await ask(client, tools=twice)

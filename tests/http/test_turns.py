@@ -267,6 +267,18 @@ def test_wrong_turns_are_refused_by_their_place(turns: list[Any], message: str) 
         ),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema: is required"),
         (
+            {"tools": [{**LOOK, "input_schema": "x"}]},
+            "tools[0].input_schema: expected object, got str",
+        ),
+        (
+            {"tools": [LOOK, {**LOOK, "description": 5}]},
+            "tools[1].description: expected str or null, got int",
+        ),
+        (
+            {"tools": [{**LOOK, "strict": "x"}]},
+            "tools[0].strict: expected bool or null, got str",
+        ),
+        (
             {"tools": [{**LOOK, "strict": True}]},
             "tools[0].strict is not supported by this server: "
             "calls are not checked by schemas",

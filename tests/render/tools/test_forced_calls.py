@@ -232,6 +232,22 @@ def test_a_tool_that_cannot_be_written_is_named(
     assert caught.value.param == param
 
 
+def test_the_rule_for_names_is_told(tokenizer: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "a b"}}]
+    with pytest.raises(InvalidParameter, match="1 to 128 letters, digits, underscores"):
+        write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset({"a b"}))
+
+
+def test_the_second_tool_of_a_name_is_named(tokenizer: Tokenizer) -> None:
+    functions = [{"name": name} for name in ("a", "b", "b")]
+    tools = [{"type": "function", "function": each} for each in functions]
+    with pytest.raises(InvalidParameter) as caught:
+        write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset("ab"))
+    assert caught.value.param == "tools[2].function.name"
+    # Nobody calls those.
+    write_grammar(tokenizer, "hermes", "", tools=tools, names=frozenset("a"))
+
+
 def test_families_without_json_have_no_form() -> None:
     without = {name for name, each in TOOL_FAMILIES.items() if not each.choose_form("")}
     assert without == TOOL_FAMILIES.keys() - {family for family, _ in FORMS}

@@ -9,6 +9,7 @@ import msgspec
 
 from ...errors import InvalidParameter, NotSupported
 from ...types.nesting import check_nesting
+from .functions import check_function, drop_nulls
 from .lazy_fields import begins_with, decode_field
 from .response_requests import TextConfig
 from .structured import STRUCTURE_FIELDS, has_value
@@ -52,13 +53,16 @@ def decode_tools(
     """Decode the functions that a model may call.
 
     Raises:
-      InvalidParameter: a tool has no name, or the tools are too large or too deep.
+      InvalidParameter: a tool has no name, or a field of the wrong type, or the tools are
+        too large or too deep.
       NotSupported: a tool is not a function.
     """
     tools = decode_any_tools(name, raw, max_tokens)
-    for index, tool in enumerate(tools or ()):
-        _check_tool(f"{name}[{index}]", tool)
-    return tools
+    if tools is None:
+        return None
+    return tuple(
+        _read_tool(f"{name}[{index}]", tool) for index, tool in enumerate(tools)
+    )
 
 
 def decode_any_tools(
@@ -87,15 +91,14 @@ def _decode_choice(name: str, raw: msgspec.Raw, kinds: Mapping[str, type]) -> An
     return decode_field(name, raw, kinds[kind])
 
 
-def _check_tool(path: str, tool: dict[str, object]) -> None:
+def _read_tool(path: str, tool: dict[str, object]) -> dict[str, object]:
     if tool.get("type", "function") != "function":
         raise NotSupported(f"{path}.type", "must be function")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidParameter(f"{path}.function", "must be an object")
-    called = function.get("name")
-    if not isinstance(called, str) or not called:
-        raise InvalidParameter(f"{path}.function.name", "must be a text")
+    check_function(f"{path}.function", function)
+    return tool | {"function": drop_nulls(function)}
 
 
 def decode_tool_choice(

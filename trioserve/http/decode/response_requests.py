@@ -17,6 +17,7 @@ from ...render import ReasoningEffort
 from ...types.structured import StructuredOutput
 from .chat_request import ChatRequest
 from .field_types import Int64
+from .functions import check_function, drop_nulls
 from .messages import Message
 from .requests import SampledRequest
 from .response_items import MESSAGE, InputItem, InputItems, check_items
@@ -250,10 +251,9 @@ def _check_tool(tool: dict[str, object], path: str) -> None:
             f"{path}.type",
             f"{str(kind)[:64]} is no tool of this server; send functions",
         )
-    if not tool.get("name") or not isinstance(tool["name"], str):
-        raise InvalidParameter(f"{path}.name", "must be a text")
+    check_function(path, tool)
 
 
 def _to_chat_tool(tool: dict[str, object]) -> dict[str, object]:
     function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": drop_nulls(function)}

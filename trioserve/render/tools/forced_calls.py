@@ -21,8 +21,9 @@ _JSON: Final = {
     "lenient": False,
 }
 
-# Every family reads these names.
+# Every family reads these names. The words are for the client.
 _NAME: Final = re.compile(r"[\w.\-/]{1,128}")
+_NAME_RULE: Final = "1 to 128 letters, digits, underscores, dots, hyphens and slashes"
 
 
 def write_forced_calls(
@@ -42,16 +43,23 @@ def write_forced_calls(
       takes_one: there is one call and no more.
 
     Raises:
-      InvalidParameter: a name cannot be written, or the parameters are no object.
+      InvalidParameter: a name cannot be written, or two tools have it, or the parameters
+        are no object.
     """
     write = partial(write_literal, special_tags)
     calls, rules = [], []
+    seen: set[str] = set()
     for index, tool in enumerate(tools):
         function = tool["function"]
         if function["name"] not in names:
             continue
         path = f"tools[{index}].function"
         call = _check_name(function["name"], path)
+        if call in seen:
+            raise InvalidParameter(
+                f"{path}.name", "another tool has this name, so no call can be forced"
+            )
+        seen.add(call)
         schema = json.dumps(_make_schema(function.get("parameters"), path))
         calls.append(f"call_{index}")
         rules += [
@@ -89,7 +97,8 @@ def list_schemas(
 def _check_name(name: str, path: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidParameter(
-            f"{path}.name", "a call of this tool cannot be forced: see its characters"
+            f"{path}.name",
+            f"a call of this tool cannot be forced: its name must be {_NAME_RULE}",
         )
     return name
 
