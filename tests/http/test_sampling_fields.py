@@ -127,6 +127,8 @@ def test_the_server_bounds_logprobs(sent: int, most: int, is_taken: bool) -> Non
 def test_named_tokens_are_reported_with_logprobs_alone() -> None:
     request = chat(logprobs=True, logprob_token_ids=[3, 1])
     assert to_sampling(request, {}).logprob_token_ids == (3, 1)
+    repeated = completion(logprobs=1, logprob_token_ids=[3, 1, 3])
+    assert to_sampling(repeated, {}).logprob_token_ids == (3, 1)
     with pytest.raises(InvalidParameter) as caught:
         to_sampling(completion(logprob_token_ids=[3]), {})
     assert caught.value.param == "logprob_token_ids"

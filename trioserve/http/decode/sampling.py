@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from ...errors import InvalidParameter
 from ...types.sampling import DEFAULT_MAX_LOGPROBS, SamplingParams
 from .chat_request import ChatRequest
 from .completion_request import CompletionRequest
+from .requests import GenerationRequest
 
 # OpenAI's default for plain completions.
 COMPLETION_MAX_TOKENS: Final = 16
@@ -40,7 +42,6 @@ _SAME_IN_SAMPLING: Final = (
     "stop_token_ids",
     "allowed_token_ids",
     "prompt_logprobs",
-    "logprob_token_ids",
 )
 
 
@@ -68,49 +69,62 @@ def to_sampling(
     for name in _SAME_IN_SAMPLING:
         if (value := getattr(request, name)) is not None:
             values[name] = value
+    # A token is reported once, however often it was sent.
+    if request.logprob_token_ids:
+        values["logprob_token_ids"] = tuple(dict.fromkeys(request.logprob_token_ids))
     values["logit_bias"] = _parse_logit_bias(request.logit_bias or {})
     values["logits_processors"] = tuple(
         (name, arguments or {})
         for name, arguments in (request.logits_processors or {}).items()
     )
     if isinstance(request, ChatRequest):
-        sent_as = _take_chat_fields(request, values)
+        _take_chat_fields(request, values)
     else:
-        sent_as = _take_completion_fields(request, values)
-    try:
+        _take_completion_fields(request, values)
+    with naming_sampling(request):
         sampling = SamplingParams(**values)
         sampling.check_logprobs(max_logprobs)
-    except InvalidParameter as error:
-        raise _rename(error, sent_as) from None
     return sampling
 
 
-def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> dict[str, str]:
-    """Add the fields with other names in chats; returns their names in chats."""
+@contextmanager
+def naming_sampling(request: GenerationRequest) -> Iterator[None]:
+    """Let errors of SamplingParams name the fields of the request."""
+    try:
+        yield
+    except InvalidParameter as error:
+        name = error.param or ""
+        sent_as = _find_name(request, name)
+        if sent_as == name:
+            raise
+        reason = str(error).removeprefix(f"{name}: ")
+        raise InvalidParameter(sent_as, reason) from None
+
+
+def _find_name(request: GenerationRequest, name: str) -> str:
+    match request, name:
+        case ChatRequest(), "logprobs":
+            return "top_logprobs"
+        case ChatRequest(max_completion_tokens=int()), "max_tokens":
+            return "max_completion_tokens"
+        case CompletionRequest(prompt_logprobs=None), "prompt_logprobs":
+            return "logprobs"
+    return name
+
+
+def _take_chat_fields(request: ChatRequest, values: dict[str, Any]) -> None:
     if request.logprobs:
         values["logprobs"] = request.top_logprobs or 0
-    if request.max_completion_tokens is None:
-        return {"logprobs": "top_logprobs"}
-    values["max_tokens"] = request.max_completion_tokens
-    return {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
+    if request.max_completion_tokens is not None:
+        values["max_tokens"] = request.max_completion_tokens
 
 
-def _take_completion_fields(
-    request: CompletionRequest, values: dict[str, Any]
-) -> dict[str, str]:
+def _take_completion_fields(request: CompletionRequest, values: dict[str, Any]) -> None:
     values.setdefault("max_tokens", COMPLETION_MAX_TOKENS)
     values["logprobs"] = request.logprobs
     # Echoed tokens are reported with their log probabilities, too.
     if request.echo:
         values.setdefault("prompt_logprobs", request.logprobs)
-    return {"prompt_logprobs": "logprobs"} if request.prompt_logprobs is None else {}
-
-
-def _rename(error: InvalidParameter, sent_as: Mapping[str, str]) -> InvalidParameter:
-    name = error.param or ""
-    if name not in sent_as:
-        return error
-    return InvalidParameter(sent_as[name], str(error).removeprefix(f"{name}: "))
 
 
 def _parse_logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -65,6 +65,7 @@ COMPLETION: Final[Mapping[str, Neutral]] = {
 RESPONSE: Final[Mapping[str, Neutral]] = {
     **BOTH,
     "n": (1,),
+    "echo": (False,),
     "max_tokens": (),
     "max_completion_tokens": (),
     "reasoning_effort": (),

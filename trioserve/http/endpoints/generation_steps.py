@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from ..decode.completion_request import CompletionRequest
 from ..decode.lazy_mappings import LazyMappings
 from ..decode.message_mappings import to_chat_options
 from ..decode.requests import GenerationRequest
-from ..decode.sampling import to_sampling
+from ..decode.sampling import naming_sampling, to_sampling
 from ..respond import tell_time
 from ..state import ServerState
 from ..stream_meter import StreamMeter
@@ -185,14 +185,18 @@ async def open_meter(
             parallel_tool_calls=not body.takes_one_call,
             forced_tools=body.forced_tools,
         )
-    async with engine.open_text(
-        prompts,
-        sampling,
-        text,
-        priority=body.priority or 0,
-        splits_reasoning=isinstance(body, ChatRequest),
-        tools=tools,
-    ) as stream:
+    async with AsyncExitStack() as exits:
+        with naming_sampling(body):
+            stream = await exits.enter_async_context(
+                engine.open_text(
+                    prompts,
+                    sampling,
+                    text,
+                    priority=body.priority or 0,
+                    splits_reasoning=isinstance(body, ChatRequest),
+                    tools=tools,
+                )
+            )
         stream.limits = limits
         state.counts.count_params(sampling)
         times = StreamTimes(
