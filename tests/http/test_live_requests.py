@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 import json
 from pathlib import Path
+import socket
 from typing import Any
 
 import httpx2 as httpx
@@ -184,3 +185,77 @@ async def test_an_id_may_name_several(open_client: OpenClient) -> None:
         await client.ask("DELETE", f"{LIVE}/twin")
         while await client.list_ids():
             await trio.sleep(0.01)
+
+
+async def test_an_empty_id_cancels_nothing(open_client: OpenClient) -> None:
+    async with open_client() as client:
+        client.begin("one", max_tokens=30)
+        await client.wait_for("decode", "one")
+        assert (await client.ask("DELETE", f"{LIVE}/")).status_code == 404
+        assert (await client.wait_answer("one")).status_code == 200
+
+
+async def test_the_device_is_free_though_the_client_does_not_read(
+    open_client: OpenClient,
+) -> None:
+    body = json.dumps({**LONG, "n": 32, "stream": True, "logprobs": 5})
+    head = UPLOAD.partition("Content-Length")[0]
+    async with open_client() as client:
+        port = client.server.port
+        async with await trio.open_tcp_stream("127.0.0.1", port) as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
+            await reader.send_all(request.encode())
+            while client.server.engine.statistics().scheduler.num_running == 0:
+                await trio.sleep(0.01)
+            await client.ask("DELETE", f"{LIVE}/upload")
+            num_steps = len(client.server.device.plans)
+            while client.server.engine.statistics().scheduler.num_running:
+                await trio.sleep(0.001)
+            # Those that were in flight already.
+            assert len(client.server.device.plans) <= num_steps + 3
+
+
+async def test_a_followed_response_ends_by_its_own_deadline(
+    open_client: OpenClient,
+) -> None:
+    async with open_client() as client:
+        body = {"input": "a", "background": True, "stream": True}
+        async with httpx.AsyncClient(base_url=client.server.url, timeout=20) as http:
+            headers = {"X-Request-Timeout": "0.3"}
+            answer = await http.post("/v1/responses", json=body, headers=headers)
+    assert '"reason":"deadline"' in answer.text
+    assert "event: error" not in answer.text
+
+
+async def test_a_follower_can_be_cancelled_again_and_again(
+    open_client: OpenClient,
+) -> None:
+    async with open_client() as client:
+        texts: list[str] = []
+
+        async def follow(http: httpx.AsyncClient) -> None:
+            body = {"input": "a", "background": True, "stream": True}
+            headers = {"X-Request-Id": "follower"}
+            answer = await http.post(
+                "/v1/responses", json=body | {"max_output_tokens": 200}, headers=headers
+            )
+            texts.append(answer.text)
+
+        async with httpx.AsyncClient(base_url=client.server.url, timeout=20) as http:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(follow, http)
+                while "follower" not in await client.list_ids():
+                    await trio.sleep(0.01)
+                await trio.sleep(0.1)
+                for _ in range(2):
+                    await client.ask("DELETE", f"{LIVE}/follower")
+            last = texts[0].strip().rpartition("\n\n")[2]
+            assert last.startswith("event: error\n")
+            assert '"code":"request_cancelled"' in last
+            response_id = json.loads(
+                texts[0].partition("data: ")[2].partition("\n")[0]
+            )["response"]["id"]
+            path = f"/v1/responses/{response_id}"
+            assert (await http.get(path)).json()["status"] == "in_progress"
+            await http.post(f"{path}/cancel")

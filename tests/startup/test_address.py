@@ -46,6 +46,18 @@ def test_a_path_that_is_in_use_is_refused_and_stays(tmp_path: Path) -> None:
     assert file.read_text() == "text"
 
 
+def test_a_path_is_taken_before_anybody_listens(tmp_path: Path) -> None:
+    """Two servers that load their models at the same time."""
+    config = BindConfig(uds=str(tmp_path / "socket"))
+    with open_address(config) as sock:
+        with pytest.raises(InvalidConfig, match="in use"):
+            with open_address(config):
+                raise AssertionError("it is taken")
+        sock.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(config.uds or "")
+
+
 @pytest.mark.parametrize(
     ("path", "reason"), [("x" * 200, "too long"), ("/none/socket", "No such file")]
 )

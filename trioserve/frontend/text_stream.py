@@ -116,8 +116,10 @@ class TextStream:
         return [whole for [whole] in gathered]
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` in the reader, behind the unread deltas."""
+        """End all sequences now, and raise `error` in the reader."""
         self._tokens.fail(error)
+        for index in range(self.num_sequences):
+            self._tokens.stop(index)
 
     def _note_time(self) -> None:
         """End the sequences if the deadline has passed.

@@ -108,7 +108,7 @@ class LiveRequests:
         return [
             each
             for each in self._requests
-            if each is not asker and (sees_all or each.key == asker.key)
+            if each is not asker and (sees_all or _have_one_key(each, asker))
         ]
 
     def find(self, request_id: str, asker: LiveRequest) -> list[LiveRequest]:
@@ -121,3 +121,9 @@ class LiveRequests:
         if not found:
             raise RequestNotFound(request_id)
         return found
+
+
+def _have_one_key(one: LiveRequest, other: LiveRequest) -> bool:
+    # By name, because the file may have changed since.
+    names = [each.key and each.key.name for each in (one, other)]
+    return names[0] == names[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 import errno
+import hashlib
 import os
 from pathlib import Path
 import socket
+import sys
 
 from ..config import BindConfig
 from ..errors import InvalidConfig
@@ -28,7 +30,7 @@ def open_address(config: BindConfig) -> Iterator[socket.socket]:
             yield sock
         return
     path = Path(config.uds)
-    with _bind_path(path) as sock:
+    with _lock(path), _bind_path(path) as sock:
         ours = path.stat()
         try:
             yield sock
@@ -39,6 +41,24 @@ def open_address(config: BindConfig) -> Iterator[socket.socket]:
                     path.unlink()
 
 
+def _lock(path: Path) -> AbstractContextManager[object]:
+    """Keep other servers from a path on which nobody listens yet.
+
+    The lock is a name in the kernel, which forgets it with the process. Other systems than
+    Linux have no such names, and no lock.
+    """
+    if sys.platform != "linux":
+        return nullcontext()
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
+        lock.bind(f"\0trioserve-{digest}")
+    except OSError as error:
+        lock.close()
+        raise _explain_path(path, error) from error
+    return lock
+
+
 def _bind_path(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -47,9 +67,13 @@ def _bind_path(path: Path) -> socket.socket:
         sock.bind(str(path))
     except OSError as error:
         sock.close()
-        reason = error.strerror or str(error)
-        raise InvalidConfig("uds", f"cannot listen on {path}: {reason}") from error
+        raise _explain_path(path, error) from error
     return sock
+
+
+def _explain_path(path: Path, error: OSError) -> InvalidConfig:
+    reason = error.strerror or str(error)
+    return InvalidConfig("uds", f"cannot listen on {path}: {reason}")
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -57,10 +81,14 @@ def _is_abandoned(path: Path) -> bool:
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A server that is stopped may accept nothing.
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return True
+        except BlockingIOError:
+            return False
     return False
 
 

@@ -22,7 +22,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 # After the deadline, the last events or an error are still written. A client that takes
 # longer is cut off. A second has no source.
-_LAST_WORDS_SECONDS: Final = 1.0
+LAST_WORDS_SECONDS: Final = 1.0
 
 
 class TimeLimit:
@@ -82,12 +82,20 @@ class TimeLimit:
         self._is_named = True
 
     @contextmanager
-    def until_answer(self, progress: Progress) -> Iterator[None]:
+    def until_answer(
+        self, progress: Progress, *, grace_seconds: float = 0.0
+    ) -> Iterator[None]:
         """Cancel the block at the deadline.
+
+        Args:
+          grace_seconds: time behind the deadline for what ends by itself.
 
         Raises:
           DeadlineExceeded, RequestCancelled: the block was cancelled.
         """
+        self._work = trio.CancelScope(deadline=self._deadline + grace_seconds)
+        if self._is_cancelled:
+            self._work.cancel()
         with self._work:
             yield
         if self._work.cancelled_caught:
@@ -102,7 +110,7 @@ class TimeLimit:
           is_streaming: its stream ends by itself.
         """
         self._is_cancelled = True
-        self._end_at(trio.current_time() + _LAST_WORDS_SECONDS)
+        self._end_at(min(self.whole.deadline, trio.current_time() + LAST_WORDS_SECONDS))
         if not is_streaming:
             self._work.cancel()
 
@@ -110,15 +118,20 @@ class TimeLimit:
         """Return the limits of the request's stream."""
         queue = _or_inf(max_queue_seconds)
         return StreamLimits(
-            ends_at=self._arrived_at + self._seconds,
+            ends_at=self._deadline,
             starts_by=self._arrived_at + queue,
             max_queue_seconds=queue,
         )
 
+    @property
+    def _deadline(self) -> float:
+        return self._arrived_at + self._seconds
+
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
-        self._work.deadline = self._arrived_at + seconds
-        self._end_at(self._work.deadline + _LAST_WORDS_SECONDS)
+        self._work.deadline = self._deadline
+        if not self._is_cancelled:
+            self._end_at(self._deadline + LAST_WORDS_SECONDS)
 
     def _end_at(self, time: float) -> None:
         # Writes are shielded from the cancellation of their request.

@@ -19,13 +19,14 @@ from ...errors import InternalError, ResponseTooLarge, TrioserveError
 from ...frontend import StreamLimits
 from ...render import RendererWorkers
 from ..connection.scope import ScopedRequest
+from ..connection.time_limit import LAST_WORDS_SECONDS
 from ..event_log import EventLog
 from ..respond import respond_json, run_writing
 from ..response_store import StoredResponse, Turn
 from ..state import ServerState
 from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
-from ..wire.response_events import ResponseEvent, encode_event
+from ..wire.response_events import ResponseEvent, StreamFailed, encode_event
 from ..wire.response_object import ResponseObject
 from ..wire.responses import encode
 from ..wire.usage import Usage
@@ -71,10 +72,22 @@ def follow(request: ScopedRequest, log: EventLog, number: int) -> Response:
 
 
 async def _send_events(request: ScopedRequest, log: EventLog, number: int) -> bytes:
-    while events := await log.read(number):
-        number += len(events)
-        await request.answer.send_part(b"".join(events))
+    try:
+        while events := await _read(request, log, number):
+            number += len(events)
+            await request.answer.send_part(b"".join(events))
+    except TrioserveError as error:
+        # It ends the stream and not the response, which others may follow.
+        return encode_event(StreamFailed.of(error, number))
     return b""
+
+
+async def _read(request: ScopedRequest, log: EventLog, number: int) -> list[bytes]:
+    # The response may have the same deadline, and its last events tell more.
+    grace = LAST_WORDS_SECONDS / 2
+    with request.time_limit.until_answer(request.progress, grace_seconds=grace):
+        return await log.read(number)
+    raise AssertionError("the block returns or raises")
 
 
 class _Running:

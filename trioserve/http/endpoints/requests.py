@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quart import Response
 
+from ...errors import RequestNotFound
 from ..connection.scope import ScopedRequest
 from ..live_requests import LiveRequest
 from ..respond import respond_json
@@ -25,6 +26,9 @@ async def answer_cancel_requests(
     state: ServerState, request: ScopedRequest
 ) -> Response:
     """Cancel all requests that this one may see."""
+    if request.path.endswith("/"):
+        # The id of a script was empty.
+        raise RequestNotFound("")
     return _cancel(state.live.list_visible(request.live))
 
 

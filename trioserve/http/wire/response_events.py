@@ -9,7 +9,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .response_object import OutputItem, OutputText, ReasoningText, ResponseObject
+from ...errors import TrioserveError
+from .response_object import (
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    ResponseError,
+    ResponseErrorCode,
+    ResponseObject,
+)
 from .responses import TokenLogprob, encode
 
 
@@ -145,6 +153,19 @@ class ArgumentsDone(
     arguments: str
 
 
+class StreamFailed(ResponseEvent, frozen=True, kw_only=True, tag="error"):
+    """The last event of a stream that has ended before its response."""
+
+    code: ResponseErrorCode
+    message: str
+    param: None = None
+
+    @classmethod
+    def of(cls, error: TrioserveError, number: int) -> StreamFailed:
+        failure = ResponseError.of(error)
+        return cls(sequence_number=number, code=failure.code, message=failure.message)
+
+
 AnyResponseEvent = (
     ResponseCreated
     | ResponseQueued
@@ -162,6 +183,7 @@ AnyResponseEvent = (
     | ReasoningDone
     | ArgumentsAdded
     | ArgumentsDone
+    | StreamFailed
 )
 
 

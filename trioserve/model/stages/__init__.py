@@ -5,8 +5,8 @@ stage before it, and sends its own to the next stage. The first stage turns toke
 vectors. The last stage samples, and sends the sampled tokens to the first one
 (types/transfers.py says when).
 
-This room knows torch, torch.distributed, and transformers where a model needs it. It does not know how processes
-are started, how plans reach them, or who uses the results.
+This room knows torch, torch.distributed, and transformers where a model needs it. It does
+not know how processes are started, how plans reach them, or who uses the results.
 
 The door:
   outline_plain_stage a folder -> Outline, if its model needs no transformers
