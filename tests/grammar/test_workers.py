@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from trioserve.errors import WeightsBroken
 from trioserve.grammar import costs
 from trioserve.grammar.compile import compile_structure
 from trioserve.grammar.guide import Guide, Mask
@@ -99,19 +100,40 @@ def test_a_sequence_may_not_take_too_long(
     assert sequence.error == TOO_LONG
 
 
-def test_a_failure_of_the_library_does_not_stop_the_device(
-    tokenizer_folder: object,
+class Panic(BaseException):
+    """What the library raises when it panics is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [Panic(), MemoryError(), WeightsBroken("tiny", "gone")]
+)
+def test_a_failed_build_ends_its_sequences_alone(
+    error: BaseException, guidance: LLTokenizer
 ) -> None:
-    class Panic(BaseException):
-        pass
+    errors = [error]
 
-    def fail() -> LLTokenizer:
-        raise Panic()
+    def load() -> LLTokenizer:
+        if errors:
+            raise errors.pop()
+        return guidance
 
-    workers = GuideWorkers(fail, vocab_size=VOCAB_SIZE)
+    workers = GuideWorkers(load, vocab_size=VOCAB_SIZE)
     sequence = workers.open(make_grammar("xy"), (), EOS)
     wait(workers, sequence)
     assert sequence.error is not None and sequence.error.is_internal
+    other = workers.open(make_grammar("yx"), (), EOS)
+    wait(workers, other)
+    assert other.error is None
+
+
+def test_a_grammar_longer_than_all_that_are_kept_can_be_used(
+    workers: GuideWorkers,
+) -> None:
+    text = make_grammar("xy").text
+    for _ in range(2):
+        sequence = workers.open(Grammar(text=text + " " * 5 * 2**20), (), EOS)
+        wait(workers, sequence)
+        assert sequence.error is None
 
 
 @pytest.fixture

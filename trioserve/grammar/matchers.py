@@ -77,7 +77,17 @@ class Matchers:
             return found.deep_copy()
 
     def build(self, text: str) -> None:
-        """Build a grammar, so that `find` finds it, or the reason why it cannot be built."""
+        """Build a grammar, so that `find` finds it, or the reason why it cannot be built.
+
+        It is found at least until the next one is built.
+
+        Raises:
+          TrioserveError: of load_tokenizer.
+        """
+        with self._lock:
+            if text in self._built:
+                self._built.move_to_end(text)
+                return
         try:
             with raising_library_failures():
                 self._keep(text, self._build(text))
@@ -106,8 +116,14 @@ class Matchers:
 
     def _keep(self, text: str, built: LLMatcher | _Reason) -> None:
         with self._lock:
+            if self._built.pop(text, None) is not None:
+                self._num_bytes -= len(text)
             self._built[text] = built
             self._num_bytes += len(text)
-            while self._num_bytes > _MAX_TEXT_BYTES or len(self._built) > _MAX_GRAMMARS:
+            # The new one stays, however long it is: sequences wait for it.
+            while len(self._built) > 1 and self._is_full():
                 oldest, _ = self._built.popitem(last=False)
                 self._num_bytes -= len(oldest)
+
+    def _is_full(self) -> bool:
+        return self._num_bytes > _MAX_TEXT_BYTES or len(self._built) > _MAX_GRAMMARS

@@ -152,13 +152,22 @@ class GuideWorkers:
             if all(each.state is GuideState.DROPPED for each, _ in self._waiting[text]):
                 del self._waiting[text]
                 return
-        self._matchers.build(text)
-        with self._changed:
-            waiting = self._waiting.pop(text)
-        for sequence, token_ids in waiting:
-            if sequence.state is GuideState.DROPPED:
-                continue
-            self._take_built(sequence)
+        try:
+            self._matchers.build(text)
+        finally:
+            with self._changed:
+                waiting = self._waiting.pop(text)
+            for sequence, token_ids in waiting:
+                self._begin(sequence, token_ids)
+
+    def _begin(self, sequence: GuidedSequence, token_ids: Sequence[int]) -> None:
+        """Go on with a sequence after the build of its grammar."""
+        if sequence.state is GuideState.DROPPED:
+            return
+        with self._failing(sequence):
+            if not self._take_built(sequence):
+                # The log has the cause, as the context of this error.
+                raise RuntimeError("the grammar was not built")
             self._quick.submit(self._follow, sequence, token_ids)
 
     def _read(
