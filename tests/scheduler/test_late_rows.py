@@ -13,6 +13,7 @@ import pytest
 from trioserve.scheduler import Scheduler, Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.ids import SequenceId
+from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput
 from trioserve.types.sampling import SamplingParams
@@ -185,3 +186,29 @@ def test_the_runner_is_told_when_a_sequence_with_a_grammar_has_left() -> None:
     loop.run()
     ended = [slot for plan in loop.device.plans for slot in plan.ends]
     assert ended == [loop.device.plans[0].rows[0].slot]
+
+
+def test_the_next_owner_of_a_slot_is_not_late_with_the_former_one() -> None:
+    """The reports about the former one come while steps are in flight."""
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1, grammar=Grammar(text="")))
+    former = [scheduler.schedule(), scheduler.schedule()]
+    scheduler.abort(SequenceId(1))
+    scheduler.add(make_sequence(2))
+    first = scheduler.schedule()
+    assert first is not None
+    [start] = first.starts
+    for plan in former:
+        assert plan is not None and plan.rows[0].slot == start.slot
+        scheduler.update(plan, report_late(plan, start.slot))
+    second = scheduler.schedule()
+    assert second is not None and [row.slot for row in second.rows] == [start.slot]
+    # A report of its own counts.
+    scheduler.update(first, report_late(first, start.slot))
+    assert scheduler.schedule() is None
+
+
+def report_late(plan: StepPlan, slot: int) -> StepResult:
+    return StepResult(
+        step_id=plan.step_id, sampled=((),) * len(plan.rows), late=(slot,)
+    )

@@ -96,7 +96,7 @@ class PromptPlanner:
             draft.is_closed = True
             return False
         draft.num_cached += sequence.num_computed
-        draft.starts.append(sequence.start())
+        draft.starts.append(sequence.start(draft.step_id))
         line.append(sequence)
         return True
 

@@ -53,14 +53,18 @@ class RunningSequences:
         return ended
 
     def note_late(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in which sequences were late in a step, or are late now."""
+        """Take in which sequences were late in a step, or are late now.
+
+        A sequence that took its slot after the step was planned is not meant.
+        """
         if not (result.late or self._has_late):
             return
         sampled = [row.slot for row in plan.rows if row.sample]
         has_token = {slot for slot, ids in zip(sampled, result.sampled) if ids}
         for sequence in self._sequences:
-            slot = sequence.slot
-            sequence.note_lateness(slot in result.late, slot in has_token)
+            if sequence.started_in <= plan.step_id:
+                slot = sequence.slot
+                sequence.note_lateness(slot in result.late, slot in has_token)
         self._has_late = any(
             sequence.is_late or sequence.is_often_late for sequence in self._sequences
         )

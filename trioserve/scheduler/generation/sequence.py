@@ -100,6 +100,7 @@ class Sequence:
       place: its place among all, in seconds, from its admission on; see Flow.
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
+      started_in: the last step with which it took a slot, 0 before the first.
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
       last_turn: number of the last turn in which it decoded; rises with each step that had
@@ -131,6 +132,7 @@ class Sequence:
         "seed",
         "sequence_id",
         "slot",
+        "started_in",
         "_hashes",
         "_num_planned_blocks",
         "_num_reported",
@@ -170,6 +172,7 @@ class Sequence:
         self.num_tokens = len(prompt_token_ids)
         self.num_registered_blocks = 0
         self.sampled_in = 0
+        self.started_in = 0
         self.last_turn = 0
         self.is_late = False
         self.is_often_late = False
@@ -301,10 +304,11 @@ class Sequence:
         self._num_reported += len(new)
         return new
 
-    def start(self) -> SlotStart:
-        """Return the facts that the runner needs once the sequence has a slot."""
+    def start(self, step_id: int) -> SlotStart:
+        """Start with a step; returns the facts that the runner needs about its slot."""
         assert self.slot is not None, "only an admitted sequence starts"
         assert self.num_placeholders == 0, "the runner is told of every token"
+        self.started_in = step_id
         return SlotStart(
             slot=self.slot,
             prompt_token_ids=self.prompt_token_ids,
