@@ -79,6 +79,7 @@ class Server:
         Raises:
           StartupError: the model cannot be served.
         """
+        failure: StartupError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 self._everything = nursery.cancel_scope
@@ -89,7 +90,7 @@ class Server:
                 nursery.cancel_scope.cancel()
             self._log_stalls()
         except* StartupError as errors:
-            raise find_first(errors) from None
+            failure = find_first(errors)
         except* Exception as errors:
             # The engine has logged the cause. This line repeats it, last and short.
             error = find_first(errors)
@@ -97,6 +98,9 @@ class Server:
             text = str(cause) if isinstance(cause, EngineProcessDied) else repr(cause)
             logger.critical("the engine failed, so the server ends: %s", text)
             self._exit_code = 3
+        # Outside of the clause; see render/workers/together.py.
+        if failure is not None:
+            raise failure from None
         return self._exit_code
 
     async def _serve(self) -> None:
