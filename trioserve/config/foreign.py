@@ -72,7 +72,10 @@ _NO_TENSOR_PARALLELISM = (
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
 _ONE_GRAMMAR_LIBRARY = "llguidance compiles all grammars, so no choice is needed"
-_NO_CLIENT_CERTIFICATES = "certificates of clients are not checked, so use --api-key-file, or put a proxy in front"
+_NO_CLIENT_CERTIFICATES = (
+    "certificates of clients are not checked, so use --api-key-file, or put a proxy in "
+    "front"
+)
 _NO_HUB_FILES = (
     "a hub id is a folder with safetensors, and a .gguf file is named by its path"
 )
@@ -212,8 +215,8 @@ def explain_foreign(names: Iterable[str]) -> str:
     """Explain the options of other servers.
 
     Args:
-      names: options in any spelling: --tensor-parallel-size, tensor_parallel_size, -tp. Others are left
-        out.
+      names: options in any spelling: --max-num-queued-reqs, max_num_queued_reqs, -tp.
+        Others are left out.
 
     Returns:
       One line, or "" where no name is known.

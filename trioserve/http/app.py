@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 import errno
 import logging
 from typing import Any, cast
@@ -74,7 +74,8 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(TrioserveError, _respond_error)
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)
-    app.before_request(_check_key(state))
+    probes = _find_probes(state)
+    app.before_request(_check_key(state, probes.keys()))
     app.after_request(_count_request(state))
     app.after_request(_name_request)
 
@@ -84,24 +85,20 @@ def create_http_app(state: ServerState) -> ServingApp:
 
     app.before_serving(start_background)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
-        app.asgi_app, state, _find_probes(state)
+        app.asgi_app, state, probes
     )
     return app
 
 
 def _find_probes(state: ServerState) -> dict[str, Probe]:
+    """Return the probes by path. They need no key: monitors have none."""
+    guarded = answer_metrics if state.config.guard_metrics else None
     return {
         path: route.handler
         for route in ROUTES
-        if isinstance(route.handler, Probe) and _is_open(route, state)
+        if isinstance(route.handler, Probe) and route.handler is not guarded
         for path in route.paths
     }
-
-
-def _is_open(route: Route, state: ServerState) -> bool:
-    """Whether an endpoint needs no key: monitors have none."""
-    is_guarded = route.handler is answer_metrics and state.config.guard_metrics
-    return isinstance(route.handler, Probe) and not is_guarded
 
 
 class _NameConverter(BaseConverter):
@@ -136,11 +133,9 @@ def _current_request() -> ScopedRequest:
     return cast(ScopedRequest, cast(Any, request)._get_current_object())
 
 
-def _check_key(state: ServerState) -> Callable[[], Awaitable[None]]:
-    open_paths = {
-        path for route in ROUTES if _is_open(route, state) for path in route.paths
-    }
-
+def _check_key(
+    state: ServerState, open_paths: Collection[str]
+) -> Callable[[], Awaitable[None]]:
     async def check() -> None:
         # Before the body is read, and for unknown paths, too: strangers learn nothing.
         rule = request.url_rule

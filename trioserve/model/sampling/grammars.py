@@ -128,11 +128,7 @@ class Grammars:
           num_outputs: output tokens of each slot so far.
           has_others: the step also has rows that do not sample.
         """
-        members = {
-            row: self._sequences[slot]
-            for row, slot in enumerate(slots)
-            if slot in self._sequences
-        }
+        members = self._find_members(slots)
         # The others are behind a token that never came.
         current = {
             row: each
@@ -166,11 +162,7 @@ class Grammars:
           scores: (num_slots, vocab_size) float32
           slots: without those of late rows.
         """
-        members = {
-            row: self._sequences[slot]
-            for row, slot in enumerate(slots)
-            if slot in self._sequences
-        }
+        members = self._find_members(slots)
         masked = {row: each for row, each in members.items() if each.error is None}
         excluded = self._spread([each.mask for each in masked.values()])
         rows = send_ids(list(masked), self._device)
@@ -205,6 +197,14 @@ class Grammars:
             self._get_workers().advance(
                 [(row, self._sequences[slots[row]]) for row in rows], tokens
             )
+
+    def _find_members(self, slots: Sequence[int]) -> dict[int, GuidedSequence]:
+        """Return the sequences with grammars by row."""
+        return {
+            row: self._sequences[slot]
+            for row, slot in enumerate(slots)
+            if slot in self._sequences
+        }
 
     def _wait(self, members: list[GuidedSequence], *, has_others: bool) -> None:
         """Wait for masks, but not long if other rows of the step can go on."""
