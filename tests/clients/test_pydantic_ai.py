@@ -109,3 +109,33 @@ async def test_an_agent_uses_a_tool_and_gives_a_structured_result(
         result = await trio.to_thread.run_sync(partial(asyncio.run, run(server.url)))
     assert cities == ["Rome"]
     assert result == Weather(name="Rome", is_sunny=True)
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_an_agent_whose_answers_have_a_form_may_use_its_tools(
+    open_scripted: Callable[..., Any], api: str
+) -> None:
+    cities = []
+
+    async def run(url: str) -> Any:
+        from pydantic_ai import Agent, NativeOutput
+
+        async with open_model(api, url, "fake") as model:
+            agent: Any = Agent(model, output_type=NativeOutput(Weather))
+
+            @agent.tool_plain
+            def get_weather(city: str) -> str:
+                """Get the weather."""
+                cities.append(city)
+                return "Sunny."
+
+            return (await agent.run("Is it sunny in Rome?")).output
+
+    script = (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>',
+        '{"name": "Rome", "is_sunny": true}',
+    )
+    async with open_scripted(*script) as server:
+        result = await trio.to_thread.run_sync(partial(asyncio.run, run(server.url)))
+    assert cities == ["Rome"]
+    assert result == Weather(name="Rome", is_sunny=True)

@@ -118,6 +118,22 @@ async def test_several_calls_may_be_forced(client: openai.AsyncOpenAI) -> None:
             )
 
 
+async def test_an_answer_has_its_form_or_calls(client: openai.AsyncOpenAI) -> None:
+    schema = {**PARAMETERS["weather"], "required": ["days"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = await ask(client, False, response_format=form, n=24, seed=1)
+    reasons = set()
+    for choice in answer.choices:
+        reasons.add(choice.finish_reason)
+        if choice.finish_reason == "stop":
+            assert choice.message.tool_calls is None
+            jsonschema.validate(json.loads(choice.message.content), schema)
+        elif choice.finish_reason == "tool_calls":
+            assert choice.message.tool_calls and choice.message.content is None
+    # A random model begins most answers with the part of the tag that is no special token.
+    assert {"stop", "tool_calls"} <= reasons
+
+
 async def test_a_schema_that_no_grammar_expresses_is_400(
     client: openai.AsyncOpenAI,
 ) -> None:

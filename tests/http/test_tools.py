@@ -486,6 +486,72 @@ async def test_a_form_of_the_text_leaves_forced_calls_as_they_are(
         assert plain == with_form
 
 
+JSON: Any = {"type": "json_object"}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_with_a_form_may_call_instead(
+    tokenizer_folder: Path, streams: bool
+) -> None:
+    async with open_client(tokenizer_folder, answer=CALLS) as (server, client):
+        if streams:
+            answer, _ = await stream_answer(client, response_format=JSON)
+        else:
+            answer = await ask(client, response_format=JSON)
+        assert list_calls(answer.choices[0].message) == BOTH
+        assert not answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "tool_calls"
+        grammar = server.device.plans[0].starts[0].sampling.grammar
+        assert grammar is not None
+        assert "tool_call" in grammar.text and "weather" in grammar.text
+
+
+async def test_an_answer_with_a_form_may_have_calls_in_its_strings(
+    tokenizer_folder: Path,
+) -> None:
+    text = json.dumps({"note": CALLS})
+    async with open_client(tokenizer_folder, answer=text) as (_, client):
+        answer = await ask(client, response_format=JSON)
+        assert answer.choices[0].message.content == text
+        assert not answer.choices[0].message.tool_calls
+
+
+@pytest.mark.parametrize(
+    ("parser", "form"),
+    [
+        ("llama3_json", {"response_format": JSON}),
+        ("glm4", {"response_format": JSON}),
+        ("none", {"response_format": JSON}),
+        ("hermes", {"structured_outputs": {"regex": ".*"}}),
+    ],
+)
+async def test_other_answers_with_a_form_have_no_calls(
+    tokenizer_folder: Path, parser: str, form: dict[str, Any]
+) -> None:
+    async with open_client(tokenizer_folder, parser=parser) as (server, client):
+        answer = await ask(client, extra_body=form)
+        assert not answer.choices[0].message.tool_calls
+        grammar = server.device.plans[0].starts[0].sampling.grammar
+        assert grammar is not None
+        assert "weather" not in grammar.text
+
+
+async def test_a_tool_that_no_grammar_can_have_is_refused_beside_a_form(
+    tokenizer_folder: Path,
+) -> None:
+    schema = {"type": "object", "not": {}}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    tools = [{"type": "function", "function": function}]
+    async with open_client(tokenizer_folder) as (server, client):
+        with pytest.raises(openai.BadRequestError, match="not") as caught:
+            await ask(client, tools=tools, response_format=JSON)
+        assert caught.value.param == "tools[0].function.parameters"
+        assert not server.device.plans
+        # A tool that is not strict does not bind the arguments, as without a form.
+        function["strict"] = False
+        await ask(client, tools=tools, response_format=JSON)
+
+
 @pytest.mark.parametrize(
     ("parser", "fields", "reason"),
     [

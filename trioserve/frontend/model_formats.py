@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..errors import InvalidParameter, NotSupported
 from ..render import ReasoningTags, Renderer, list_schemas
@@ -41,37 +42,74 @@ class ModelFormats:
                 raise InvalidParameter("thinking_token_budget", "is for chats only")
             budget = self._make_budget(prompts, text.thinking_token_budget)
             sampling = replace(sampling, reasoning_budget=budget)
-        tags = self._renderer.reasoning if is_chat else None
-        if (forced := self._force_calls(tools, text)) is not None:
-            grammar = await self._compile(forced, prompts, tags)
-            return replace(sampling, grammar=grammar)
-        if text.structured is None:
+        structure = self._describe_answer(tools, text)
+        if structure is None:
             return sampling
-        grammar = await self._compile(text.structured, prompts, tags)
-        if is_chat:
-            placed = await self._renderer.place_answer(grammar.text)
-            grammar = replace(grammar, text=placed)
-        return replace(sampling, grammar=grammar)
+        grammar = await self._renderer.structures.compile(structure)
+        if is_chat and not text.forced_tools:
+            grammar = await self._place(grammar, tools, text)
+        tags = self._renderer.reasoning if is_chat else None
+        return replace(
+            sampling,
+            grammar=_begin_behind(tags, prompts[0], grammar, structure.param),
+        )
 
-    def _force_calls(
+    def can_join(self, tools: Sequence[Mapping[str, object]], text: TextParams) -> bool:
+        """Whether an answer may have the form that the client wants, or calls.
+
+        JSON alone: any other form may begin as a call begins.
+        """
+        return (
+            bool(tools)
+            and not text.forced_tools
+            and text.structured is not None
+            and text.structured.kind in ("json", "json_object")
+            and self._renderer.tool_format is not None
+            and self._renderer.tool_format.can_join
+        )
+
+    def _describe_answer(
         self, tools: Sequence[Mapping[str, object]], text: TextParams
     ) -> StructuredOutput | None:
-        """Return the form of an answer that must call tools; None if it need not."""
+        """Return the form of the answer; None if it is free."""
         if not text.forced_tools:
-            return None
+            return text.structured
         if self._renderer.tool_format is None:
             raise NotSupported(
                 "tool_choice", "calls are only forced with --tool-call-parser"
             )
-        grammar = self._renderer.tool_format.write_grammar(
-            tools, text.forced_tools, takes_one=not text.parallel_tool_calls
+        return self._describe_calls(tools, text, text.forced_tools)
+
+    def _describe_calls(
+        self,
+        tools: Sequence[Mapping[str, object]],
+        text: TextParams,
+        names: frozenset[str],
+        *,
+        is_free: bool = False,
+    ) -> StructuredOutput:
+        tool_format = self._renderer.tool_format
+        assert tool_format is not None, "the callers have checked it"
+        grammar = tool_format.write_grammar(
+            tools, names, takes_one=not text.parallel_tool_calls, is_free=is_free
         )
         return StructuredOutput(
             kind="grammar",
             value=grammar,
-            param="tool_choice",
-            parts=list_schemas(tools, text.forced_tools),
+            param="tools" if is_free else "tool_choice",
+            parts=list_schemas(tools, names, is_free=is_free),
         )
+
+    async def _place(
+        self, grammar: str, tools: Sequence[Mapping[str, Any]], text: TextParams
+    ) -> str:
+        """Return the grammar of an answer whose text has a grammar, or that calls tools."""
+        if not self.can_join(tools, text):
+            return await self._renderer.place_answer(grammar)
+        names = frozenset(tool["function"]["name"] for tool in tools)
+        form = self._describe_calls(tools, text, names, is_free=True)
+        calls = await self._renderer.structures.compile(form)
+        return await self._renderer.place_answer(grammar, calls)
 
     def _make_budget(
         self, prompts: Sequence[Prompt], num_tokens: int
@@ -95,21 +133,18 @@ class ModelFormats:
             is_open=place == "opened",
         )
 
-    async def _compile(
-        self,
-        structure: StructuredOutput,
-        prompts: Sequence[Prompt],
-        tags: ReasoningTags | None,
-    ) -> Grammar:
-        """Return the grammar of a form; it begins behind the reasoning."""
-        text = await self._renderer.structures.compile(structure)
-        place = "after" if tags is None else tags.find_place(prompts[0].text)
-        if tags is None or place == "after":
-            return Grammar(text=text, param=structure.param)
-        return Grammar(
-            text=text,
-            param=structure.param,
-            start_token_ids=tags.start_token_ids,
-            end_token_ids=tags.end_token_ids,
-            is_open=place == "opened",
-        )
+
+def _begin_behind(
+    tags: ReasoningTags | None, prompt: Prompt, text: str, param: str
+) -> Grammar:
+    """Return a grammar that begins behind the reasoning, if the model still reasons."""
+    place = "after" if tags is None else tags.find_place(prompt.text)
+    if tags is None or place == "after":
+        return Grammar(text=text, param=param)
+    return Grammar(
+        text=text,
+        param=param,
+        start_token_ids=tags.start_token_ids,
+        end_token_ids=tags.end_token_ids,
+        is_open=place == "opened",
+    )

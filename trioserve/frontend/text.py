@@ -92,8 +92,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         )
         await self._check_arguments(sampling)
 
-        # An answer with a form of its own has no calls.
-        has_calls = text.structured is None or text.forced_tools
+        # Other answers with a form of their own have no calls.
+        is_joined = self._formats.can_join(tools, text)
+        has_calls = text.structured is None or text.forced_tools or is_joined
         table = self._make_table(tools, text) if has_calls else None
 
         def open_detokenizer(index: int) -> SequenceText:
@@ -106,6 +107,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 splits_reasoning=splits_reasoning,
                 tools=table,
                 takes_one_call=not text.parallel_tool_calls,
+                calls_lead=is_joined,
             )
 
         async with self.engine.open_stream(

@@ -17,7 +17,7 @@ from trioserve.errors import InvalidParameter
 from trioserve.grammar.compile import compile_structure
 from trioserve.render.tools.answer_grammar import write_answer
 from trioserve.render.tools.families import TOOL_FAMILIES
-from trioserve.render.tools.forced_calls import write_forced_calls
+from trioserve.render.tools.forced_calls import list_schemas, write_forced_calls
 from trioserve.render.tools.gpt_oss import GptOssScanner
 from trioserve.render.tools.tool_table import ToolTable
 from trioserve.testing.tokenizer import tiny_tokenizer
@@ -73,17 +73,22 @@ def guide(tokenizer: Tokenizer) -> LLTokenizer:
     return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=[EOS])
 
 
+def find_tags(tokenizer: Tokenizer, family: str) -> dict[str, int]:
+    special = {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+    }
+    tags = TOOL_FAMILIES[family].tags
+    return {tag: special[tag] for tag in tags if tag in special}
+
+
 def write_grammar(
     tokenizer: Tokenizer, family: str, template: str, **options: Any
 ) -> str:
     scanner = TOOL_FAMILIES[family]
     form = scanner.choose_form(template)
     assert form is not None
-    special = {
-        token.content: token_id
-        for token_id, token in tokenizer.get_added_tokens_decoder().items()
-    }
-    tags = {tag: special[tag] for tag in scanner.tags if tag in special}
+    tags = find_tags(tokenizer, family)
     options = {"names": frozenset(PARAMETERS), "takes_one": False} | options
     return write_forced_calls(form, options.pop("tools", TOOLS), tags, **options)
 
@@ -103,8 +108,10 @@ def walk(matcher: LLMatcher, guide: LLTokenizer, draw: random.Random) -> list[in
     return ids
 
 
-def split(family: str, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
-    scanner = TOOL_FAMILIES[family](ToolTable(TOOLS))
+def split(
+    family: str, text: str, *, calls_lead: bool = False
+) -> tuple[str, tuple[ToolCallDelta, ...]]:
+    scanner = TOOL_FAMILIES[family](ToolTable(TOOLS), calls_lead=calls_lead)
     deltas = []
     for character in text:
         released, calls = scanner.push(character)
@@ -139,6 +146,84 @@ def test_what_a_grammar_allows_is_read_as_calls(
     # Chat templates of gpt-oss have a place for one call in a message.
     is_single = takes_one or family == "gpt_oss"
     assert num_calls == {1} if is_single else num_calls > {1}
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"note": {"type": "string", "maxLength": 3}},
+    "required": ["note"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "template"), [each for each in FORMS if each[0] != "llama3_json"]
+)
+def test_an_answer_has_its_form_or_calls(
+    tokenizer: Tokenizer, guide: LLTokenizer, family: str, template: str
+) -> None:
+    scanner = TOOL_FAMILIES[family]
+    form = scanner.choose_form(template)
+    assert form is not None and scanner.marks(form)
+    text = compile_structure(StructuredOutput(kind="json", value=json.dumps(ANSWER)))
+    calls = LLMatcher.grammar_from_lark(
+        write_grammar(tokenizer, family, template, is_free=True)
+    )
+    tags = find_tags(tokenizer, family)
+    grammar = write_answer(scanner.answer_form, tags, text, calls)
+    kinds = set()
+    for seed in range(16):
+        matcher = LLMatcher(guide, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = walk(matcher, guide, random.Random(seed))
+        written = tokenizer.decode(ids, skip_special_tokens=False)
+        rest, found = split(family, written, calls_lead=True)
+        assert bool(rest) != bool(found), written
+        if rest:
+            validate(json.loads(rest), ANSWER)
+        for call in found:
+            assert isinstance(json.loads(call.arguments), dict)
+        kinds.add(bool(found))
+    assert kinds == {True, False}
+
+
+def test_llama3_calls_begin_as_other_json_does() -> None:
+    form = TOOL_FAMILIES["llama3_json"].choose_form("")
+    assert form is not None
+    assert not TOOL_FAMILIES["llama3_json"].marks(form)
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "granite", "phi4_mini"])
+def test_a_call_in_a_string_of_an_answer_with_a_form_is_text(family: str) -> None:
+    form = TOOL_FAMILIES[family].choose_form("")
+    assert form is not None
+    call = form.first + form.before + "stop" + form.between + "{}" + form.after
+    answer = f'["{call}{form.last}"]'
+    assert split(family, answer, calls_lead=True) == (answer, ())
+    assert split(family, answer)[1]
+
+
+def test_only_strict_tools_bind_the_calls_of_a_free_model(tokenizer: Tokenizer) -> None:
+    names = ("loose", "tight")
+    parameters = {"type": "object", "properties": {"x": {"const": "only this"}}}
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": parameters,
+                "strict": name == "tight",
+            },
+        }
+        for name in names
+    ]
+    options: Any = {"tools": tools, "names": frozenset(names)}
+    free = write_grammar(tokenizer, "hermes", "", is_free=True, **options)
+    assert free.count("only this") == 1
+    assert write_grammar(tokenizer, "hermes", "", **options).count("only this") == 2
+    [(param, schema)] = list_schemas(tools, frozenset(names), is_free=True)
+    assert param == "tools[1].function.parameters"
+    assert json.loads(schema) == parameters
 
 
 def test_gpt_oss_may_think_before_it_calls(

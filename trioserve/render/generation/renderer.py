@@ -224,14 +224,19 @@ class Renderer(BaseRenderer):
             expected_seconds=expect_seconds(sum(map(len, words))),
         )
 
-    async def place_answer(self, grammar: str) -> str:
-        """Return the grammar of a chat's answer, whose text has a grammar."""
+    async def place_answer(self, text: str, calls: str | None = None) -> str:
+        """Return the grammar of a chat's answer.
+
+        Args:
+          text: the grammar of its text.
+          calls: the grammar of the calls that it may have instead.
+        """
         form = self.tool_format
-        if form is None or form.scanner.answer_form is None:
-            return grammar
+        if form is None or (calls is None and form.scanner.answer_form is None):
+            return text
         return await self.workers.run(
-            partial(form.place_answer, grammar),
-            expected_seconds=expect_seconds(len(grammar)),
+            partial(form.place_answer, text, calls),
+            expected_seconds=expect_seconds(len(text) + len(calls or "")),
         )
 
     def open_detokenizer(
@@ -245,6 +250,7 @@ class Renderer(BaseRenderer):
         splits_reasoning: bool = False,
         tools: ToolTable | None = None,
         takes_one_call: bool = False,
+        calls_lead: bool = False,
     ) -> SequenceText:
         """Open the detokenizer of a sequence that continues `prompt`.
 
@@ -255,6 +261,7 @@ class Renderer(BaseRenderer):
             configured for it.
           tools: the tools that the model may call, if calls are separated from the answer.
           takes_one_call: end the sequence behind its first call.
+          calls_lead: calls stand at the beginning of the answer, or nowhere.
 
         Raises:
           InvalidParameter: a stop string is empty, or they are too long in all.
@@ -280,7 +287,7 @@ class Renderer(BaseRenderer):
         )
         if form is None or tools is None:
             return text
-        scanner = form.scanner(tools, takes_one=takes_one_call)
+        scanner = form.scanner(tools, takes_one=takes_one_call, calls_lead=calls_lead)
         return ToolDetokenizer(text, scanner)
 
     def fill_in(self, text: str, suffix: str) -> str:

@@ -1,37 +1,54 @@
-"""The grammar of an answer whose text stands in a message, as gpt-oss writes it."""
+"""The grammars of answers whose text has a form, beside the text around it and calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 import json
 from typing import Final
 
 from .call_form import AnswerForm
 from .literals import write_literal, write_thought
 
-# The grammar of the text, in that of the answer.
+# The grammars of the text and of the calls, in that of the answer.
 _TEXT: Final = "text"
+_CALLS: Final = "calls"
 
 
 def write_answer(
-    form: AnswerForm, special_tags: Mapping[str, int], grammar: str
+    form: AnswerForm | None,
+    special_tags: Mapping[str, int],
+    text: str,
+    calls: str | None = None,
 ) -> str:
     """Return the grammar of the whole answer.
 
     Args:
+      form: what stands around the text; None for nothing.
       special_tags: ids of the format's tags that are special tokens.
-      grammar: that of the text, as llguidance takes it: JSON, or its variant of Lark.
+      text: the grammar of the text, as llguidance takes it: JSON, or its variant of Lark.
+      calls: that of an answer that calls tools instead; None if it may not.
     """
-    write = partial(write_literal, special_tags)
-    if grammar.startswith("{"):
-        whole = json.loads(grammar)
-    else:
-        whole = {"grammars": [{"lark_grammar": grammar}]}
-    whole["grammars"][0]["name"] = _TEXT
-    rules = [
-        f"start: thought? {write(form.before)} @{_TEXT}",
-        write_thought(form.thought, special_tags),
-    ]
-    whole["grammars"].insert(0, {"lark_grammar": "\n".join(rules)})
-    return json.dumps(whole)
+    if form is None and calls is None:
+        return text
+    grammars = _read_parts(text, _TEXT)
+    rules = [f"start: {_write_before(form, special_tags)}@{_TEXT}"]
+    if form is not None:
+        rules.append(write_thought(form.thought, special_tags))
+    if calls is not None:
+        grammars += _read_parts(calls, _CALLS)
+        rules[0] += f" | @{_CALLS}"
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *grammars]})
+
+
+def _write_before(form: AnswerForm | None, special_tags: Mapping[str, int]) -> str:
+    if form is None:
+        return ""
+    return f"thought? {write_literal(special_tags, form.before)} "
+
+
+def _read_parts(grammar: str, name: str) -> list[dict[str, object]]:
+    """Return the parts of a grammar; the first one gets a name."""
+    if not grammar.startswith("{"):
+        return [{"name": name, "lark_grammar": grammar}]
+    first, *others = json.loads(grammar)["grammars"]
+    return [{**first, "name": name}, *others]

@@ -76,12 +76,14 @@ class ToolFormat:
         """Whether the scanner finds the reasoning, too."""
         return self.scanner.splits_reasoning
 
-    def place_answer(self, grammar: str) -> str:
+    @property
+    def can_join(self) -> bool:
+        """Whether an answer can have a form or calls: their beginnings tell them apart."""
+        return self.form is not None and self.scanner.marks(self.form)
+
+    def place_answer(self, text: str, calls: str | None = None) -> str:
         """Return the grammar of an answer whose text has a grammar; see write_answer."""
-        form = self.scanner.answer_form
-        if form is None:
-            return grammar
-        return write_answer(form, self.special_tags, grammar)
+        return write_answer(self.scanner.answer_form, self.special_tags, text, calls)
 
     def write_grammar(
         self,
@@ -89,6 +91,7 @@ class ToolFormat:
         names: frozenset[str],
         *,
         takes_one: bool,
+        is_free: bool = False,
     ) -> str:
         """Return the grammar of an answer that calls tools; see write_forced_calls.
 
@@ -101,7 +104,12 @@ class ToolFormat:
                 "tool_choice", f"calls in the form of {self.family} cannot be forced"
             )
         return write_forced_calls(
-            self.form, tools, self.special_tags, names=names, takes_one=takes_one
+            self.form,
+            tools,
+            self.special_tags,
+            names=names,
+            takes_one=takes_one,
+            is_free=is_free,
         )
 
 

@@ -33,6 +33,7 @@ def write_forced_calls(
     *,
     names: frozenset[str],
     takes_one: bool,
+    is_free: bool = False,
 ) -> str:
     """Return the grammar, in llguidance's variant of Lark.
 
@@ -41,6 +42,8 @@ def write_forced_calls(
       special_tags: ids of the format's tags that are special tokens.
       names: the tools of which one, or several, must be called.
       takes_one: there is one call and no more.
+      is_free: the arguments of a tool without `strict` are any object. A model that need not
+        call is as free in its calls as one without a grammar.
 
     Raises:
       InvalidParameter: a name cannot be written, or two tools have it, or the parameters
@@ -57,10 +60,12 @@ def write_forced_calls(
         call = _check_name(function["name"], path)
         if call in seen:
             raise InvalidParameter(
-                f"{path}.name", "another tool has this name, so no call can be forced"
+                f"{path}.name",
+                "another tool has this name, so no grammar can have its calls",
             )
         seen.add(call)
-        schema = json.dumps(_make_schema(function.get("parameters"), path))
+        parameters = function.get("parameters") if _binds(function, is_free) else None
+        schema = json.dumps(_make_schema(parameters, path))
         calls.append(f"call_{index}")
         rules += [
             f"call_{index}: {write(form.before + call + form.between)}"
@@ -83,22 +88,29 @@ def write_forced_calls(
 
 
 def list_schemas(
-    tools: Sequence[Mapping[str, Any]], names: frozenset[str]
+    tools: Sequence[Mapping[str, Any]], names: frozenset[str], *, is_free: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """Return the schemas that such a grammar has, each with its field of the request."""
     functions = [(i, tool["function"]) for i, tool in enumerate(tools)]
     return tuple(
         (f"tools[{i}].function.parameters", json.dumps(function["parameters"]))
         for i, function in functions
-        if function["name"] in names and function.get("parameters")
+        if function["name"] in names
+        and function.get("parameters")
+        and _binds(function, is_free)
     )
+
+
+def _binds(function: Mapping[str, Any], is_free: bool) -> bool:
+    """Whether the schema of a function binds the arguments of its calls."""
+    return not is_free or bool(function.get("strict"))
 
 
 def _check_name(name: str, path: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidParameter(
             f"{path}.name",
-            f"a call of this tool cannot be forced: its name must be {_NAME_RULE}",
+            f"a grammar cannot have a call of this tool: its name must be {_NAME_RULE}",
         )
     return name
 

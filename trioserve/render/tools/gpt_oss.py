@@ -48,13 +48,15 @@ class GptOssScanner(JsonCallScanner):
     tags = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
     template_parts = (_CHANNEL, "<|message|>", "functions.")
 
-    def __init__(self, tools: ToolTable, *, takes_one: bool = False) -> None:
+    def __init__(
+        self, tools: ToolTable, *, takes_one: bool = False, calls_lead: bool = False
+    ) -> None:
         self._reasoning: list[str] = []
         # Whether the answer has text, and reasoning, to separate further ones from.
         self._has_text = False
         self._has_reasoning = False
         self._write: Callable[[str], None] = self._write_text
-        super().__init__(tools, takes_one=takes_one)
+        super().__init__(tools, takes_one=takes_one, calls_lead=calls_lead)
 
     @property
     def is_reasoning(self) -> bool:

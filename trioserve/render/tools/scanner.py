@@ -19,6 +19,7 @@ class ToolScanner(TextCursor, ABC):
     Args:
       tools: the tools of the request.
       takes_one: everything behind the first call is dropped.
+      calls_lead: calls stand at the beginning of the text, or nowhere.
 
     Attributes:
       answer_form: the text around the text of an answer; None if there is nothing.
@@ -34,10 +35,13 @@ class ToolScanner(TextCursor, ABC):
     template_parts: ClassVar[tuple[str, ...]]
     splits_reasoning: ClassVar[bool] = False
 
-    def __init__(self, tools: ToolTable, *, takes_one: bool = False) -> None:
+    def __init__(
+        self, tools: ToolTable, *, takes_one: bool = False, calls_lead: bool = False
+    ) -> None:
         super().__init__()
         self.tools = tools
         self.takes_one = takes_one
+        self.calls_lead = calls_lead
         self.writer = CallWriter(takes_one=takes_one)
         self._in_call = False
         self._steps = self.read_text()
@@ -84,6 +88,9 @@ class ToolScanner(TextCursor, ABC):
     def read_text(self) -> Steps[None]:
         """Read the whole text. A family may look for calls at its beginning."""
         write = self.writer.write_text
+        if self.calls_lead and not (yield from self.find(*self.markers)):
+            # Of the text of an answer that has a form; its strings may have markers in them.
+            yield from self.read_until(write)
         while marker := (yield from self.read_until(write, *self.markers)):
             yield from self.try_calls(marker)
 
@@ -94,6 +101,11 @@ class ToolScanner(TextCursor, ABC):
           header: the name of its function, as the model wrote it.
         """
         return f"call_{secrets.token_hex(12)}"
+
+    @classmethod
+    def marks(cls, form: CallForm) -> bool:
+        """Whether calls of a form begin with a marker, and so as no JSON value does."""
+        return (form.first + form.before).startswith(cls.markers)
 
     @classmethod
     def choose_form(cls, template: str) -> CallForm | None:
