@@ -1,8 +1,8 @@
-"""Requests whose answer would have too many log probabilities."""
+"""Answers with many log probabilities, and requests for too many."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,16 @@ import trio
 
 from trioserve.engine.generation import admission
 from trioserve.http.decode.response_requests import LOGPROBS
+from trioserve.http.wire import logprobs
+from trioserve.http.wire.logprobs import (
+    TokenTexts,
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+)
+from trioserve.http.wire.responses import encode
 from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.types.output import TokenLogprobs
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": MESSAGES, "logprobs": True, "max_tokens": 8}
@@ -68,3 +77,28 @@ async def test_the_field_that_asks_for_too_many_is_named(server: FakeServer) -> 
             "/v1/chat/completions", json=CHAT | {"top_logprobs": 1}
         )
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("build", [build_chat_logprobs, build_prompt_logprobs])
+def test_long_positions_are_written_as_short_ones(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = TokenTexts(lambda token_id: bytes([token_id]))
+    entries = [
+        TokenLogprobs(
+            token_id=65, logprob=-0.5, rank=1, top=((65, -0.5), (200, -float("inf")))
+        )
+    ]
+    whole = encode(build(entries, texts))
+    monkeypatch.setattr(logprobs, "_LONG", 2)
+    assert encode(build(entries, texts)) == whole
+
+
+def test_long_positions_of_completions_are_written_as_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = TokenTexts(lambda token_id: bytes([token_id]))
+    entry = TokenLogprobs(token_id=65, logprob=-0.5, rank=1, top=((66, -1.0),))
+    whole = encode(build_completion_logprobs([64, 65], [None, entry], texts))
+    monkeypatch.setattr(logprobs, "_LONG", 1)
+    assert encode(build_completion_logprobs([64, 65], [None, entry], texts)) == whole

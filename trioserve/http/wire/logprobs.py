@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 import itertools
-from typing import Final
+from typing import Final, TypeVar, cast
+
+import msgspec
 
 from ...types.output import TextDelta, TokenLogprobs
 from .responses import (
@@ -14,13 +16,19 @@ from .responses import (
     PromptLogprobs,
     TokenLogprob,
     TopLogprob,
+    encode,
 )
+
+T = TypeVar("T")
 
 # JSON has no infinity. OpenAI and vLLM, too, report this for impossible tokens.
 LOWEST_LOGPROB: Final = -9999.0
 
 # Writing a choice without log probabilities takes as long as so many of them.
 _ENTRIES_PER_CHOICE: Final = 8
+
+# Alternatives of a position. To encode so many takes 0.3 ms.
+_LONG: Final = 1024
 
 TokenBytes = Callable[[int], bytes]
 
@@ -67,20 +75,7 @@ def build_chat_logprobs(
     """Report sampled tokens in chat's form."""
     return ChatLogprobs(
         content=tuple(
-            TokenLogprob(
-                token=texts.show(entry.token_id),
-                logprob=_floor(entry.logprob),
-                bytes=texts.bytes(entry.token_id),
-                top_logprobs=tuple(
-                    TopLogprob(
-                        token=texts.show(token_id),
-                        logprob=_floor(logprob),
-                        bytes=texts.bytes(token_id),
-                    )
-                    for token_id, logprob in entry.top
-                ),
-            )
-            for entry in logprobs
+            _encode_if_long(entry, _build_position(entry, texts)) for entry in logprobs
         )
     )
 
@@ -109,7 +104,8 @@ def build_completion_logprobs(
         ),
         tokens=tuple(map(texts.show, token_ids)),
         top_logprobs=tuple(
-            _map_top(entry, texts) if entry else None for entry in logprobs
+            _encode_if_long(entry, _map_top(entry, texts)) if entry else None
+            for entry in logprobs
         ),
     )
 
@@ -122,7 +118,37 @@ def build_prompt_logprobs(
     Args:
       logprobs: of the prompt's tokens 1, 2, ...
     """
-    return (None, *(_map_candidates(entry, texts) for entry in logprobs))
+    return (
+        None,
+        *(_encode_if_long(entry, _map_candidates(entry, texts)) for entry in logprobs),
+    )
+
+
+def _encode_if_long(entry: TokenLogprobs, position: T) -> T:
+    """Encode a position with many alternatives; the encoder of the answer copies it.
+
+    One call of the encoder holds the interpreter. For the whole vocabulary at 20 positions
+    that would be 0.3 seconds.
+    """
+    if len(entry.top) < _LONG:
+        return position
+    return cast(T, msgspec.Raw(encode(position)))
+
+
+def _build_position(entry: TokenLogprobs, texts: TokenTexts) -> TokenLogprob:
+    return TokenLogprob(
+        token=texts.show(entry.token_id),
+        logprob=_floor(entry.logprob),
+        bytes=texts.bytes(entry.token_id),
+        top_logprobs=tuple(
+            TopLogprob(
+                token=texts.show(token_id),
+                logprob=_floor(logprob),
+                bytes=texts.bytes(token_id),
+            )
+            for token_id, logprob in entry.top
+        ),
+    )
 
 
 def _map_top(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
