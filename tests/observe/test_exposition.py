@@ -72,6 +72,25 @@ def test_a_histogram_counts_by_bucket() -> None:
     ]
 
 
+def test_a_histogram_may_have_labels() -> None:
+    histograms = {"a": Histogram((1.0,)), "b": Histogram((1.0,))}
+    histograms["b"].observe(0.5)
+    rows: Rows[Mapping[str, Histogram]] = (
+        HistogramMetric(
+            "x_size",
+            "Size.",
+            lambda source: {
+                (name,): each.statistics() for name, each in source.items()
+            },
+            ("name",),
+        ),
+    )
+    lines = render_families(collect_rows(rows, histograms)).decode().splitlines()
+    assert 'x_size_bucket{le="1.0",name="a"} 0.0' in lines
+    assert 'x_size_bucket{le="+Inf",name="b"} 1.0' in lines
+    assert 'x_size_sum{name="b"} 0.5' in lines
+
+
 def scrape(stall: LoopStall) -> dict[str, float]:
     """Return the samples of the stall by name and label."""
     text = render_families(collect_rows(LOOP, stall.statistics()))

@@ -44,5 +44,8 @@ class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
     def counters(self) -> CountersT:
         """Return the counts since the start."""
 
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        """Make a call when the core has carried out all aborts so far, or has ended."""
+
     def stalled_seconds(self) -> float:
         """Return the seconds since the running step began; 0 if none runs."""

@@ -80,6 +80,10 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         counters: CountersT = self._core.counters()
         return counters
 
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        """Make a call when the core holds nothing of the requests that have ended."""
+        self._core.after_aborts(call)
+
     def stalled_seconds(self) -> float:
         """Return the seconds since the running step began; 0 if none runs."""
         return self._core.stalled_seconds()

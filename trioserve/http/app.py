@@ -121,8 +121,12 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
     async def handle(**view_args: str) -> Response:
         scoped = _current_request()
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
-        with scoped.time_limit.until_answer(scoped.progress):
-            return await route.handler(state, scoped)
+        try:
+            with scoped.time_limit.until_answer(scoped.progress):
+                return await route.handler(state, scoped)
+        except DeadlineExceeded:
+            scoped.cancellation.begin()
+            raise
         raise AssertionError("the block returns or raises")
 
     return handle

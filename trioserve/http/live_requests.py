@@ -9,6 +9,7 @@ from typing import Protocol
 import trio
 
 from ..errors import RequestCancelled, RequestNotFound
+from .cancellation import Cancellation
 from .keys import Key
 from .progress import Progress
 from .wire.descriptions import RequestCard
@@ -53,6 +54,7 @@ class LiveRequest:
         arrived_at: float,
         progress: Progress,
         time_limit: LiveLimit,
+        cancellation: Cancellation,
     ) -> None:
         self.id = id
         self.key: Key | None = None
@@ -62,6 +64,7 @@ class LiveRequest:
         self._arrived_at = arrived_at
         self._progress = progress
         self._time_limit = time_limit
+        self._cancellation = cancellation
 
     def describe(self) -> RequestCard:
         now, stream = trio.current_time(), self.stream
@@ -79,8 +82,11 @@ class LiveRequest:
 
     def cancel(self) -> None:
         """End the request: its client gets an error."""
+        self._cancellation.begin()
         if self.stream is not None:
             self.stream.fail(RequestCancelled())
+            # Now, because the client may be slow to take the error.
+            self._cancellation.end()
         self._time_limit.cancel(is_streaming=self.stream is not None)
 
 

@@ -29,6 +29,12 @@ _TOKEN_BOUNDS = tuple(
     float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
 )
 _SEQUENCES_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
+# vLLM has no such histogram. A turn of the event loop takes about a millisecond; a thread
+# that cannot be interrupted may take seconds.
+_CANCEL_BOUNDS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
+)
 
 
 class RequestCounts:
@@ -38,6 +44,7 @@ class RequestCounts:
       answered: answered requests, by path and status.
       cancelled: requests whose client left, by phase.
       finished: finished sequences, by finish reason.
+      cancel_to_free: see cancellation.py; by phase.
     """
 
     def __init__(self) -> None:
@@ -49,6 +56,7 @@ class RequestCounts:
         self.finished: Counter[tuple[str, ...]] = Counter(
             {(each,): 0 for each in get_args(FinishReason)}
         )
+        self.cancel_to_free = {each: Histogram(_CANCEL_BOUNDS) for each in PHASES}
         self.latency = Histogram(_LATENCY_BOUNDS)
         self.queue_time = Histogram(_LATENCY_BOUNDS)
         self.prefill_time = Histogram(_LATENCY_BOUNDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -108,6 +109,13 @@ class ServerState:
         except TrioserveError:
             return False
         return self.stalled_seconds < self.config.progress_timeout
+
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        """Make a call when the engine holds nothing of the requests that have ended."""
+        if self.engine is None:
+            call()
+        else:
+            self.engine.engine.after_aborts(call)
 
     async def drop_old_responses(self) -> None:
         """Free the memory of stored responses when their time is over, until cancelled.

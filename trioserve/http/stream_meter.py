@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from ..frontend import TextStream
@@ -23,12 +25,14 @@ class StreamMeter:
     Attributes:
       prompts: the prompts of the request.
       is_writing: whether the client has not taken the last delta's events yet.
+      on_deadline: called when the deadline has ended a sequence.
     """
 
     def __init__(self, stream: TextStream, times: StreamTimes) -> None:
         self.stream = stream
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
         self.is_writing = False
+        self.on_deadline: Callable[[], None] = lambda: None
         self._times = times
         self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}
@@ -81,6 +85,8 @@ class StreamMeter:
             )
         if delta.finish_reason is not None:
             self._times.note_finish(delta.index, delta.finish_reason)
+        if delta.finish_reason == "deadline":
+            self.on_deadline()
 
     def finish(self) -> None:
         """Count the end of the stream; only the last bytes are not written yet."""

@@ -17,6 +17,7 @@ from .exposition import (
 from .histogram import Distribution, Histogram
 from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
+from .owner import Owner, find_owner, find_owner_of, name_owner
 from .pace import Pace
 
 __all__ = [
@@ -29,10 +30,14 @@ __all__ = [
     "LoopStall",
     "Metric",
     "Offender",
+    "Owner",
     "Pace",
     "Rows",
     "SLOW_STEP_SECONDS",
     "StallStatistics",
     "collect_rows",
+    "find_owner",
+    "find_owner_of",
+    "name_owner",
     "render_families",
 ]

@@ -24,6 +24,7 @@ ReadingT = TypeVar("ReadingT")
 
 # A number, or for a metric with labels the number for each tuple of their values.
 Numbers = float | Mapping[tuple[str, ...], float]
+Distributions = Distribution | Mapping[tuple[str, ...], Distribution]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +77,28 @@ class CounterMetric(Metric[SourceT, Numbers]):
         return family
 
 
-class HistogramMetric(Metric[SourceT, Distribution]):
-    """Values counted by bucket; it has no labels."""
+class HistogramMetric(Metric[SourceT, Distributions]):
+    """Values counted by bucket."""
 
     __slots__ = ()
     kind = "histogram"
 
     def collect(self, source: SourceT) -> Family:
-        seen = self.read(source)
-        bounds = [*map(str, seen.bounds), "+Inf"]
-        return HistogramMetricFamily(
-            self.name,
-            self.help,
-            buckets=list(zip(bounds, accumulate(seen.counts))),
-            sum_value=seen.total,
-        )
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        read = self.read(source)
+        seen = read if isinstance(read, Mapping) else {(): read}
+        for values, each in seen.items():
+            bounds = [*map(str, each.bounds), "+Inf"]
+            family.add_metric(
+                values,
+                buckets=list(zip(bounds, accumulate(each.counts))),
+                sum_value=each.total,
+            )
+        return family
 
 
 # Rows that are read from the same kind of source.
-Rows = tuple[Metric[SourceT, Numbers] | Metric[SourceT, Distribution], ...]
+Rows = tuple[Metric[SourceT, Numbers] | Metric[SourceT, Distributions], ...]
 
 
 def collect_rows(rows: Rows[SourceT], source: SourceT) -> Iterator[Family]:

@@ -68,9 +68,10 @@ class _Hosted:
     _host: Callable[..., Awaitable[None]]
 
     def __init__(self, core: Any) -> None:
+        remote: Any = super()
+        remote.__init__(_Nowhere(), _describe_end)
         self._core = core
         self._is_open = False
-        self._stream: Any = _Nowhere()
 
     def statistics(self) -> Any:
         # Tests compare with the statistics of a new core, which does not run yet.

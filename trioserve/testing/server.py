@@ -34,6 +34,7 @@ from .fake_device import (
     make_info,
     make_pooling_info,
 )
+from .processes import HostedCore
 from .renderers import load_pooling_renderer, load_renderer
 
 _MAX_RUNNING = 32
@@ -77,6 +78,7 @@ async def open_fake_server(
     hidden_size: int = 8,
     takes_images: bool = False,
     logits_processors: Sequence[type[LogitsProcessor]] = (),
+    is_remote: bool = False,
     answer: str | Sequence[str] = ANSWER,
     eos_token: str | None = None,
     chat_template: str | None = None,
@@ -84,6 +86,7 @@ async def open_fake_server(
     """Serve until the block is left; the device does not call the plug-ins.
 
     Args:
+      is_remote: the core is behind a connection, like that of an engine process.
       answer: the text of every sequence, or the texts of successive sequences with
         different seeds; the last one is repeated.
       eos_token: the token that ends it; None repeats it until max_tokens.
@@ -111,8 +114,9 @@ async def open_fake_server(
         depth=2,
     )
     scheduler = _make_scheduler(max_num_seqs, max_model_len, max_step_seconds)
+    core = LocalCore(scheduler, executor, info=info)
     engine = TokenEngine(
-        LocalCore(scheduler, executor, info=info),
+        HostedCore(core) if is_remote else core,
         info=info,
         max_num_sequences=max_num_seqs + max_num_waiting,
         max_num_running=max_num_seqs,

@@ -122,6 +122,9 @@ class LocalCore:
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        call()
+
     def statistics(self) -> SchedulerStatistics:
         return self._scheduler.statistics()
 

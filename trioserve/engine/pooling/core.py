@@ -109,6 +109,9 @@ class LocalPoolingCore:
             # An idle device must forget them, too.
             self._loop.wake()
 
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        call()
+
     def statistics(self) -> PoolingStatistics:
         return self._scheduler.statistics()
 

@@ -45,6 +45,7 @@ class _Host:
     def __init__(self, core: Any, stream: MessageStream[Any]) -> None:
         self._core = core
         self._stream = stream
+        self._num_aborts = 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -57,9 +58,14 @@ class _Host:
         """Carry out a message of the client."""
         raise NotImplementedError
 
+    def _report_abort(self) -> None:
+        self._num_aborts += 1
+        self._report()
+
     def _report(self, outputs: Iterable[Any] = ()) -> None:
         self._stream.send_nowait(
             self._report_type(
+                num_aborts=self._num_aborts,
                 outputs=tuple(outputs),
                 statistics=self._core.statistics(),
                 counters=self._core.counters(),
@@ -97,7 +103,7 @@ class _GenerationHost(_Host):
             if scope := self._adding.get(sequence_id):
                 scope.cancel()
         self._core.abort(sequence_ids)
-        self._report()
+        self._report_abort()
 
 
 class _PoolingHost(_Host):
@@ -109,9 +115,9 @@ class _PoolingHost(_Host):
                 self._core.add(batch)
             case AbortInputs(jobs=jobs):
                 self._core.abort(jobs)
-                self._report()
+                self._report_abort()
             case CloseFlow(flow=flow, kept=kept):
                 self._core.close(flow, kept)
-                self._report()
+                self._report_abort()
             case _:
                 raise AssertionError(f"{message} is not for this engine")

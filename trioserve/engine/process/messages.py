@@ -86,8 +86,13 @@ class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The outputs of a step, and the state of the core; see Core."""
+    """The outputs of a step, and the state of the core; see Core.
 
+    Args:
+      num_aborts: messages of aborts that the core has carried out.
+    """
+
+    num_aborts: int
     outputs: tuple[TokenDelta, ...] = ()
     statistics: SchedulerStatistics
     counters: SchedulerCounters
@@ -95,8 +100,9 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The outputs of a step, and the state of the core; see Core."""
+    """The outputs of a step, and the state of the core; see GenerationReport."""
 
+    num_aborts: int
     outputs: tuple[tuple[JobId, TensorBytes], ...] = ()
     statistics: PoolingStatistics
     counters: PoolingCounters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -54,6 +55,10 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         self._describe_end = describe_end
         self._report: Any = None
         self._heard_at = 0.0
+        self._num_aborts = 0
+        # Calls that wait until the process has carried out so many aborts.
+        self._after_aborts: deque[tuple[int, Callable[[], None]]] = deque()
+        self._has_ended = False
 
     async def run(
         self,
@@ -77,6 +82,15 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
                         deliver(self._report.outputs)
             except PeerGone:
                 raise EngineProcessDied(await self._describe_end()) from None
+            finally:
+                # The process ends, and all that it held is free.
+                self._has_ended = True
+                self._make_calls(self._num_aborts)
+
+    def after_aborts(self, call: Callable[[], None]) -> None:
+        self._after_aborts.append((self._num_aborts, call))
+        done = self._num_aborts if self._has_ended else self._report.num_aborts
+        self._make_calls(done)
 
     def statistics(self) -> StatisticsT:
         statistics: StatisticsT = self._report.statistics
@@ -97,6 +111,16 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         ), "a core that runs sends reports only"
         self._report = report
         self._heard_at = trio.current_time()
+        self._make_calls(report.num_aborts)
+
+    def _send_abort(self, message: AbortSequences | AbortInputs | CloseFlow) -> None:
+        self._num_aborts += 1
+        self._stream.send_nowait(message)
+
+    def _make_calls(self, num_aborts: int) -> None:
+        """Make the calls that wait for so many aborts, or for fewer."""
+        while self._after_aborts and self._after_aborts[0][0] <= num_aborts:
+            self._after_aborts.popleft()[1]()
 
 
 class RemoteCore(
@@ -120,7 +144,7 @@ class RemoteCore(
         self._stream.post_nowait(packed)
 
     def abort(self, sequence_ids: Collection[SequenceId]) -> None:
-        self._stream.send_nowait(AbortSequences(sequence_ids=tuple(sequence_ids)))
+        self._send_abort(AbortSequences(sequence_ids=tuple(sequence_ids)))
 
 
 class RemotePoolingCore(
@@ -132,10 +156,10 @@ class RemotePoolingCore(
         self._stream.send_nowait(AddInputs(batch=batch))
 
     def abort(self, jobs: Collection[JobId]) -> None:
-        self._stream.send_nowait(AbortInputs(jobs=tuple(jobs)))
+        self._send_abort(AbortInputs(jobs=tuple(jobs)))
 
     def close(self, flow: FlowId, kept: Sequence[QueryKey]) -> None:
-        self._stream.send_nowait(CloseFlow(flow=flow, kept=tuple(kept)))
+        self._send_abort(CloseFlow(flow=flow, kept=tuple(kept)))
 
 
 def _is_large(group: SequenceGroup) -> bool:

@@ -18,8 +18,10 @@ from quart_trio.wrappers.request import TrioRequest
 import trio
 
 from . import INVITE_BODY, PEER, Peer
+from ...observe import Owner, find_owner
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
+from ..cancellation import Cancellation
 from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
@@ -44,6 +46,7 @@ class ScopedRequest(TrioRequest):
       live: shows the request to others.
       id: the id in the answer and in the log.
       progress: the phase of the request.
+      cancellation: measures it, if there is one.
       peer: records whether the answer was sent.
       answer: sends the answer.
     """
@@ -56,6 +59,7 @@ class ScopedRequest(TrioRequest):
     live: LiveRequest
     id: RequestId
     progress: Progress
+    cancellation: Cancellation
     peer: Peer
     answer: Answer
 
@@ -78,10 +82,19 @@ class ScopedRequest(TrioRequest):
 class ScopedConnection(TrioASGIHTTPConnection):
     """Serves one request. Quart calls that a connection."""
 
+    async def __call__(
+        self, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        with Owner().hold():
+            await super().__call__(receive, send)
+
     def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
         request = super()._create_request_from_scope(send)
         scoped = cast(ScopedRequest, request)
         scoped.id = RequestId(scoped.headers.get(HEADER, ""))
+        owner = find_owner()
+        assert owner is not None, "the request owns all that it does"
+        owner.id = scoped.id
         scoped.progress = Progress()
         scoped.peer = Peer()
         extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
@@ -94,6 +107,9 @@ class ScopedConnection(TrioASGIHTTPConnection):
             progress=scoped.progress,
         )
         state = cast(_HasState, self.app).state
+        scoped.cancellation = Cancellation(
+            scoped.id, scoped.progress, state.counts, state.after_aborts
+        )
         body = scoped.body
         body.budget, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))
@@ -106,6 +122,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
         """Receive the body, and cancel the request when its client has left."""
         await super().handle_messages(nursery, request, receive)
         scoped = cast(ScopedRequest, request)
+        if not scoped.peer.is_answered:
+            scoped.cancellation.begin()
         scoped.answer.count_end(cast(_HasState, self.app).state.counts)
 
     async def handle_request(  # type: ignore[override]
@@ -116,6 +134,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         state = cast(_HasState, self.app).state
         scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
+            scoped.resources.callback(scoped.cancellation.end)
             # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
             scoped.live = LiveRequest(
@@ -125,6 +144,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
                 arrived_at=scoped.arrived_at,
                 progress=scoped.progress,
                 time_limit=scoped.time_limit,
+                cancellation=scoped.cancellation,
             )
             scoped.resources.enter_context(state.live.hold(scoped.live))
             scoped.resources.callback(scoped.body.release)

@@ -147,6 +147,7 @@ async def open_stream(
             limits=request.time_limit.limit_stream(body.max_queue_seconds),
         )
     )
+    meter.on_deadline = request.cancellation.note_end
     request.progress.follow(meter)
     request.live.stream = meter
     return meter

@@ -20,6 +20,15 @@ REQUESTS: Rows[RequestCounts] = (
         ("phase",),
     ),
     HistogramMetric(
+        "trioserve_cancel_to_free_seconds",
+        "Seconds from the cancellation of a request (its client left, DELETE, its "
+        "deadline) until nothing of it was left, by phase.",
+        lambda counts: {
+            (phase,): each.statistics() for phase, each in counts.cancel_to_free.items()
+        },
+        ("phase",),
+    ),
+    HistogramMetric(
         "trioserve_e2e_request_latency_seconds",
         "Seconds from the arrival of a request to the end of its answer.",
         lambda counts: counts.latency.statistics(),
