@@ -126,8 +126,9 @@ async def _run_engine(
         ) as state.engine:
             is_serving = True
             await settle_interpreter()
-            task_status.started()
-            await trio.sleep_forever()
+            with state.recording():
+                task_status.started()
+                await trio.sleep_forever()
     except* Exception:
         if not is_serving:
             raise

@@ -91,7 +91,7 @@ _FORMATS = (
     "the format is recognised, and only safetensors, .gguf files and pypi: wheels are "
     "read"
 )
-_NO_ACCESS_LOG = "requests are not logged one by one"
+_ACCESS_LOG = "requests are only logged by --request-log FILE"
 _NO_CORS = "there are no CORS headers, so let a proxy add them"
 _ONE_KV_TYPE = "keys and values have the type of --dtype"
 _ALL_LAYERS = "all layers are on the device that --device names"
@@ -158,11 +158,11 @@ _EXPLAINED = {
         "wrap the app of trioserve.asgi in a program of your own, and serve that by "
         "hypercorn's command"
     ),
-    "disable-log-requests": _NO_ACCESS_LOG,
-    "no-enable-log-requests": _NO_ACCESS_LOG,
-    "enable-log-requests": _NO_ACCESS_LOG,
-    "disable-uvicorn-access-log": _NO_ACCESS_LOG,
-    "disable-log-stats": "statistics are not logged, and GET /metrics has them",
+    "disable-log-requests": _ACCESS_LOG,
+    "no-enable-log-requests": _ACCESS_LOG,
+    "enable-log-requests": _ACCESS_LOG,
+    "disable-uvicorn-access-log": _ACCESS_LOG,
+    "disable-log-stats": "--log-level warning leaves them out, and GET /metrics has them",
     "max-log-len": "neither prompts nor answers are logged",
     "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
     # SGLang
@@ -171,7 +171,7 @@ _EXPLAINED = {
     "is-embedding": "write --task embed",
     "disable-cuda-graph": _NO_GRAPHS,
     "attention-backend": "the best one is chosen by itself",
-    "log-requests": _NO_ACCESS_LOG,
+    "log-requests": _ACCESS_LOG,
     "enable-metrics": "GET /metrics is always there",
     # TGI
     "num-shard": _NO_TENSOR_PARALLELISM,

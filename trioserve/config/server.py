@@ -33,6 +33,8 @@ class HttpConfig:
         ends with the finish reason "deadline".
       max_request_timeout: Longest time limit that a request may name, in seconds. A
         request without a limit gets this one. By default there is none.
+      request_log: File to which a line of JSON is added for each request; - stands for
+        standard output. Prompts and answers are not in it. SIGHUP opens it again.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in 15 seconds while more data waits.
@@ -59,6 +61,7 @@ class HttpConfig:
     guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
+    request_log: str | None = None
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0

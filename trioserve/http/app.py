@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import BaseConverter, Map
 
 from ..config import parse_bytes
+from ..engine import TensorEngine, TokenEngine
 from ..errors import (
     DeadlineExceeded,
     DescriptorsFull,
@@ -30,6 +31,7 @@ from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
 from .probes import Probe, ProbesFirst
+from .rates import log_rates
 from .request_id import ANTHROPIC_HEADER
 from .respond import make_error, make_json
 from .route import Route
@@ -79,9 +81,13 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.after_request(_count_request(state))
     app.after_request(_name_request)
 
+    def find_engine() -> TokenEngine | TensorEngine | None:
+        return None if state.engine is None else state.engine.engine
+
     async def start_background() -> None:
         await app.nursery.start(state.background.run)
         app.nursery.start_soon(state.drop_old_responses)
+        app.nursery.start_soon(log_rates, find_engine)
 
     app.before_serving(start_background)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
@@ -120,6 +126,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
         scoped = _current_request()
+        scoped.is_probe = isinstance(route.handler, Probe)
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         try:
             with scoped.time_limit.until_answer(scoped.progress):
@@ -176,6 +183,7 @@ def _speaks_anthropic(path: str) -> bool:
 
 
 async def _respond_error(error: TrioserveError) -> Response:
+    _current_request().answer.note_error(error.code)
     headers = {}
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
@@ -201,6 +209,8 @@ async def _respond_http_exception(error: HTTPException) -> Response:
         limit = request.max_content_length or 0
         return await _respond_error(PayloadTooLarge(limit))
     message = _describe_http_exception(error)
+    kind = _TYPES.get(status) or error.name.replace(" ", "")
+    _current_request().answer.note_error(kind)
     body: ErrorBody | AnthropicError
     if _speaks_anthropic(request.path):
         request_id = str(_current_request().id)
@@ -209,7 +219,7 @@ async def _respond_http_exception(error: HTTPException) -> Response:
         body = ErrorBody(
             error=ErrorDetail(
                 message=message,
-                type=_TYPES.get(status) or error.name.replace(" ", ""),
+                type=kind,
                 param=None,
                 code=status,
             )

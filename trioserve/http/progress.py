@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, Protocol, get_args
+
+import trio
 
 # In each phase, a request waits for something else:
 #
@@ -17,19 +21,42 @@ Phase = Literal["body", "render", "queue", "prefill", "decode", "write"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The beginning of a phase, in seconds of trio.current_time()."""
+
+    phase: Phase
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase from its beginning to its end, in seconds of trio.current_time()."""
+
+    phase: Phase
+    begins_at: float
+    ends_at: float
+
+
 class HasPhase(Protocol):
     """An object with the phase of a request."""
 
     @property
     def phase(self) -> Phase: ...
 
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The phases so far, in order."""
+        ...
+
 
 class Progress:
-    """The current phase of one request."""
+    """The phases of one request."""
 
     def __init__(self) -> None:
         self._has_stopped = False
         self._phase: Phase = "body"
+        self._entries: list[Entry] = []
         self._source: HasPhase | None = None
 
     @property
@@ -37,16 +64,37 @@ class Progress:
         return self._phase if self._source is None else self._source.phase
 
     def enter(self, phase: Phase) -> None:
-        if not self._has_stopped:
-            self._phase = phase
+        if self._has_stopped:
+            return
+        self._phase = phase
+        # The head of a stream is sent before its tokens.
+        if self._source is None:
+            self._entries.append(Entry(phase, trio.current_time()))
 
     def stop(self, phase: Phase) -> None:
         """Enter a phase and stay in it."""
+        if self._has_stopped:
+            return
+        source, self._source = self._source, None
+        if source is not None:
+            self._entries += source.entries
         self.enter(phase)
-        self._source = None
         self._has_stopped = True
 
     def follow(self, source: HasPhase) -> None:
         """Take the phase from `source` from now on."""
         if not self._has_stopped:
             self._source = source
+
+    def divide(self, arrived_at: float, ended_at: float) -> Iterator[Span]:
+        """Divide the time of a request by its phases, in order.
+
+        Args:
+          arrived_at: when the head of the request had come.
+        """
+        entries = [Entry("body", arrived_at), *self._entries]
+        if self._source is not None:
+            entries += self._source.entries
+        ends = [entry.at for entry in entries[1:]] + [ended_at]
+        for entry, end in zip(entries, ends):
+            yield Span(entry.phase, entry.at, end)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -21,10 +22,12 @@ from ..observe import LoopStall
 from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
+from .ended_request import RequestSink
 from .keys import KeyRing
 from .lifecycle import Lifecycle
 from .live_requests import LiveRequests
 from .request_counts import RequestCounts
+from .request_log import RequestLog
 from .response_store import ResponseStore
 
 # So responses stay in memory for a tenth longer than they are served.
@@ -36,9 +39,11 @@ class ServerState:
     """The server's parts.
 
     Raises:
-      InvalidConfig: the file with keys cannot be read.
+      InvalidConfig: the file with keys cannot be read, or a log cannot be written.
 
     Attributes:
+      request_log: None if requests are not logged.
+      sinks: take each request that has ended, but no probes.
       keys: those that clients must show.
       engine: None until the model is loaded, if the server starts before that.
       loop_stall: an instrument. The owner of the event loop adds it to the loop.
@@ -55,6 +60,8 @@ class ServerState:
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False, default_factory=LiveRequests)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
+    request_log: RequestLog | None = field(init=False, default=None)
+    sinks: tuple[RequestSink, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.keys = KeyRing(self.config)
@@ -70,6 +77,20 @@ class ServerState:
             max_age=self.config.response_max_age,
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
+        if self.config.request_log is not None:
+            self.request_log = RequestLog(self.config.request_log)
+            self.sinks += (self.request_log,)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let logs and traces be written; all requests end before the block does."""
+        for sink in self.sinks:
+            sink.start()
+        try:
+            yield
+        finally:
+            for sink in self.sinks:
+                sink.close()
 
     @property
     def is_healthy(self) -> bool:

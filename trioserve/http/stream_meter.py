@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import trio
 
 from ..frontend import TextStream
-from ..types.output import TextDelta
+from ..types.output import FinishReason, TextDelta
 from ..types.prompt import Prompt
-from .progress import Phase
+from .progress import Entry, Phase
 from .stream_times import StreamTimes
 from .wire.usage import RequestMetrics, Usage
 
@@ -26,6 +27,7 @@ class StreamMeter:
       prompts: the prompts of the request.
       is_writing: whether the client has not taken the last delta's events yet.
       on_deadline: called when the deadline has ended a sequence.
+      finish_reasons: the reasons for which sequences have ended so far.
     """
 
     def __init__(self, stream: TextStream, times: StreamTimes) -> None:
@@ -33,6 +35,8 @@ class StreamMeter:
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
         self.is_writing = False
         self.on_deadline: Callable[[], None] = lambda: None
+        self.finish_reasons: Counter[FinishReason] = Counter()
+        self._ended_at: float | None = None
         self._times = times
         self._num_reasoning_tokens = 0
         self._num_cached_tokens: dict[int, int] = {}
@@ -40,6 +44,16 @@ class StreamMeter:
     @property
     def phase(self) -> Phase:
         return "write" if self.is_writing else self.stream.phase
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The phases since the engine has the request, without those in the queue."""
+        times: dict[Phase, float | None] = {
+            "prefill": self.stream.started_at,
+            "decode": self._times.first_at,
+            "write": self._ended_at,
+        }
+        return [Entry(phase, at) for phase, at in times.items() if at is not None]
 
     @property
     def usage(self) -> Usage:
@@ -85,14 +99,16 @@ class StreamMeter:
             )
         if delta.finish_reason is not None:
             self._times.note_finish(delta.index, delta.finish_reason)
+            self.finish_reasons[delta.finish_reason] += 1
         if delta.finish_reason == "deadline":
             self.on_deadline()
 
     def finish(self) -> None:
         """Count the end of the stream; only the last bytes are not written yet."""
         self.is_writing = True
+        self._ended_at = trio.current_time()
         self._times.note_end(
-            trio.current_time(),
+            self._ended_at,
             started_at=self.stream.started_at,
             num_prompt_tokens=self.num_prompt_tokens,
         )

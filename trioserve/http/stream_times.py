@@ -49,6 +49,11 @@ class StreamTimes:
         """The tokens of all sequences so far."""
         return sum(each.num_tokens for each in self._sequences.values())
 
+    @property
+    def first_at(self) -> float | None:
+        """The time of the first token; None before it."""
+        return min((each.first_at for each in self._sequences.values()), default=None)
+
     def note_tokens(self, index: int, num_tokens: int, now: float) -> None:
         """Count new tokens of a sequence that came together; at least one."""
         sequence = self._sequences.get(index)
@@ -110,7 +115,8 @@ class StreamTimes:
         """Divide the time of the request; None if it has no token."""
         if started_at is None or not self._sequences:
             return None
-        first_at = min(each.first_at for each in self._sequences.values())
+        first_at = self.first_at
+        assert first_at is not None, "there is a sequence with a token"
         last_at = max(each.last_at for each in self._sequences.values())
         return _Spans(
             queue=started_at - self._submitted_at,

@@ -117,11 +117,15 @@ class Server:
         ):
             create_app = await importing.wait()
             await settle_interpreter()
-            async with trio.open_nursery() as nursery:
-                binds = await nursery.start(self._serve_http, create_app(state))
-                self._is_ready = True
-                seconds = time.perf_counter() - self._began
-                logger.info("ready after %.1f s on %s", seconds, binds[0])
+            with state.recording():
+                await self._listen(create_app(state))
+
+    async def _listen(self, app: ServingApp) -> None:
+        async with trio.open_nursery() as nursery:
+            binds = await nursery.start(self._serve_http, app)
+            self._is_ready = True
+            seconds = time.perf_counter() - self._began
+            logger.info("ready after %.1f s on %s", seconds, binds[0])
 
     async def _serve_http(
         self,
@@ -151,7 +155,7 @@ class Server:
         # SIGUSR1 kills a process that does not receive it, such as a server that ends.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-        if self._config.http.api_key_file is not None or self._tls is not None:
+        if self._reads_again:
             # Elsewhere it means that the terminal was closed, and ends the server.
             numbers.append(signal.SIGHUP)
         with trio.open_signal_receiver(*numbers) as signals:
@@ -164,9 +168,20 @@ class Server:
                 else:
                     self._stop(signum)
 
+    @property
+    def _reads_again(self) -> bool:
+        """Whether SIGHUP has a meaning."""
+        http = self._config.http
+        files = (http.api_key_file, http.request_log, self._config.bind.tls_certfile)
+        return any(each is not None for each in files)
+
     async def _reload(self) -> None:
-        """Read keys and certificates again."""
-        parts: dict[str, Callable[[], None]] = {"keys": self._state.keys.reload}
+        """Read keys and certificates again, and open the request log again."""
+        if self._state.request_log is not None:
+            self._state.request_log.reopen()
+        parts: dict[str, Callable[[], None]] = {}
+        if self._config.http.api_key_file is not None:
+            parts["keys"] = self._state.keys.reload
         if self._tls is not None:
             parts["certificate"] = self._tls.reload
         for name, reload in parts.items():

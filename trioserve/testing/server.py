@@ -245,11 +245,12 @@ async def _open_server(
 ) -> AsyncIterator[int]:
     """Run an engine and serve it on a free port."""
     install_guard(enable_h2c=state.config.enable_h2c)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        binds = await nursery.start(_serve, state)
-        yield int(binds[0].rpartition(":")[2])
-        nursery.cancel_scope.cancel()
+    with state.recording():
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            binds = await nursery.start(_serve, state)
+            yield int(binds[0].rpartition(":")[2])
+            nursery.cancel_scope.cancel()
 
 
 async def _serve(

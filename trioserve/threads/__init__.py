@@ -1,8 +1,9 @@
-"""Threads for long work, besides the renderer workers: new ones, stopped early.
+"""Threads besides the renderer workers: for long work, stopped early, and for lines of files.
 
     fresh_thread    runs a function in a thread of its own
     deep_stack      runs native code that calls itself very deeply
+    line_writer     adds lines to a file that may be slow or full
     stopping        lets the function end early if its result is no longer needed
 
-The package itself imports nothing: rooms without trio use `stopping` and `deep_stack` alone.
+The package itself imports nothing: rooms without trio do not use `fresh_thread`.
 """

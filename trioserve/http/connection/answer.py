@@ -15,7 +15,8 @@ from hypercorn.typing import (
 
 from . import SEND_CHUNK, Peer
 from ...observe.log_lines import escape
-from ..progress import Progress
+from ..ended_request import Ending
+from ..progress import Phase, Progress
 from ..request_counts import RequestCounts
 from ..request_id import HEADER_BYTES, RequestId
 
@@ -29,6 +30,10 @@ class Answer:
 
     Args:
       scope: it has extensions.
+
+    Attributes:
+      status: that of the head; None before it is sent.
+      error: the type of the error with which the answer ends.
     """
 
     def __init__(
@@ -46,6 +51,29 @@ class Answer:
         self._id = request_id
         self._peer = peer
         self._progress = progress
+        self.status: int | None = None
+        self.error: str | None = None
+        self._failed_in: Phase | None = None
+        self._has_left = False
+
+    @property
+    def failed_in(self) -> Phase | None:
+        """The phase in which the request has ended; None if it was answered."""
+        if self.ending == "answered":
+            return None
+        return self._failed_in or self._progress.phase
+
+    @property
+    def ending(self) -> Ending:
+        """The way in which the request has ended."""
+        if self._peer.is_answered:
+            return "answered" if self.error is None else "error"
+        return "disconnected" if self._has_left else "cut"
+
+    def note_error(self, kind: str) -> None:
+        """Note that the answer, or the rest of a stream, is an error of a type."""
+        self.error = kind
+        self._failed_in = self._progress.phase
 
     async def send(self, event: ASGISendEvent) -> None:
         if event["type"] == "http.response.start":
@@ -71,6 +99,7 @@ class Answer:
         """Count the request as cancelled, if its client left before the whole answer."""
         if self._peer.is_answered:
             return
+        self._has_left = True
         phase = self._progress.phase
         counts.cancelled[phase,] += 1
         logger.debug("request %s: its client left in %s", self._id, phase)
@@ -82,6 +111,7 @@ class Answer:
 
     def _begin(self, event: HTTPResponseStartEvent) -> None:
         self._progress.enter("write")
+        self.status = event["status"]
         event["headers"] = [*event["headers"], (HEADER_BYTES, str(self._id).encode())]
         logger.debug(
             "request %s: %s %s is answered with %d",

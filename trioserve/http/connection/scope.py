@@ -22,10 +22,12 @@ from ...observe import Owner, find_owner
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
+from ..ended_request import EndedRequest, TokenCounts
 from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
 from ..state import ServerState
+from ..stream_meter import StreamMeter
 from .answer import Answer
 from .time_limit import TimeLimit
 
@@ -49,6 +51,9 @@ class ScopedRequest(TrioRequest):
       cancellation: measures it, if there is one.
       peer: records whether the answer was sent.
       answer: sends the answer.
+      meter: counts the tokens of an answer that is generated.
+      num_pooled_tokens: the tokens of texts that were pooled.
+      is_probe: monitors ask for it again and again.
     """
 
     body_class = ChunkedBody  # type: ignore[assignment]
@@ -62,6 +67,41 @@ class ScopedRequest(TrioRequest):
     cancellation: Cancellation
     peer: Peer
     answer: Answer
+    meter: StreamMeter | None = None
+    num_pooled_tokens = 0
+    is_probe = False
+
+    def describe_end(self) -> EndedRequest:
+        """Return the facts about the request, which has just ended."""
+        now, meter, answer = trio.current_time(), self.meter, self.answer
+        return EndedRequest(
+            id=str(self.id),
+            key=None if self.live.key is None else self.live.key.name,
+            method=self.method,
+            path=self.path,
+            route=None if self.url_rule is None else self.url_rule.rule,
+            status=answer.status,
+            arrived_at=self.arrived_at,
+            ended_at=now,
+            spans=tuple(self.progress.divide(self.arrived_at, now)),
+            phase=answer.failed_in,
+            tokens=self._count_tokens(),
+            finish_reasons={} if meter is None else meter.finish_reasons,
+            error=answer.error,
+            ending=answer.ending,
+        )
+
+    def _count_tokens(self) -> TokenCounts | None:
+        if self.meter is not None:
+            usage = self.meter.usage
+            return TokenCounts(
+                prompt=usage.prompt_tokens,
+                cached=usage.prompt_tokens_details.cached_tokens,
+                completion=usage.completion_tokens,
+            )
+        if not self.num_pooled_tokens:
+            return None
+        return TokenCounts(prompt=self.num_pooled_tokens, cached=0, completion=0)
 
     async def read_chunks(self) -> list[bytes | bytearray]:
         """Read the body; returns its parts in order.
@@ -137,6 +177,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
             scoped.resources.callback(scoped.cancellation.end)
             # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
+            scoped.resources.callback(_record, state, scoped)
             scoped.live = LiveRequest(
                 id=str(scoped.id),
                 method=scoped.method,
@@ -153,3 +194,11 @@ class ScopedConnection(TrioASGIHTTPConnection):
             if scoped.time_limit.whole.cancelled_caught:
                 # The client did not take its answer in time. Nothing of it is left.
                 nursery.cancel_scope.cancel()
+
+
+def _record(state: ServerState, request: ScopedRequest) -> None:
+    """Give a request that has ended to logs and traces."""
+    if state.sinks and not request.is_probe:
+        ended = request.describe_end()
+        for sink in state.sinks:
+            sink.take(ended)

@@ -78,6 +78,7 @@ async def _send_events(request: ScopedRequest, log: EventLog, number: int) -> by
             await request.answer.send_part(b"".join(events))
     except TrioserveError as error:
         # It ends the stream and not the response, which others may follow.
+        request.answer.note_error(error.code)
         return encode_event(StreamFailed.of(error, number))
     return b""
 

@@ -149,7 +149,7 @@ async def open_stream(
     )
     meter.on_deadline = request.cancellation.note_end
     request.progress.follow(meter)
-    request.live.stream = meter
+    request.live.stream = request.meter = meter
     return meter
 
 

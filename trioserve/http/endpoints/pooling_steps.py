@@ -68,6 +68,10 @@ class PoolingCall:
         """Note that the engine has got the first texts of the request."""
         self.request.progress.enter("prefill")
 
+    def note_pooled(self, num_tokens: int) -> None:
+        """Note the tokens of all texts of the request."""
+        self.request.num_pooled_tokens = num_tokens
+
     async def respond(
         self,
         write: Callable[[], bytes],
@@ -196,6 +200,7 @@ async def pool_texts(
         param=body.param,
         on_submit=call.note_submitted,
     )
+    call.note_pooled(pooled.num_tokens)
     call.request.body.release()
     return pooled
 

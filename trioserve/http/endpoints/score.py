@@ -46,6 +46,7 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
         priority=body.priority or 0,
         on_submit=call.note_submitted,
     )
+    call.note_pooled(scores.num_tokens)
     request.body.release()
     content = header.begin(ScoreList, scores.num_tokens)
     write = partial(_write_scores, content, scores.values)
@@ -65,6 +66,7 @@ async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
         priority=body.priority or 0,
         on_submit=call.note_submitted,
     )
+    call.note_pooled(scores.num_tokens)
     version = "1" if request.path.startswith("/v1/") else "2"
     content = RankedList(
         id=header.id,

@@ -101,9 +101,11 @@ async def _send_events(
             before_end()
         return last
     except TrioserveError as error:
+        request.answer.note_error(error.code)
         return sender.take_unsent() + writer.fail(error)
     except Exception:
         logger.exception("the stream of request %s failed", request.id)
+        request.answer.note_error(InternalError.code)
         return sender.take_unsent() + writer.fail(InternalError())
 
 

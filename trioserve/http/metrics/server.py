@@ -34,6 +34,10 @@ def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
     return {(__version__, info.name, info.kernels): 1}
 
 
+def _count_dropped_lines(state: ServerState) -> int:
+    return 0 if state.request_log is None else state.request_log.num_dropped
+
+
 SERVER: Rows[ServerState] = (
     GaugeMetric(
         "trioserve_info",
@@ -55,6 +59,11 @@ SERVER: Rows[ServerState] = (
         "trioserve_http_bodies_refused_total",
         "Request bodies refused because all bodies together took too much memory.",
         lambda state: state.bodies.num_refused,
+    ),
+    CounterMetric(
+        "trioserve_request_log_lines_dropped_total",
+        "Lines of the request log that were not written, because the disk was slow or full.",
+        _count_dropped_lines,
     ),
     GaugeMetric(
         "trioserve_responses_stored",

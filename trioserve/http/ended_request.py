@@ -1,0 +1,78 @@
+"""A request that has ended, as the request log and traces show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..types.output import FinishReason
+from .progress import Phase, Span
+
+# How a request can end:
+#
+#   answered      the whole answer was sent
+#   error         the same, but the answer, or the end of its stream, is an error
+#   disconnected  the client left before it had the whole answer
+#   cut           the server cut the answer off: at the deadline, or because it stops
+Ending = Literal["answered", "error", "disconnected", "cut"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """The tokens of a request, in all its prompts and sequences."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """The facts about a request.
+
+    Attributes:
+      id: that of the answer's header.
+      key: the name of the client's key; None if the server has none.
+      path: as the client has sent it.
+      route: the path in the table of routes; None if there is no such path.
+      status: None if no head was sent.
+      arrived_at, ended_at: in seconds of trio.current_time().
+      spans: its phases in order; one may come twice.
+      phase: that in which it ended; None if it was answered.
+      tokens: None if no prompt has reached the engine.
+      finish_reasons: the number of sequences that ended, by reason.
+      error: the type of the error, as in the answer.
+    """
+
+    id: str
+    key: str | None
+    method: str
+    path: str
+    route: str | None
+    status: int | None
+    arrived_at: float
+    ended_at: float
+    spans: tuple[Span, ...]
+    phase: Phase | None
+    tokens: TokenCounts | None
+    finish_reasons: Mapping[FinishReason, int]
+    error: str | None
+    ending: Ending
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.arrived_at
+
+
+class RequestSink(Protocol):
+    """Keeps what it needs of ended requests."""
+
+    def start(self) -> None:
+        """Begin to work, in a thread."""
+
+    def take(self, ended: EndedRequest) -> None:
+        """Take a request; never waits."""
+
+    def close(self) -> None:
+        """End what is begun, and wait for that for a few seconds at most."""
