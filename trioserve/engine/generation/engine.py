@@ -25,6 +25,7 @@ from ..priority import check_priority
 from .admission import check_request
 from .core import GenerationCore, SequenceGroup
 from .token_stream import TokenStream
+from .wake_queue import WakeQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._max_num_running = max_num_running
         self._next_id = 0
         self._streams: dict[SequenceId, TokenStream] = {}
+        self._wakes = WakeQueue()
 
     def statistics(self) -> TokenEngineStatistics:
         """Return the present state."""
@@ -103,6 +105,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         stream = TokenStream(
             len(ids),
             lambda index: self._abort(ids[index : index + 1]),
+            self._wakes.add,
             None if sampling.grammar is None else sampling.grammar.param,
         )
         with self._requests.hold(stream):
@@ -171,7 +174,16 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             self._core.abort(living)
             self._note_held()
 
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wakes.run)
+            await super().run(task_status=task_status)
+            nursery.cancel_scope.cancel()
+
     def _deliver(self, deltas: Iterable[TokenDelta]) -> None:
+        self._wakes.begin()
         for delta in deltas:
             stream = self._streams.get(delta.sequence_id)
             # A core in another process may not have heard of an abort yet.

@@ -32,6 +32,7 @@ class TokenStream:
     Args:
       num_sequences: number of sequences that the request has.
       stop: is called with the index of a sequence that the reader stops.
+      wake: sets the event for which the reader waits, now or soon.
       param: the field of the request that a failed sequence is due to.
 
     Attributes:
@@ -44,12 +45,14 @@ class TokenStream:
         self,
         num_sequences: int,
         stop: Callable[[int], None],
+        wake: Callable[[trio.Event], None] = trio.Event.set,
         param: str | None = None,
     ) -> None:
         self.phase: StreamPhase = "queue"
         self.started_at: float | None = None
         self._num_open = num_sequences
         self._stop = stop
+        self._wake = wake
         self._param = param
         # Sequences with unread deltas, the one that has waited longest first.
         self._pending: dict[int, deque[TokenDelta]] = {}
@@ -130,7 +133,7 @@ class TokenStream:
             self._pending[index] = deque((delta,))
         if delta.finish_reason is not None:
             self._finish(index)
-        self._changed.set()
+        self._wake(self._changed)
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in the reader, after the unread deltas."""
@@ -140,7 +143,7 @@ class TokenStream:
     def _finish(self, index: int) -> None:
         self._finished.add(index)
         self._num_open -= 1
-        self._changed.set()
+        self._wake(self._changed)
 
 
 def _take(deltas: deque[TokenDelta]) -> TokenDelta:
