@@ -26,7 +26,7 @@ import trio
 from .config import DEFAULT_MODEL, EngineConfig, HttpConfig, ProcessConfig, build_config
 from .config.keywords import naming_keywords
 from .errors import StartupError, find_first
-from .http import ServerState, ServingApp, create_http_app, install_guard
+from .http import ServerState, ServingApp, create_http_app, guard_connections
 from .processes.interpreter import prepare_interpreter, settle_interpreter
 from .startup.open import open_served_engine
 
@@ -71,7 +71,7 @@ def create_app(model: str = DEFAULT_MODEL, **options: object) -> ServingApp:
         if is_hypercorns:
             raise SystemExit(f"trioserve: {error}") from None
         raise
-    install_guard(enable_h2c=config.http.enable_h2c)
+    guard_connections(config.http)
     app = create_http_app(state)
 
     async def start() -> None:

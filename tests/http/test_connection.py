@@ -791,14 +791,14 @@ async def test_the_kernel_detects_dead_peers(
     start_server: StartServer,
 ) -> None:
     with trio.fail_after(5):
-        server = await start_server(make_app(AppState()))
+        server = await start_server(make_app(AppState()), write_timeout_seconds=7.5)
         async with await server.connect() as client:
             await client.send_all(HEALTH + KEEP)
             await read_until(client, b"well")
             accepted = accepted_from(client)
             assert accepted is not None
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert accepted.getsockopt(socket.SOL_TCP, socket.TCP_USER_TIMEOUT)
+            assert accepted.getsockopt(socket.SOL_TCP, socket.TCP_USER_TIMEOUT) == 7500
 
 
 async def test_a_unix_socket_is_served(nursery: trio.Nursery, tmp_path: Path) -> None:

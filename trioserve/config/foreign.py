@@ -22,6 +22,8 @@ _RENAMED = {
     "ssl-certfile": "--tls-certfile",
     "ssl-keyfile": "--tls-keyfile",
     "shutdown-timeout": "--drain-timeout",
+    "sse-keep-alive-interval": "--sse-keepalive",
+    "sse-ping-interval": "--sse-keepalive",
     "runner": "--task",
     "convert": "--task",
     "pp": "--pipeline-parallel-size",

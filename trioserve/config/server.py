@@ -33,11 +33,15 @@ class HttpConfig:
         ends with the finish reason "deadline".
       max_request_timeout: Longest time limit that a request may name, in seconds. A
         request without a limit gets this one. By default there is none.
+      write_timeout: Time for a client to take 64 KiB of its answer, in seconds; or all that
+        waits, if that is less. A slower client is dropped, and its request ends.
+      sse_keepalive: Longest silence of a stream, in seconds; then a comment is sent, so
+        that proxies keep the stream open. 0 sends none.
       request_log: File to which a line of JSON is added for each request; - stands for
         standard output. Prompts and answers are not in it. SIGHUP opens it again.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
-        than 32 KiB in 15 seconds while more data waits.
+        than 32 KiB in half of --write-timeout while more data waits.
       drain_timeout: Longest time for open requests after SIGTERM, in seconds; then they
         end with an error. A request whose body is not complete is answered 503 at once.
       progress_timeout: Longest time without progress until /progressz answers 503, in
@@ -61,6 +65,8 @@ class HttpConfig:
     guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
+    write_timeout: float = 30.0
+    sse_keepalive: float = 15.0
     request_log: str | None = None
     enable_h2c: bool = False
     drain_timeout: float = 30.0
@@ -87,6 +93,8 @@ class HttpConfig:
             raise InvalidConfig(
                 "request_timeout", "must not exceed --max-request-timeout"
             )
+        check_seconds("write_timeout", self.write_timeout)
+        check_seconds("sse_keepalive", self.sse_keepalive, may_be_zero=True)
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)
         parse_bytes("max_responses_memory", self.max_responses_memory)

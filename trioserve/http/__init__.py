@@ -5,13 +5,13 @@ blocks or steps. No other room uses quart, and only connection/ uses hypercorn's
 names.
 
 The doors: ServerState holds the objects that all handlers share. create_http_app makes
-the ASGI app. install_guard, make_config and raise_descriptor_limit prepare hypercorn and
+the ASGI app. guard_connections, make_config and raise_descriptor_limit prepare hypercorn and
 its process.
 """
 
 from typing import TYPE_CHECKING
 
-from .connection import install_guard, make_config, raise_descriptor_limit
+from .connection import guard_connections, make_config, raise_descriptor_limit
 from .state import ServerState
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = [
     "ServerState",
     "ServingApp",
     "create_http_app",
-    "install_guard",
+    "guard_connections",
     "make_config",
     "raise_descriptor_limit",
 ]

@@ -87,6 +87,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     async def start_background() -> None:
         await app.nursery.start(state.background.run)
         app.nursery.start_soon(state.drop_old_responses)
+        app.nursery.start_soon(state.keepalive.run)
         app.nursery.start_soon(log_rates, find_engine)
 
     app.before_serving(start_background)

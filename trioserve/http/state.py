@@ -23,6 +23,7 @@ from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
 from .ended_request import RequestSink
+from .keepalive import KeepAlive
 from .keys import KeyRing
 from .lifecycle import Lifecycle
 from .live_requests import LiveRequests
@@ -57,6 +58,7 @@ class ServerState:
     lifecycle: Lifecycle = field(init=False)
     responses: ResponseStore = field(init=False)
     background: BackgroundTasks = field(init=False)
+    keepalive: KeepAlive = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False, default_factory=LiveRequests)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
@@ -77,6 +79,7 @@ class ServerState:
             max_age=self.config.response_max_age,
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
+        self.keepalive = KeepAlive(self.config.sse_keepalive)
         if self.config.request_log is not None:
             self.request_log = RequestLog(self.config.request_log)
             self.sinks += (self.request_log,)

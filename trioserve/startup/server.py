@@ -28,7 +28,7 @@ from ..engine import EngineProcessDied
 from ..errors import EngineDied, InvalidConfig, StartupError, find_first
 from ..http import (
     ServerState,
-    install_guard,
+    guard_connections,
     make_config,
     raise_descriptor_limit,
 )
@@ -106,7 +106,7 @@ class Server:
     async def _serve(self) -> None:
         state = self._state
         raise_descriptor_limit()
-        install_guard(enable_h2c=self._config.http.enable_h2c)
+        guard_connections(self._config.http)
         trio.lowlevel.add_instrument(state.loop_stall)
         prepare_interpreter()
         async with (

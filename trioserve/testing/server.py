@@ -21,7 +21,7 @@ import trio
 from ..config import HttpConfig, MediaConfig, RenderConfig
 from ..engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
 from ..frontend import PoolingEngine, TextEngine
-from ..http import ServerState, create_http_app, install_guard, make_config
+from ..http import ServerState, create_http_app, guard_connections, make_config
 from ..scheduler import PoolingScheduler, Scheduler
 from ..types.logits import LogitsProcessor
 from ..types.plan import StepPlan
@@ -244,7 +244,7 @@ async def _open_server(
     state: ServerState, engine: TokenEngine | TensorEngine
 ) -> AsyncIterator[int]:
     """Run an engine and serve it on a free port."""
-    install_guard(enable_h2c=state.config.enable_h2c)
+    guard_connections(state.config)
     with state.recording():
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)

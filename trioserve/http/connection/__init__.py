@@ -7,6 +7,8 @@ pinned to 0.18.*, and h11 to 0.16.*. The door:
                    a server starts: when `trioserve.asgi` is imported (the plain
                    `hypercorn -k trio` command imports the app first), and before
                    `hypercorn.trio.serve` if hypercorn is embedded.
+    guard_connections
+                   does so by the options of a server.
     raise_descriptor_limit
                    for a process that is a server and nothing else.
     make_config    makes a hypercorn Config for token streams.
@@ -58,7 +60,7 @@ nothing more to send. A client that closes its sending side counts as gone.
 """
 
 from .descriptors import raise_descriptor_limit
-from .guard import install_guard, make_config
+from .guard import guard_connections, install_guard, make_config
 from .http1 import INVITE_BODY, SEND_CHUNK
 from .peer import PEER, Peer
 
@@ -67,6 +69,7 @@ __all__ = [
     "PEER",
     "SEND_CHUNK",
     "Peer",
+    "guard_connections",
     "install_guard",
     "make_config",
     "raise_descriptor_limit",

@@ -12,12 +12,20 @@ import hypercorn.config
 import hypercorn.protocol
 import hypercorn.trio.run
 
+from ...config import HttpConfig
 from ...errors import StartupError
 from .buffer import GuardedBuffer
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
 from .server import GuardedServer
+
+
+def guard_connections(config: HttpConfig) -> None:
+    """Guard every connection by the options of a server; see install_guard."""
+    install_guard(
+        enable_h2c=config.enable_h2c, write_timeout_seconds=config.write_timeout
+    )
 
 
 def install_guard(

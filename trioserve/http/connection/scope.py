@@ -23,6 +23,7 @@ from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
 from ..ended_request import EndedRequest, TokenCounts
+from ..keepalive import KeepAlive
 from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
@@ -53,6 +54,7 @@ class ScopedRequest(TrioRequest):
       answer: sends the answer.
       meter: counts the tokens of an answer that is generated.
       num_pooled_tokens: the tokens of texts that were pooled.
+      keepalive: sends comments into streams that are silent.
       is_probe: monitors ask for it again and again.
     """
 
@@ -67,6 +69,7 @@ class ScopedRequest(TrioRequest):
     cancellation: Cancellation
     peer: Peer
     answer: Answer
+    keepalive: KeepAlive
     meter: StreamMeter | None = None
     num_pooled_tokens = 0
     is_probe = False
@@ -150,6 +153,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.cancellation = Cancellation(
             scoped.id, scoped.progress, state.counts, state.after_aborts
         )
+        scoped.keepalive = state.keepalive
         body = scoped.body
         body.budget, body.heap = state.bodies, state.heap
         body.peer = name_peer(self.scope.get("client"))

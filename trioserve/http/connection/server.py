@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 import logging
+import math
 import os
 import socket
 import sys
@@ -79,7 +80,7 @@ class GuardedServer(TCPServer):
             self._refuse()
             return
         try:
-            _detect_dead_peers(self._socket)
+            _detect_dead_peers(self._socket, self.write_timeout_seconds)
             await super().run()
         except* _PEER_ERRORS as errors:
             logger.debug("a peer left or violated the protocol", exc_info=errors)
@@ -251,24 +252,31 @@ class GuardedServer(TCPServer):
         self._connections.remove(self)
 
 
-def _detect_dead_peers(sock: trio.socket.SocketType) -> None:
+def _detect_dead_peers(sock: trio.socket.SocketType, seconds: float) -> None:
     """Have the kernel end connections whose peer is gone or never reads.
 
     The write timeout notices a peer that stalls while there is more to write. These
     options notice a peer that is gone while the engine is still computing, or that does
     not take the bytes in the kernel's buffers.
+
+    Args:
+      seconds: the time after which a peer is gone that acknowledges nothing.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
-        for option, value in _TCP_OPTIONS.items():
+        milliseconds = min(math.ceil(1000 * seconds), _MAX_MILLISECONDS)
+        options = {socket.TCP_USER_TIMEOUT: milliseconds, **_TCP_OPTIONS}
+        for option, value in options.items():
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 if sys.platform == "linux":
-    # The first is in milliseconds, the others are in seconds. As with the write timeout,
-    # a peer is gone after half a minute without an answer.
+    # Of options of sockets.
+    _MAX_MILLISECONDS = 2**31 - 1
+
+    # In seconds. A peer that sends nothing is asked whether it is there; TCP_USER_TIMEOUT
+    # says how long it may take to answer.
     _TCP_OPTIONS = {
-        socket.TCP_USER_TIMEOUT: 30_000,
         socket.TCP_KEEPIDLE: 30,
         socket.TCP_KEEPINTVL: 10,
     }

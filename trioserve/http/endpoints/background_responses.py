@@ -21,6 +21,7 @@ from ...render import RendererWorkers
 from ..connection.scope import ScopedRequest
 from ..connection.time_limit import LAST_WORDS_SECONDS
 from ..event_log import EventLog
+from ..keepalive import COMMENT
 from ..respond import respond_json, run_writing
 from ..response_store import StoredResponse, Turn
 from ..state import ServerState
@@ -68,27 +69,56 @@ def follow(request: ScopedRequest, log: EventLog, number: int) -> Response:
     Args:
       number: the first event.
     """
-    return respond_stream(partial(_send_events, request, log, number))
+    return respond_stream(_Follower(request, log, number).send)
 
 
-async def _send_events(request: ScopedRequest, log: EventLog, number: int) -> bytes:
-    try:
-        while events := await _read(request, log, number):
-            number += len(events)
-            await request.answer.send_part(b"".join(events))
-    except TrioserveError as error:
-        # It ends the stream and not the response, which others may follow.
-        request.answer.note_error(error.code)
-        return encode_event(StreamFailed.of(error, number))
-    return b""
+class _Follower:
+    """Sends the events of a response to one client.
 
+    Args:
+      number: the first event.
 
-async def _read(request: ScopedRequest, log: EventLog, number: int) -> list[bytes]:
-    # The response may have the same deadline, and its last events tell more.
-    grace = LAST_WORDS_SECONDS / 2
-    with request.time_limit.until_answer(request.progress, grace_seconds=grace):
-        return await log.read(number)
-    raise AssertionError("the block returns or raises")
+    Attributes:
+      is_waiting: there is no event to send.
+      num_parts: that of the parts that were sent.
+    """
+
+    def __init__(self, request: ScopedRequest, log: EventLog, number: int) -> None:
+        self._request = request
+        self._log = log
+        self._number = number
+        self.is_waiting = False
+        self.num_parts = 0
+
+    async def send_comment(self) -> None:
+        await self._request.answer.send_part(COMMENT)
+
+    async def send(self) -> bytes:
+        """Send the events, and return the last ones."""
+        request = self._request
+        try:
+            with request.keepalive.hold(self):
+                while events := await self._read():
+                    self._number += len(events)
+                    self.num_parts += 1
+                    await request.answer.send_part(b"".join(events))
+        except TrioserveError as error:
+            # It ends the stream and not the response, which others may follow.
+            request.answer.note_error(error.code)
+            return encode_event(StreamFailed.of(error, self._number))
+        return b""
+
+    async def _read(self) -> list[bytes]:
+        # The response may have the same deadline, and its last events tell more.
+        grace = LAST_WORDS_SECONDS / 2
+        limit, progress = self._request.time_limit, self._request.progress
+        self.is_waiting = True
+        try:
+            with limit.until_answer(progress, grace_seconds=grace):
+                return await self._log.read(self._number)
+        finally:
+            self.is_waiting = False
+        raise AssertionError("the block returns or raises")
 
 
 class _Running:

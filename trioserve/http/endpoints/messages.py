@@ -51,7 +51,9 @@ async def answer_messages(state: ServerState, request: ScopedRequest) -> Respons
         return respond_json(await _collect(answer))
     events = _MessageEvents(answer, str(request.id))
     workers = answer.engine.renderer.workers
-    return respond_events(request, answer.meter, events, workers)
+    return respond_events(
+        request, answer.meter, events, workers, comment=write_event(Ping())
+    )
 
 
 async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Response:

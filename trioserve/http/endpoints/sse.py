@@ -13,6 +13,7 @@ from ...errors import InternalError, TrioserveError
 from ...render import RendererWorkers
 from ...types.output import TextDelta
 from ..connection.scope import ScopedRequest
+from ..keepalive import COMMENT
 from ..respond import EVENTS, run_writing
 from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
@@ -44,14 +45,16 @@ def respond_events(
     *,
     opening: bytes = b"",
     before_end: Callable[[], None] | None = None,
+    comment: bytes = COMMENT,
 ) -> Response:
     """Answer with a stream of deltas.
 
     Args:
       opening: the events before the first delta, which do not wait for it.
       before_end: called when the last events have been written, before they are sent.
+      comment: sent when there is no event for long; clients ignore it.
     """
-    sender = _EventSender(request, meter, writer, workers)
+    sender = _EventSender(request, meter, writer, workers, comment)
     return respond_stream(
         partial(_send_events, request, sender, writer, opening, before_end)
     )
@@ -95,7 +98,8 @@ async def _send_events(
     try:
         if opening:
             await request.answer.send_part(opening)
-        await sender.send_all()
+        with request.keepalive.hold(sender):
+            await sender.send_all()
         last = await sender.write_end()
         if before_end is not None:
             before_end()
@@ -122,14 +126,25 @@ class _EventSender:
         meter: StreamMeter,
         writer: EventWriter,
         workers: RendererWorkers,
+        comment: bytes,
     ) -> None:
         self._answer = request.answer
         self._meter = meter
         self._writer = writer
         self._workers = workers
+        self._comment = comment
         self._unsent: list[bytes] = []
         # The log probabilities of all deltas, and more; see count_entries.
         self.num_entries = 0
+        self.num_parts = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the sender waits for the next delta."""
+        return not self._meter.is_writing
+
+    async def send_comment(self) -> None:
+        await self._answer.send_part(self._comment)
 
     async def send_all(self) -> None:
         """Send the events of the stream, except those behind the last delta."""
@@ -174,3 +189,4 @@ class _EventSender:
     async def _send(self) -> None:
         if events := self.take_unsent():
             await self._answer.send_part(events)
+            self.num_parts += 1
