@@ -17,6 +17,7 @@ from .engine import Engine
 from .generation.core import GenerationCore, LocalCore
 from .generation.engine import TokenEngine, TokenEngineStatistics
 from .generation.token_stream import StreamPhase, TokenStream
+from .leaks import EngineAudit
 from .pooling.admission import check_params
 from .pooling.core import LocalPoolingCore, PoolingCore
 from .pooling.engine import TensorEngine, TensorEngineStatistics
@@ -27,6 +28,7 @@ from .process.remote import RemoteCore, RemotePoolingCore
 __all__ = [
     "check_params",
     "Engine",
+    "EngineAudit",
     "EngineProcessDied",
     "GenerationCore",
     "host_core",

@@ -17,9 +17,10 @@ import trio
 
 from ..config import SchedulingPolicy
 from ..errors import EngineRestarting
-from ..observe import Pace
+from ..observe import Owner, Pace
 from ..types.model_info import ModelInfo
 from .core import Core
+from .leaks import EngineAudit, audit_core
 from .requests import OpenRequests, log_failure
 from .restarts import Restarts, StartedCall
 
@@ -80,6 +81,18 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
         counters: CountersT = self._core.counters()
         return counters
 
+    async def audit(self, *, process: bool = False) -> EngineAudit:
+        """Look for work that outlives its request; see audit_core.
+
+        Args:
+          process: also look at the core's process.
+
+        Raises:
+          EngineProcessDied
+        """
+        known = self._list_work()
+        return audit_core(await self._core.inspect(process=process), known)
+
     def after_aborts(self, call: Callable[[], None]) -> None:
         """Make a call when the core holds nothing of the requests that have ended."""
         self._core.after_aborts(call)
@@ -104,6 +117,10 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
     @abstractmethod
     def _deliver(self, outputs: OutputsT) -> None:
         """Hand the outputs of a step to their requests."""
+
+    @abstractmethod
+    def _list_work(self) -> dict[int, Owner | None]:
+        """Return the owners of all work that the core may hold, by its id there."""
 
     @abstractmethod
     def _forget_jobs(self) -> None:

@@ -27,6 +27,7 @@ from ..errors import (
     Unavailable,
     UnsupportedMediaType,
 )
+from .connection import list_connections
 from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
@@ -76,6 +77,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(TrioserveError, _respond_error)
     app.register_error_handler(HTTPException, _respond_http_exception)
     app.register_error_handler(Exception, _respond_unexpected)
+    state.audit.list_connections = list_connections
     probes = _find_probes(state)
     app.before_request(_check_key(state, probes.keys()))
     app.after_request(_count_request(state))
@@ -89,6 +91,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         app.nursery.start_soon(state.drop_old_responses)
         app.nursery.start_soon(state.keepalive.run)
         app.nursery.start_soon(log_rates, find_engine)
+        app.nursery.start_soon(state.audit.run)
 
     app.before_serving(start_background)
     app.asgi_app = ProbesFirst(  # type: ignore[method-assign]

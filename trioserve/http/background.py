@@ -9,7 +9,7 @@ from typing import Protocol
 import trio
 
 from ..errors import BackgroundFull, ShuttingDown
-from ..observe import Pace
+from ..observe import Owner, Pace, name_owner
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,9 @@ class BackgroundTasks:
         # A task that was started runs up to its first checkpoint, even in a cancelled scope.
         start = _Start(task_status)
         try:
-            await work(task_status=start)
+            # Its request ends before it, so it is a request of its own.
+            with Owner(name_owner()).hold():
+                await work(task_status=start)
         except Exception:
             if not start.is_over:
                 raise

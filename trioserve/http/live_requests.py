@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -13,6 +14,9 @@ from .cancellation import Cancellation
 from .keys import Key
 from .progress import Progress
 from .wire.descriptions import RequestCard
+
+# Enough to look for in a log.
+_MAX_ENDED = 5
 
 
 class LiveStream(Protocol):
@@ -94,6 +98,7 @@ class LiveRequests:
     """The requests of a server, the oldest first."""
 
     def __init__(self) -> None:
+        self._ended_ids: deque[str] = deque(maxlen=_MAX_ENDED)
         self._requests: dict[LiveRequest, None] = {}
 
     @contextmanager
@@ -104,6 +109,13 @@ class LiveRequests:
             yield
         finally:
             del self._requests[request]
+            self._ended_ids.append(request.id)
+
+    def take_ended_ids(self) -> tuple[str, ...]:
+        """Return the ids of the last requests that ended since the last call."""
+        ended = tuple(self._ended_ids)
+        self._ended_ids.clear()
+        return ended
 
     def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
         """Return the requests that another one may see: those of its own key.

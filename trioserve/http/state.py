@@ -19,6 +19,7 @@ from ..errors import (
 )
 from ..frontend import PoolingEngine, TextEngine
 from ..observe import LoopStall
+from .audit import LeakAudit
 from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
@@ -64,6 +65,7 @@ class ServerState:
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
     request_log: RequestLog | None = field(init=False, default=None)
     sinks: tuple[RequestSink, ...] = field(init=False, default=())
+    audit: LeakAudit = field(init=False)
 
     def __post_init__(self) -> None:
         self.keys = KeyRing(self.config)
@@ -80,6 +82,7 @@ class ServerState:
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
         self.keepalive = KeepAlive(self.config.sse_keepalive)
+        self.audit = LeakAudit(self)
         if self.config.request_log is not None:
             self.request_log = RequestLog(self.config.request_log)
             self.sinks += (self.request_log,)
@@ -94,6 +97,15 @@ class ServerState:
         finally:
             for sink in self.sinks:
                 sink.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is answered, here or in the background."""
+        return not (self.lifecycle.num_active or self.background.num_running)
+
+    def take_ended_ids(self) -> tuple[str, ...]:
+        """Return the ids of the last requests that ended since the last call."""
+        return self.live.take_ended_ids()
 
     @property
     def is_healthy(self) -> bool:

@@ -15,9 +15,10 @@ from .exposition import (
     render_families,
 )
 from .histogram import Distribution, Histogram
+from .leak import LEAK_KINDS, Leak, LeakKind
 from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
-from .owner import Owner, find_owner, find_owner_of, name_owner
+from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
 from .pace import Pace
 
 __all__ = [
@@ -27,9 +28,13 @@ __all__ = [
     "GaugeMetric",
     "Histogram",
     "HistogramMetric",
+    "LEAK_KINDS",
+    "Leak",
+    "LeakKind",
     "LoopStall",
     "Metric",
     "Offender",
+    "Owned",
     "Owner",
     "Pace",
     "Rows",

@@ -43,6 +43,17 @@ class Owner:
             self.task = None
 
 
+class Owned:
+    """A thing of the owner in whose context it was made.
+
+    Attributes:
+      owner: None if it was made for no owner.
+    """
+
+    def __init__(self) -> None:
+        self.owner = find_owner()
+
+
 def find_owner() -> Owner | None:
     """Return the owner of the code that runs."""
     return _current.get()

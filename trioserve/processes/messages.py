@@ -26,6 +26,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import trio
 
+from ..observe import name_owner
+from ..observe.process_holdings import name_memory
 from ..types.tensors import TensorBytes
 
 MessageT = TypeVar("MessageT")
@@ -111,7 +113,7 @@ def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
 
 
 def _share(tensors: Iterable[tuple[int, memoryview]]) -> int:
-    memory = os.memfd_create("trioserve", os.MFD_CLOEXEC)
+    memory = os.memfd_create(name_memory(name_owner()), os.MFD_CLOEXEC)
     try:
         for place, data in tensors:
             # The system takes two gigabytes at a time, at most.

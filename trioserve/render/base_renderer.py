@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+
+import trio
 
 from ..config import RenderConfig
 from .chat_renderer import ChatRenderer
@@ -36,6 +38,17 @@ class BaseRenderer:
     def is_stuck(self) -> bool:
         """Whether templates are refused, because too many do not end."""
         return self.workers.is_stuck
+
+    def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
+        """Yield all threads, by groups with their names."""
+        yield "renderer workers", self.workers
+
+    def list_limiters(self) -> Iterator[tuple[str, trio.CapacityLimiter]]:
+        """Yield the limiters of all that requests do in a renderer, with their names."""
+        for name, workers in self.list_workers():
+            yield name, workers.limiter
+        if self.chats.processes is not None:
+            yield "template processes", self.chats.processes.limiter
 
     async def detokenize(
         self,

@@ -9,7 +9,12 @@ Both have the methods add, abort, schedule, update and statistics.
 """
 
 from .generation.blocks import BlockPool
-from .generation.counts import SchedulerCounters, SchedulerStatistics
+from .generation.counts import (
+    HeldSequence,
+    SchedulerCounters,
+    SchedulerHoldings,
+    SchedulerStatistics,
+)
 from .generation.scheduler import Scheduler
 from .generation.sequence import LEVEL_SECONDS, Flow, Sequence
 from .pooling import (
@@ -25,6 +30,7 @@ __all__ = [
     "LEVEL_SECONDS",
     "BlockPool",
     "Flow",
+    "HeldSequence",
     "PoolingCounters",
     "PoolingFlow",
     "PoolingJob",
@@ -32,6 +38,7 @@ __all__ = [
     "PoolingStatistics",
     "Scheduler",
     "SchedulerCounters",
+    "SchedulerHoldings",
     "SchedulerStatistics",
     "Sequence",
     "StepCost",

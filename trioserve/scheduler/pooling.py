@@ -40,10 +40,12 @@ class PoolingFlow:
 
     Args:
       priority: requests with a lower number go first.
+      request_id: for reports to people.
     """
 
-    def __init__(self, priority: int) -> None:
+    def __init__(self, priority: int, request_id: str = "") -> None:
         self.priority = priority
+        self.request_id = request_id
         # The turn of its next input, in tokens of the clock.
         self.turn = 0
         self.num_waiting = 0

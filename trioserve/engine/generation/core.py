@@ -17,7 +17,7 @@ from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
-from ..core import Core
+from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
 from .admission import resolve_sampling
 
@@ -35,6 +35,7 @@ class SequenceGroup:
         lower one goes first among equals.
       seed: sequence k of n samples with seed + k.
       priority: requests with a lower number go first.
+      request_id: for reports to people.
     """
 
     first_id: SequenceId
@@ -42,6 +43,7 @@ class SequenceGroup:
     sampling: SamplingParams
     seed: int
     priority: int = 0
+    request_id: str = ""
 
     @property
     def num_sequences(self) -> int:
@@ -122,6 +124,22 @@ class LocalCore:
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 
+    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+        await trio.lowlevel.checkpoint()
+        held = self._scheduler.list_holdings()
+        return CoreHoldings(
+            work=tuple(
+                HeldWork(
+                    id=each.sequence_id,
+                    request_id=each.request_id,
+                    num_blocks=each.num_blocks,
+                )
+                for each in held.sequences
+            ),
+            num_lost_blocks=held.num_lost_blocks,
+            num_lost_slots=held.num_lost_slots,
+        )
+
     def after_aborts(self, call: Callable[[], None]) -> None:
         call()
 
@@ -144,7 +162,7 @@ class LocalCore:
             for prompt in group.prompts
             for _ in range(group.sampling.n)
         ]
-        flow = Flow(group.priority)
+        flow = Flow(group.priority, group.request_id)
         return [
             scheduling.Sequence(
                 sequence_id=SequenceId(number),

@@ -14,6 +14,7 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
+from ...observe import Owner, name_owner
 from ...scheduler import SchedulerCounters, SchedulerStatistics
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -138,6 +139,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
                 ),
             )
 
+    def _list_work(self) -> dict[int, Owner | None]:
+        return {number: stream.owner for number, stream in self._streams.items()}
+
     def _forget_jobs(self) -> None:
         self._streams.clear()
 
@@ -164,6 +168,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             sampling=sampling,
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             priority=priority,
+            request_id=name_owner(),
         )
         self._next_id += group.num_sequences
         return group

@@ -9,6 +9,7 @@ from typing import Literal
 import trio
 
 from ...errors import InternalError, InvalidParameter
+from ...observe import Owned
 from ...types.output import TokenDelta
 
 # A stream waits for its turn on the device, then for its first token, then for the next.
@@ -19,7 +20,7 @@ StreamPhase = Literal["queue", "prefill", "decode"]
 _MAX_DELTA_TOKENS = 256
 
 
-class TokenStream:
+class TokenStream(Owned):
     """An async iterator over the deltas of one request's sequences.
 
     It has one reader. A slow reader gets the deltas of several steps joined. At most
@@ -48,6 +49,7 @@ class TokenStream:
         wake: Callable[[trio.Event], None] = trio.Event.set,
         param: str | None = None,
     ) -> None:
+        super().__init__()
         self.phase: StreamPhase = "queue"
         self.started_at: float | None = None
         self._num_open = num_sequences

@@ -18,7 +18,7 @@ from ...scheduler import (
 )
 from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
-from ..core import Core
+from ..core import Core, CoreHoldings, HeldWork
 from ..loop import StepLoop
 
 # Numbers of a request and of one of its inputs; the engine assigns them.
@@ -33,12 +33,14 @@ class PoolingBatch:
     Args:
       first_job: row i is the job first_job + i.
       priority: priority of the flow, the same in all of its batches; lower goes first.
+      request_id: of the flow, for reports to people.
     """
 
     flow: FlowId
     first_job: JobId
     rows: tuple[PoolingRow, ...]
     priority: int = 0
+    request_id: str = ""
 
 
 PoolingOutputs = Iterable[tuple[JobId, TensorBytes]]
@@ -87,7 +89,9 @@ class LocalPoolingCore:
         await self._loop.run(task_status=task_status)
 
     def add(self, batch: PoolingBatch) -> None:
-        flow = self._flows.setdefault(batch.flow, PoolingFlow(batch.priority))
+        flow = self._flows.setdefault(
+            batch.flow, PoolingFlow(batch.priority, batch.request_id)
+        )
         for number, row in enumerate(batch.rows, batch.first_job):
             job = self._scheduler.add(row, flow)
             self._jobs[JobId(number)] = job
@@ -108,6 +112,23 @@ class LocalPoolingCore:
         if kept:
             # An idle device must forget them, too.
             self._loop.wake()
+
+    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+        await trio.lowlevel.checkpoint()
+        work = {number: flow.request_id for number, flow in self._flows.items()}
+        # Those whose flow is closed are lost.
+        lost = {id(each.flow) for each in self._ids} - {
+            id(each) for each in self._flows.values()
+        }
+        is_idle = not (work or self._ids or self._scheduler.statistics().num_releases)
+        return CoreHoldings(
+            work=tuple(
+                HeldWork(id=number, request_id=request_id)
+                for number, request_id in work.items()
+            ),
+            num_lost_slots=len(lost),
+            num_lost_results=self._scheduler.statistics().num_kept if is_idle else 0,
+        )
 
     def after_aborts(self, call: Callable[[], None]) -> None:
         call()

@@ -15,6 +15,7 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
+from ...observe import Owner
 from ...scheduler import PoolingCounters, PoolingStatistics
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
@@ -69,6 +70,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         self._keys = itertools.count()
         self._flows = itertools.count()
         self._next_job = 0
+        self._open: dict[FlowId, TensorRequest] = {}
         self._owners: dict[JobId, tuple[Results, int]] = {}
         # Complete results whose requests have not been woken yet.
         self._completed: deque[Results] = deque()
@@ -135,10 +137,12 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
             self, params, FlowId(next(self._flows)), priority, on_submit
         )
         self._reserve(num_inputs)
+        self._open[request.flow] = request
         try:
             with self._requests.hold(request):
                 yield request
         finally:
+            del self._open[request.flow]
             self._reserve(-num_inputs)
             self.abort(request.kept.values())
             self._core.close(request.flow, tuple(request.kept))
@@ -162,6 +166,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
                 first_job=JobId(first),
                 rows=tuple(rows),
                 priority=request.priority,
+                request_id="" if request.owner is None else str(request.owner.id),
             )
         )
         return jobs
@@ -197,6 +202,9 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def _reserve(self, num_inputs: int) -> None:
         self._num_reserved += num_inputs
         self._pace.observe(trio.current_time(), self._num_reserved)
+
+    def _list_work(self) -> dict[int, Owner | None]:
+        return {number: request.owner for number, request in self._open.items()}
 
     def _forget_jobs(self) -> None:
         self._owners.clear()

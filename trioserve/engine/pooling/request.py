@@ -7,6 +7,7 @@ from typing import Protocol
 
 import trio
 
+from ...observe import Owned
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInput, PoolingParams, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
@@ -33,7 +34,7 @@ class JobQueue(Protocol):
         """Return a key that no other request has."""
 
 
-class TensorRequest:
+class TensorRequest(Owned):
     """The inputs of one request; see TensorEngine.open_request.
 
     Attributes:
@@ -49,6 +50,7 @@ class TensorRequest:
         priority: int,
         on_submit: Callable[[], None],
     ) -> None:
+        super().__init__()
         self.kept: dict[QueryKey, JobId] = {}
         self.flow = flow
         self.priority = priority

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import trio
 
+from ...observe.process_holdings import inspect_process
 from ...processes import MessageStream, beat
 from ...types.ids import SequenceId
 from ..generation.core import LocalCore, SequenceGroup
@@ -18,6 +20,8 @@ from .messages import (
     AddSequences,
     CloseFlow,
     GenerationReport,
+    Inspect,
+    Inspected,
     PoolingReport,
 )
 
@@ -52,11 +56,21 @@ class _Host:
             await nursery.start(self._core.run, self._report)
             nursery.start_soon(beat, self._report)
             while True:
-                self._take(await self._stream.receive(), nursery)
+                message = await self._stream.receive()
+                if isinstance(message, Inspect):
+                    nursery.start_soon(self._inspect, message)
+                else:
+                    self._take(message, nursery)
 
     def _take(self, message: object, nursery: trio.Nursery) -> None:
         """Carry out a message of the client."""
         raise NotImplementedError
+
+    async def _inspect(self, question: Inspect) -> None:
+        holdings = await self._core.inspect()
+        if question.process:
+            holdings = replace(holdings, process=inspect_process())
+        self._stream.send_nowait(Inspected(number=question.number, holdings=holdings))
 
     def _report_abort(self) -> None:
         self._num_aborts += 1

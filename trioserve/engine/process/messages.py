@@ -2,7 +2,7 @@
 
 StartEngine -->                        the configuration; the first message
             <-- EngineLoaded           after seconds or minutes; or NotLoaded
-AddSequences, AbortSequences, ... -->  at any time; none has an answer
+AddSequences, AbortSequences, ... -->  at any time; none has an answer, but for Inspect
             <-- GenerationReport       after each step, and once a second;
                                        or PoolingReport
 """
@@ -26,6 +26,7 @@ from ...types.not_loaded import NotLoaded
 from ...types.output import TokenDelta
 from ...types.pooling import PoolingInfo, QueryKey
 from ...types.tensors import TensorBytes
+from ..core import CoreHoldings
 from ..generation.core import SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch
 
@@ -85,6 +86,20 @@ class CloseFlow(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kept: tuple[QueryKey, ...]
 
 
+class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """See Core.inspect; Inspected with the same number is the answer."""
+
+    number: int
+    process: bool
+
+
+class Inspected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to Inspect."""
+
+    number: int
+    holdings: CoreHoldings
+
+
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The outputs of a step, and the state of the core; see Core.
 
@@ -110,6 +125,12 @@ class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToEngine = (
-    StartEngine | AddSequences | AbortSequences | AddInputs | AbortInputs | CloseFlow
+    StartEngine
+    | AddSequences
+    | AbortSequences
+    | AddInputs
+    | AbortInputs
+    | CloseFlow
+    | Inspect
 )
-FromEngine = EngineLoaded | NotLoaded | GenerationReport | PoolingReport
+FromEngine = EngineLoaded | NotLoaded | GenerationReport | PoolingReport | Inspected

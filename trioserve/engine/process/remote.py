@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+import itertools
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -18,7 +19,7 @@ from ...scheduler import (
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 from ...types.pooling import QueryKey
-from ..core import EngineProcessDied
+from ..core import CoreHoldings, EngineProcessDied
 from ..generation.core import LONG_PROMPT, SequenceGroup
 from ..pooling.core import FlowId, JobId, PoolingBatch, PoolingOutputs
 from .messages import (
@@ -28,6 +29,8 @@ from .messages import (
     AddSequences,
     CloseFlow,
     GenerationReport,
+    Inspect,
+    Inspected,
     PoolingReport,
 )
 
@@ -59,6 +62,9 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         # Calls that wait until the process has carried out so many aborts.
         self._after_aborts: deque[tuple[int, Callable[[], None]]] = deque()
         self._has_ended = False
+        # Questions that wait for their answers, by number.
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count()
 
     async def run(
         self,
@@ -86,6 +92,21 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
                 # The process ends, and all that it held is free.
                 self._has_ended = True
                 self._make_calls(self._num_aborts)
+                for question in self._questions.values():
+                    question.is_over.set()
+
+    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+        question, number = _Question(), next(self._numbers)
+        self._questions[number] = question
+        try:
+            if not self._has_ended:
+                self._stream.send_nowait(Inspect(number=number, process=process))
+                await question.is_over.wait()
+        finally:
+            del self._questions[number]
+        if question.answer is None:
+            raise EngineProcessDied("the engine process has ended")
+        return question.answer
 
     def after_aborts(self, call: Callable[[], None]) -> None:
         self._after_aborts.append((self._num_aborts, call))
@@ -105,7 +126,10 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         return seconds + trio.current_time() - self._heard_at
 
     async def _receive(self) -> None:
-        report = await self._stream.receive()
+        while isinstance(report := await self._stream.receive(), Inspected):
+            if question := self._questions.get(report.number):
+                question.answer = report.holdings
+                question.is_over.set()
         assert isinstance(
             report, (GenerationReport, PoolingReport)
         ), "a core that runs sends reports only"
@@ -121,6 +145,14 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         """Make the calls that wait for so many aborts, or for fewer."""
         while self._after_aborts and self._after_aborts[0][0] <= num_aborts:
             self._after_aborts.popleft()[1]()
+
+
+class _Question:
+    """Waits for an answer, which stays None if the process ends."""
+
+    def __init__(self) -> None:
+        self.answer: CoreHoldings | None = None
+        self.is_over = trio.Event()
 
 
 class RemoteCore(

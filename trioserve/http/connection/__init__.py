@@ -11,6 +11,8 @@ pinned to 0.18.*, and h11 to 0.16.*. The door:
                    does so by the options of a server.
     raise_descriptor_limit
                    for a process that is a server and nothing else.
+    list_connections
+                   for the leak audit: the descriptors of all connections.
     make_config    makes a hypercorn Config for token streams.
     INVITE_BODY    the key of an ASGI extension. The app calls it to ask for a body; then
                    `Expect: 100-continue` is answered.
@@ -60,7 +62,7 @@ nothing more to send. A client that closes its sending side counts as gone.
 """
 
 from .descriptors import raise_descriptor_limit
-from .guard import guard_connections, install_guard, make_config
+from .guard import guard_connections, install_guard, list_connections, make_config
 from .http1 import INVITE_BODY, SEND_CHUNK
 from .peer import PEER, Peer
 
@@ -71,6 +73,7 @@ __all__ = [
     "Peer",
     "guard_connections",
     "install_guard",
+    "list_connections",
     "make_config",
     "raise_descriptor_limit",
 ]

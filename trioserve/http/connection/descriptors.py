@@ -33,6 +33,10 @@ class Closable(Protocol):
     def drop(self) -> None:
         """Close at once."""
 
+    @property
+    def descriptor(self) -> int:
+        """That of its socket; -1 once it is closed."""
+
 
 class Connections:
     """The open connections of a server, up to a limit.
@@ -69,6 +73,9 @@ class Connections:
     def remove(self, connection: Closable) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
+
+    def list_descriptors(self) -> set[int]:
+        return {each.descriptor for each in self._open}
 
     def mark_busy(self, connection: Closable) -> None:
         self._idle.pop(connection, None)

@@ -59,6 +59,11 @@ def install_guard(
         setattr(pkgutil.resolve_name(module), name, guarded)
 
 
+def list_connections() -> set[int]:
+    """Return the descriptors of all open connections."""
+    return GuardedServer.connections.list_descriptors()
+
+
 def _free_descriptor(record: logging.LogRecord) -> bool:
     """Free a descriptor when trio logs that accept failed, and drop that log line.
 

@@ -241,6 +241,10 @@ class GuardedServer(TCPServer):
             self.drop()
         self._reading.cancel()
 
+    @property
+    def descriptor(self) -> int:
+        return self._socket.fileno()
+
     def drop(self) -> None:
         """Close at once; the reader cancels the requests."""
         self._has_ended = True

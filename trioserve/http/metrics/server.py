@@ -92,6 +92,17 @@ SERVER: Rows[ServerState] = (
         "Responses refused because too many ran in the background.",
         lambda state: state.background.num_refused,
     ),
+    CounterMetric(
+        "trioserve_leak_audits_total",
+        "Looks for things that outlive their requests.",
+        lambda state: state.audit.num_audits,
+    ),
+    CounterMetric(
+        "trioserve_leaks_total",
+        "Things that outlived their requests, by kind.",
+        lambda state: state.audit.num_leaks,
+        ("kind",),
+    ),
     GaugeMetric(
         "trioserve_engine_stalled_seconds",
         "Seconds since the last sign of progress of the running step; about 1 at most "

@@ -7,9 +7,11 @@ Images have limits of their own (images/): a chat waits for its images without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+
+import trio
 
 from ...config import RenderConfig
 from ...errors import InvalidParameter, NotSupported
@@ -31,7 +33,7 @@ from ..tools.detokenizer import SequenceText, ToolDetokenizer
 from ..tools.families import ToolFormat
 from ..tools.tool_table import ToolTable
 from ..workers.jobs import cut_jobs
-from ..workers.threads import expect_seconds
+from ..workers.threads import RendererWorkers, expect_seconds
 from .chat import MediaLoader, PromptSteps
 
 if TYPE_CHECKING:
@@ -75,6 +77,16 @@ class Renderer(BaseRenderer):
         self._tokenizer = tokenizer
         self._fill_in = find_fill_in_form(vocabulary.has_token)
         self._media = MediaLoader(images, self.workers, config, info)
+
+    def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
+        yield from super().list_workers()
+        if self.images is not None:
+            yield from self.images.list_workers()
+
+    def list_limiters(self) -> Iterator[tuple[str, trio.CapacityLimiter]]:
+        yield from super().list_limiters()
+        if self.images is not None:
+            yield "media connections", self.images.connections
 
     @property
     def is_stuck(self) -> bool:

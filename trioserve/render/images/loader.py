@@ -78,6 +78,10 @@ class ImageLoader:
     Args:
       is_allowed_address: whether images may be fetched from an address.
 
+    Attributes:
+      workers: the threads.
+      connections: limits the images that are fetched at once.
+
     Raises:
       InvalidConfig: an allowed domain is not the name of a host, or the allowed path is
         not a folder.
@@ -89,10 +93,10 @@ class ImageLoader:
         *,
         is_allowed_address: Callable[[IPAddress], bool] = is_public,
     ) -> None:
-        self._workers = RendererWorkers(config.media_num_workers)
+        self.workers = RendererWorkers(config.media_num_workers)
         # A limiter of its own, so that a slow host does not delay images that have
         # arrived.
-        self._connections = trio.CapacityLimiter(config.media_num_connections)
+        self.connections = trio.CapacityLimiter(config.media_num_connections)
         self._max_bytes = parse_bytes("max_image_bytes", config.max_image_bytes)
         self._max_pixels = config.max_image_pixels
         self._seconds = config.media_timeout
@@ -136,7 +140,7 @@ class ImageLoader:
             decode_image, encoded.data, max_pixels=self._max_pixels, param=param
         )
         try:
-            return await self._workers.run_limited(work, self._seconds)
+            return await self.workers.run_limited(work, self._seconds)
         except TookTooLong:
             raise InvalidParameter(
                 param, f"takes longer than {self._seconds:g} s to decode"
@@ -145,20 +149,20 @@ class ImageLoader:
     @property
     def is_stuck(self) -> bool:
         """Whether images are refused, because too many take too long to decode."""
-        return self._workers.is_stuck
+        return self.workers.is_stuck
 
     def statistics(self) -> RendererStatistics:
-        return self._workers.statistics()
+        return self.workers.statistics()
 
     async def _run(self, read: Callable[[], bytes]) -> EncodedImage:
-        return await self._workers.run(lambda: _digest(read()))
+        return await self.workers.run(lambda: _digest(read()))
 
     async def _fetch(self, url: str, param: str) -> EncodedImage:
         if self._fetcher is None:
             raise InvalidParameter(param, "this server fetches no images from the web")
-        async with hold_token(self._connections):
+        async with hold_token(self.connections):
             data = await self._fetcher.fetch(url, param=param)
-        return await self._workers.run(partial(_digest, data))
+        return await self.workers.run(partial(_digest, data))
 
     # The rest runs in worker threads.
 

@@ -10,6 +10,7 @@ turn; an image in the cache is not even decoded again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 import logging
@@ -133,6 +134,16 @@ class ImageRenderer:
             return found
         self._num_misses += 1
         return await self._prepare(encoded, param)
+
+    @property
+    def connections(self) -> trio.CapacityLimiter:
+        """Limits the images that are fetched at once."""
+        return self._loader.connections
+
+    def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
+        """Yield all threads, by groups with their names."""
+        yield "media workers", self._loader.workers
+        yield "image processor", self._workers
 
     @property
     def num_held_bytes(self) -> int:

@@ -8,7 +8,7 @@ Otherwise clients could fill the process with threads that compete for the GIL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 import logging
@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from ...errors import InvalidParameter, RendererStuck
+from ...observe import Owned
 from .turns import Turns
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
     `async with limiter` borrows on behalf of the task, which may have only one token at
     a time. Some tasks need several.
     """
-    holder = object()
+    holder = Owned()
     await limiter.acquire_on_behalf_of(holder)
     try:
         yield
@@ -165,15 +166,20 @@ class RendererWorkers:
             abandoned=self._count_abandoned(),
         )
 
-    def _count_abandoned(self) -> int:
+    def list_abandoned(self) -> Sequence[Owned]:
+        """Return the calls whose tasks have gone on without them, and which still run."""
         self._abandoned = [call for call in self._abandoned if not call.has_ended]
-        return len(self._abandoned)
+        return self._abandoned
+
+    def _count_abandoned(self) -> int:
+        return len(self.list_abandoned())
 
 
-class _Call(Generic[T]):
+class _Call(Owned, Generic[T]):
     """A call with a time limit, which records its end."""
 
     def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__()
         self._work = work
         # Set in the thread, read in the loop.
         self.has_ended = False

@@ -25,6 +25,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from ...observe import find_owner
+
 # The most seconds that work of each class takes; one more class has longer work.
 _BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024)
 
@@ -41,14 +43,16 @@ class Turn:
     Attributes:
       seconds: the time that it is expected to take.
       begun: is set when its turn comes.
+      owner: the request that it belongs to.
     """
 
-    __slots__ = ("begun", "index", "seconds")
+    __slots__ = ("begun", "index", "owner", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self.seconds = max(seconds, _LEAST_SECONDS)
         self.index = bisect_left(_BOUNDS, self.seconds)
         self.begun = trio.Event()
+        self.owner = find_owner()
 
     @property
     def is_long(self) -> bool:

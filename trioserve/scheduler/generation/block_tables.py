@@ -123,6 +123,11 @@ class BlockTables:
         """Take back the slot and the blocks of a sequence."""
         self._pool.release(sequence.give_up())
 
+    def count_lost(self, sequences: Iterable[Sequence]) -> int:
+        """Return how many blocks are not free, though none of these sequences has them."""
+        held = {block_id for each in sequences for block_id in each.block_ids}
+        return self.num_used - len(held)
+
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert every invariant of the blocks."""
         running = list(running)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...types.ids import SequenceId
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatistics:
@@ -14,6 +16,35 @@ class SchedulerStatistics:
     num_steps_in_flight: int
     num_used_blocks: int
     num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSequence:
+    """The things that a sequence holds.
+
+    Args:
+      num_blocks: blocks in its table, which it may share with others.
+      has_slot: it runs.
+    """
+
+    sequence_id: SequenceId
+    request_id: str
+    num_blocks: int
+    has_slot: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerHoldings:
+    """The things that a scheduler holds at present.
+
+    Args:
+      num_lost_blocks, num_lost_slots: those that are not free, though no sequence holds
+        them; 0 unless there is a defect.
+    """
+
+    sequences: tuple[HeldSequence, ...]
+    num_lost_blocks: int = 0
+    num_lost_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

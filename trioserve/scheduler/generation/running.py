@@ -26,6 +26,7 @@ class RunningSequences:
 
     def __init__(self, num_slots: int) -> None:
         self.num_flows = 0
+        self._num_slots = num_slots
         self._sequences: list[Sequence] = []
         self._free_slots = list(range(num_slots - 1, -1, -1))
         # Slots whose end the runner has not been told yet.
@@ -41,6 +42,11 @@ class RunningSequences:
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
+
+    @property
+    def num_lost_slots(self) -> int:
+        """Slots that are not free, though no sequence has them."""
+        return self._num_slots - len(self._free_slots) - len(self._sequences)
 
     @property
     def has_ended_slots(self) -> bool:

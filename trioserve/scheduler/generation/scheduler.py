@@ -53,7 +53,12 @@ from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan, StepRow
 from ..step_cost import StepCost, StepSize
 from .block_tables import BlockTables
-from .counts import SchedulerCounters, SchedulerStatistics
+from .counts import (
+    HeldSequence,
+    SchedulerCounters,
+    SchedulerHoldings,
+    SchedulerStatistics,
+)
 from .draft import Draft
 from .micro_batches import MicroBatches
 from .prompts import PromptPlanner
@@ -227,6 +232,23 @@ class Scheduler:
             num_prefix_hit_tokens=self._blocks.num_hit_tokens,
             num_cached_blocks=self._blocks.num_cached,
             step_seconds=self._step_seconds,
+        )
+
+    def list_holdings(self) -> SchedulerHoldings:
+        """Return everything that sequences hold, and what nobody holds."""
+        known = {each.sequence_id: each for each in self._running} | self._sequences
+        return SchedulerHoldings(
+            sequences=tuple(
+                HeldSequence(
+                    sequence_id=sequence_id,
+                    request_id=sequence.flow.request_id,
+                    num_blocks=len(sequence.block_ids),
+                    has_slot=sequence.slot is not None,
+                )
+                for sequence_id, sequence in known.items()
+            ),
+            num_lost_blocks=self._blocks.count_lost(known.values()),
+            num_lost_slots=self._running.num_lost_slots,
         )
 
     def check(self) -> None:

@@ -21,6 +21,7 @@ class Flow:
 
     Args:
       priority: requests with a lower number go first.
+      request_id: for reports to people.
 
     Attributes:
       turn: when its next sequence came to the head of its line, in seconds: with the
@@ -29,10 +30,18 @@ class Flow:
       entry: its valid entry in the queue of waiting sequences.
     """
 
-    __slots__ = ("priority", "turn", "num_running", "entry", "_waiting")
+    __slots__ = (
+        "priority",
+        "request_id",
+        "turn",
+        "num_running",
+        "entry",
+        "_waiting",
+    )
 
-    def __init__(self, priority: int = 0) -> None:
+    def __init__(self, priority: int = 0, request_id: str = "") -> None:
         self.priority = priority
+        self.request_id = request_id
         self.turn = 0.0
         self.num_running = 0
         self.entry: tuple[float, int, Flow] | None = None

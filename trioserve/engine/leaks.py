@@ -1,0 +1,62 @@
+"""Finds work of an engine that outlives its request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..observe import Leak, LeakKind, Owner
+from ..observe.process_holdings import ProcessHoldings
+from .core import CoreHoldings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAudit:
+    """One look at an engine.
+
+    Args:
+      leaks: may contain work that is just being added or aborted.
+      process: of the core's own process; None if it has none or was not looked at.
+    """
+
+    leaks: tuple[Leak, ...]
+    process: ProcessHoldings | None
+
+
+def audit_core(
+    holdings: CoreHoldings, known: Mapping[int, Owner | None]
+) -> EngineAudit:
+    """Compare the holdings of a core with the open requests.
+
+    Args:
+      known: the owners of all work of open requests, by its id in the core, from before the
+        core was asked.
+    """
+    leaks = (*_find_leaked_work(holdings, known), *_find_lost(holdings))
+    return EngineAudit(leaks=leaks, process=holdings.process)
+
+
+def _find_leaked_work(
+    holdings: CoreHoldings, known: Mapping[int, Owner | None]
+) -> Iterator[Leak]:
+    for each in holdings.work:
+        owner = known.get(each.id)
+        if each.id in known and (owner is None or owner.ended_at is None):
+            continue
+        request_id, key = each.request_id or None, ("work", each.id)
+        yield Leak(kind="slots", key=key, request_id=request_id, text=f"work {each.id}")
+        if each.num_blocks:
+            text = f"{each.num_blocks} KV blocks of work {each.id}"
+            yield Leak(kind="blocks", key=key, request_id=request_id, text=text)
+
+
+def _find_lost(holdings: CoreHoldings) -> Iterator[Leak]:
+    lost: tuple[tuple[LeakKind, int, str], ...] = (
+        ("blocks", holdings.num_lost_blocks, "KV blocks"),
+        ("slots", holdings.num_lost_slots, "slots"),
+        ("memory", holdings.num_lost_results, "kept results"),
+    )
+    for kind, number, name in lost:
+        if number:
+            key, text = ("lost", number), f"{number} {name} that nobody holds"
+            yield Leak(kind=kind, key=key, request_id=None, text=text)

@@ -1,0 +1,14 @@
+"""The leak audit: it finds what outlives its request, also in production.
+
+audit        looks each minute, and reports what it finds twice in a row
+tasks        tasks, tokens of limiters and abandoned threads, by their owners
+process      descriptors and shared memory of a process, which have no owners
+
+Blocks and slots are the engine's (engine/leaks.py). Things that live longer by design are no
+leaks: the prefix cache, idle connections, stored responses, and responses in the background,
+which are requests of their own here.
+"""
+
+from .audit import LeakAudit
+
+__all__ = ["LeakAudit"]

@@ -1,0 +1,158 @@
+"""Looks for leaks each minute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+import logging
+from typing import Final, Protocol
+
+import trio
+
+from ...engine import EngineAudit, EngineProcessDied
+from ...frontend import PoolingEngine, TextEngine
+from ...observe import LEAK_KINDS, Leak
+from ...observe.process_holdings import inspect_process
+from ..bodies.memory_budget import MemoryBudget
+from .process import ProcessAudit
+from .tasks import find_leaked_tasks, find_leaked_threads, find_leaked_tokens
+
+logger = logging.getLogger(__name__)
+
+_SECONDS: Final = 60.0
+
+# An engine process that does not answer in this time is looked at a minute later.
+_ENGINE_SECONDS: Final = 10.0
+
+# Lines in the log for one look.
+_MAX_LINES: Final = 20
+
+
+class Watched(Protocol):
+    """The server that is watched."""
+
+    @property
+    def engine(self) -> TextEngine | PoolingEngine | None: ...
+
+    @property
+    def bodies(self) -> MemoryBudget: ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def take_ended_ids(self) -> tuple[str, ...]:
+        """Return the ids of the last requests that ended since the last call."""
+
+
+class LeakAudit:
+    """Finds what outlives its request.
+
+    A thing that is just being released may look like a leak, so only what is found twice in
+    a row counts. Descriptors and shared memory are looked at while no request runs.
+
+    Attributes:
+      list_connections: returns the descriptors of open connections; None where clients do
+        not connect to this process.
+      num_audits: looks so far.
+      num_leaks: leaks found so far, by kind.
+    """
+
+    def __init__(self, server: Watched) -> None:
+        self._server = server
+        self.list_connections: Callable[[], Collection[int]] | None = None
+        self._suspects: set[tuple[str, Hashable]] = set()
+        self._known: set[tuple[str, Hashable]] = set()
+        self._ended_ids: tuple[str, ...] = ()
+        self._own_process = ProcessAudit("the server's process")
+        self._engine_process = ProcessAudit("the engine process")
+        self.num_audits = 0
+        self.num_leaks: Counter[tuple[str, ...]] = Counter(
+            {(each,): 0 for each in LEAK_KINDS}
+        )
+
+    async def run(self) -> None:
+        """Look each minute, until cancelled."""
+        while True:
+            await trio.sleep(_SECONDS)
+            try:
+                await self.look()
+            except Exception:
+                # Such as a lack of descriptors. The server must not end of it.
+                logger.exception("the leak audit failed")
+
+    async def look(self) -> list[Leak]:
+        """Look once; returns the leaks that were not known, and logs them."""
+        found = {(each.kind, each.key): each for each in await self._find()}
+        self.num_audits += 1
+        self._known &= found.keys()
+        new = [
+            leak
+            for name, leak in found.items()
+            if name in self._suspects and name not in self._known
+        ]
+        self._known.update((each.kind, each.key) for each in new)
+        self._suspects = set(found)
+        for each in new:
+            self.num_leaks[each.kind,] += 1
+        # A new leak was there at the last look, so its request ended before that.
+        _log(new, self._ended_ids)
+        self._ended_ids = self._server.take_ended_ids()
+        return new
+
+    async def _find(self) -> list[Leak]:
+        leaks = [*find_leaked_tasks()]
+        looks_at_process = self._server.is_idle
+        engine = self._server.engine
+        audit = None
+        if engine is not None:
+            leaks += find_leaked_tokens(engine.renderer.list_limiters())
+            leaks += find_leaked_threads(engine.renderer.list_workers())
+            audit = await _ask(engine, looks_at_process)
+        if audit is not None:
+            leaks += audit.leaks
+        # A request may have come meanwhile.
+        if looks_at_process and self._server.is_idle:
+            leaks += self._find_ownerless(engine, audit)
+        return leaks
+
+    def _find_ownerless(
+        self, engine: TextEngine | PoolingEngine | None, audit: EngineAudit | None
+    ) -> Iterator[Leak]:
+        """Yield the leaks that only show while no request runs."""
+        connections = None if self.list_connections is None else self.list_connections()
+        yield from self._own_process.find(inspect_process(), connections)
+        if audit is not None and audit.process is not None:
+            yield from self._engine_process.find(audit.process)
+        if self._server.bodies.num_bytes:
+            text = f"{self._server.bodies.num_bytes} bytes of bodies"
+            yield Leak(kind="memory", key="bodies", request_id=None, text=text)
+        if engine is not None and engine.renderer.room.statistics().num_requests:
+            text = "a place in the renderer's waiting room"
+            yield Leak(kind="tokens", key="room", request_id=None, text=text)
+
+
+async def _ask(engine: TextEngine | PoolingEngine, process: bool) -> EngineAudit | None:
+    with trio.move_on_after(_ENGINE_SECONDS):
+        try:
+            return await engine.engine.audit(process=process)
+        except EngineProcessDied:
+            # It holds nothing any more.
+            pass
+    return None
+
+
+def _log(leaks: Sequence[Leak], ended_ids: Sequence[str]) -> None:
+    for each in leaks[:_MAX_LINES]:
+        request_id = each.request_id or _describe(ended_ids)
+        logger.error(
+            "leak of %s: %s outlives request %s", each.kind, each.text, request_id
+        )
+    if len(leaks) > _MAX_LINES:
+        logger.error("%d more leaks", len(leaks) - _MAX_LINES)
+
+
+def _describe(ids: Sequence[str]) -> str:
+    """Describe a request that is one of some."""
+    if len(ids) <= 1:
+        return ids[0] if ids else "unknown"
+    return f"unknown, perhaps one of {', '.join(ids)}"

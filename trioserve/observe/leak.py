@@ -1,0 +1,36 @@
+"""A thing that outlives its request."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+# blocks       of the KV cache
+# slots        places of sequences, and of texts to be pooled, in the engine
+# tokens       of limiters
+# threads      that work
+# memory       shared between processes, and of bodies
+# descriptors  of sockets and files
+# tasks        of trio
+LeakKind = Literal[
+    "blocks", "slots", "tokens", "threads", "memory", "descriptors", "tasks"
+]
+
+LEAK_KINDS: Final[tuple[LeakKind, ...]] = get_args(LeakKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """A thing that outlives its request, or seems to.
+
+    Args:
+      key: identifies the thing from one look to the next.
+      request_id: None if it is not known.
+      text: describes the thing to people, without contents of requests.
+    """
+
+    kind: LeakKind
+    key: Hashable
+    request_id: str | None
+    text: str
