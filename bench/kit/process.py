@@ -48,11 +48,6 @@ class LineReader:
             self._lines.extend(lines)
         return self._lines.popleft()
 
-    async def drain(self) -> None:
-        """Read and drop the rest, so that the writer never waits."""
-        while await self.read() is not None:
-            pass
-
 
 def open_stdin() -> LineReader:
     """Read the lines that this process's parent sends."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 import os
@@ -56,10 +56,15 @@ def write_serve_command(model: str, **options: object) -> list[str]:
 
 
 @asynccontextmanager
-async def open_server(command: Sequence[str]) -> AsyncIterator[RunningServer]:
+async def open_server(
+    command: Sequence[str], read_line: Callable[[bytes], None] = lambda line: None
+) -> AsyncIterator[RunningServer]:
     """Start a server that logs its address when it is ready, and stop it at the end.
 
     The command can import the bench's modules.
+
+    Args:
+      read_line: called with each line of the log once the server is ready.
 
     Raises:
       ProcessEnded: it did not start. The error shows the end of its log.
@@ -77,9 +82,15 @@ async def open_server(command: Sequence[str]) -> AsyncIterator[RunningServer]:
             url = await find_address(log)
         seconds = trio.current_time() - began
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(log.drain)
+            nursery.start_soon(read_log, log, read_line)
             yield RunningServer(url=url, pid=process.pid, start_seconds=seconds)
             nursery.cancel_scope.cancel()
+
+
+async def read_log(log: LineReader, read_line: Callable[[bytes], None]) -> None:
+    """Read a server's log to its end."""
+    while (line := await log.read()) is not None:
+        read_line(line)
 
 
 async def find_address(log: LineReader) -> str:

@@ -41,7 +41,8 @@ class LiveRequest:
     """A request that is being answered.
 
     Args:
-      id: that of the answer's header; several requests may have the same.
+      id: that of the answer's header, as str() gives it; the body may still name it.
+        Several requests may have the same.
       arrived_at: trio.current_time() when its head had come.
 
     Attributes:
@@ -52,7 +53,7 @@ class LiveRequest:
     def __init__(
         self,
         *,
-        id: str,
+        id: object,
         method: str,
         path: str,
         arrived_at: float,
@@ -60,7 +61,7 @@ class LiveRequest:
         time_limit: LiveLimit,
         cancellation: Cancellation,
     ) -> None:
-        self.id = id
+        self._id = id
         self.key: Key | None = None
         self.stream: LiveStream | None = None
         self._method = method
@@ -69,6 +70,10 @@ class LiveRequest:
         self._progress = progress
         self._time_limit = time_limit
         self._cancellation = cancellation
+
+    @property
+    def id(self) -> str:
+        return str(self._id)
 
     def describe(self) -> RequestCard:
         now, stream = trio.current_time(), self.stream

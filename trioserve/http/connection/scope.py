@@ -183,7 +183,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
             scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
             scoped.resources.callback(_record, state, scoped)
             scoped.live = LiveRequest(
-                id=str(scoped.id),
+                id=scoped.id,
                 method=scoped.method,
                 path=scoped.path,
                 arrived_at=scoped.arrived_at,
