@@ -82,9 +82,9 @@ def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -
 def test_help_with_a_word_explains_the_options_that_contain_it() -> None:
     text = read_help("--help=max-num")
     assert re.findall(r"^  (--\S+)", text, re.M) == [
-        *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-waiting")
+        *("--max-num-seqs", "--max-num-batched-tokens")
     ]
-    assert "One request may take half of the free places" in " ".join(text.split())
+    assert "longer prompts are cut into chunks" in " ".join(text.split())
 
 
 def test_help_with_the_word_all_explains_every_option() -> None:

@@ -20,6 +20,7 @@
       - QueueFull                   429
       - RendererFull                429
       - BackgroundFull              429
+      - DeadlineUnreachable         503
       - RendererStuck               503
       - MemoryFull                  503
       - DescriptorsFull             503
@@ -70,6 +71,7 @@ __all__ = [
     "QueueFull",
     "RendererFull",
     "BackgroundFull",
+    "DeadlineUnreachable",
     "RendererStuck",
     "MemoryFull",
     "DescriptorsFull",
@@ -368,6 +370,34 @@ class BackgroundFull(Unavailable):
             "please try again later.",
             retry_after_seconds=retry_after_seconds,
         )
+
+
+class DeadlineUnreachable(Unavailable):
+    """Raised when other requests would make a request late.
+
+    The status is 503 and not 429: the client has not sent too much, and a load balancer
+    tries another server after a 503.
+
+    Args:
+      param: the field or the option that limits the time.
+      needed_seconds: the time that the request may need.
+    """
+
+    def __init__(
+        self,
+        param: str,
+        *,
+        needed_seconds: float,
+        left_seconds: float,
+        retry_after_seconds: int,
+    ) -> None:
+        super().__init__(
+            f"{param}: because of other requests, this one may need "
+            f"{needed_seconds:.1f} s, and it has {left_seconds:.1f} s left; please try "
+            "again later.",
+            retry_after_seconds=retry_after_seconds,
+        )
+        self.param = param
 
 
 class RendererStuck(Unavailable):

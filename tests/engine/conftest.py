@@ -82,7 +82,7 @@ def make_engine(
     def make(
         *,
         max_num_seqs: int = 8,
-        max_num_waiting: int = 1000,
+        max_queued_requests: int = 1000,
         max_model_len: int = 64,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Any = None,
@@ -91,7 +91,7 @@ def make_engine(
         return TokenEngine(
             make_core(max_num_seqs=max_num_seqs, max_model_len=max_model_len, **core),
             info=make_info(max_model_len),
-            max_num_sequences=max_num_seqs + max_num_waiting,
+            max_num_sequences=max_num_seqs + max_queued_requests,
             max_num_running=max_num_seqs,
             scheduling_policy=scheduling_policy,
             reopen=reopen,

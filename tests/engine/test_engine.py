@@ -382,7 +382,7 @@ async def test_a_cancelled_engine_tells_its_streams_that_it_stops(
 async def test_more_sequences_than_may_wait_are_refused_and_cost_nothing(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    engine = make_engine(max_num_seqs=2, max_num_waiting=1)
+    engine = make_engine(max_num_seqs=2, max_queued_requests=1)
     await nursery.start(engine.run)
     async with trio.open_nursery() as streams:
         streams.start_soon(lambda: collect(engine, prompt_of(3), n=2))
@@ -403,7 +403,7 @@ async def test_a_refusal_says_when_the_waiting_requests_will_be_done(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     """A sequence takes two seconds, and twenty sequences wait."""
-    engine = make_engine(max_num_seqs=1, max_num_waiting=20, step_seconds=0.4)
+    engine = make_engine(max_num_seqs=1, max_queued_requests=20, step_seconds=0.4)
     await nursery.start(engine.run)
     async with trio.open_nursery() as streams:
         for _ in range(21):
@@ -422,7 +422,7 @@ async def test_large_requests_leave_places_to_small_ones(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     """Each large request takes at most half of the free places."""
-    engine = make_engine(max_num_seqs=8, max_num_waiting=92)
+    engine = make_engine(max_num_seqs=8, max_queued_requests=92)
     await nursery.start(engine.run)
     num_refused = 0
 
@@ -449,7 +449,7 @@ async def test_large_requests_leave_places_to_small_ones(
 async def test_more_than_half_of_all_places_is_never_given(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    engine = make_engine(max_num_seqs=8, max_num_waiting=92)
+    engine = make_engine(max_num_seqs=8, max_queued_requests=92)
     await nursery.start(engine.run)
     with pytest.raises(InvalidParameter, match="at most 50") as caught:
         await collect(engine, *[prompt_of(2)] * 51)
@@ -460,7 +460,7 @@ async def test_more_than_half_of_all_places_is_never_given(
 async def test_sequences_that_can_run_at_once_are_not_refused(
     make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
-    engine = make_engine(max_num_seqs=8, max_num_waiting=0)
+    engine = make_engine(max_num_seqs=8, max_queued_requests=0)
     await nursery.start(engine.run)
     tokens = await collect(engine, *[prompt_of(2)] * 8)
     assert list(map(len, tokens)) == [5] * 8
@@ -486,7 +486,7 @@ async def test_a_prompt_that_cannot_be_computed_is_refused_at_the_door(
     error: type[Exception],
     param: str,
 ) -> None:
-    engine = make_engine(max_num_waiting=8)
+    engine = make_engine(max_queued_requests=8)
     await nursery.start(engine.run)
     with pytest.raises(error) as caught:
         await collect(engine, prompt_of(length), **sampling)

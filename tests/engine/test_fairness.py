@@ -131,7 +131,7 @@ async def test_a_short_request_has_a_slot_soon_beside_one_with_many_prompts(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """1,024 prompts of five steps each are 640 steps on eight slots."""
-    engine = make_engine(max_num_waiting=4096, step_seconds=1.0)
+    engine = make_engine(max_queued_requests=4096, step_seconds=1.0)
     await nursery.start(engine.run)
     prompts = [make_prompt(2, first) for first in range(1024)]
     nursery.start_soon(collect, engine, prompts, 5)

@@ -101,7 +101,7 @@ async def test_an_answer_of_many_choices_is_not_made_at_once(
     with trio.fail_after(60):
         async with (
             open_fake_server(
-                tokenizer_folder, max_model_len=LONG_LEN, max_num_waiting=2000
+                tokenizer_folder, max_model_len=LONG_LEN, max_queued_requests=2000
             ) as server,
             httpx.AsyncClient(base_url=server.url, timeout=30) as client,
             read_beside(server),
@@ -123,7 +123,7 @@ async def test_a_full_engine_refuses_before_anything_is_rendered(
 ) -> None:
     async with (
         open_fake_server(
-            tokenizer_folder, max_num_waiting=0, step_seconds=0.05
+            tokenizer_folder, max_queued_requests=0, step_seconds=0.05
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=20) as client,
         trio.open_nursery() as nursery,

@@ -554,7 +554,7 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient) -> None:
 async def test_a_full_queue_is_429_with_retry_after(tokenizer_folder: Path) -> None:
     async with (
         open_fake_server(
-            tokenizer_folder, max_num_waiting=0, step_seconds=0.05
+            tokenizer_folder, max_queued_requests=0, step_seconds=0.05
         ) as server,
         httpx.AsyncClient(base_url=server.url, timeout=20) as client,
         trio.open_nursery() as nursery,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 import json
 from pathlib import Path
 import socket
@@ -33,8 +34,12 @@ OpenServer = Callable[..., Any]
 @pytest.fixture
 def open_server(tokenizer_folder: Path) -> OpenServer:
     @asynccontextmanager
-    async def open_it(**options: Any) -> AsyncIterator[FakeServer]:
-        async with open_fake_server(tokenizer_folder, **options) as server:
+    async def open_it(
+        http: HttpConfig = HttpConfig(), **options: Any
+    ) -> AsyncIterator[FakeServer]:
+        # Otherwise some of these requests would not even begin.
+        http = replace(http, refuse_late=False)
+        async with open_fake_server(tokenizer_folder, http=http, **options) as server:
             fresh = server.engine.statistics()
             with trio.fail_after(30):
                 yield server

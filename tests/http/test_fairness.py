@@ -21,7 +21,7 @@ MANY = {"prompt": [[5, 6 + i % 50] for i in range(400)], "max_tokens": 30}
 
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    async with open_fake_server(tokenizer_folder, max_num_waiting=968) as server:
+    async with open_fake_server(tokenizer_folder, max_queued_requests=968) as server:
         with trio.fail_after(30):
             yield server
 
@@ -55,7 +55,7 @@ async def test_the_steps_of_a_bystanders_stream_stay_short(
     async with (
         open_fake_server(
             tokenizer_folder,
-            max_num_waiting=968,
+            max_queued_requests=968,
             seconds_of=seconds_of,
             max_step_seconds=0.006,
         ) as server,

@@ -471,7 +471,7 @@ async def test_errors_become_exceptions_of_the_client(
 async def test_too_many_requests_are_limited_by_rate(tokenizer_folder: Path) -> None:
     async with (
         open_client(
-            tokenizer_folder, max_num_waiting=0, step_seconds=0.05, eos_token=None
+            tokenizer_folder, max_queued_requests=0, step_seconds=0.05, eos_token=None
         ) as (server, client),
         trio.open_nursery() as nursery,
     ):

@@ -806,7 +806,10 @@ async def test_more_text_than_may_wait_is_429_with_retry_after(
 
 
 async def test_a_full_queue_is_429_with_retry_after(open_server: Open) -> None:
-    async with open_server(max_num_waiting=0, step_seconds=0.05) as (server, client):
+    async with open_server(max_queued_requests=0, step_seconds=0.05) as (
+        server,
+        client,
+    ):
         fresh = server.engine.statistics()
         async with trio.open_nursery() as nursery:
             body = {"input": [list(range(3, 203))] * 32}

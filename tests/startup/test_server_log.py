@@ -38,7 +38,7 @@ def test_a_value_is_quoted_for_a_shell() -> None:
 def test_many_options_take_several_lines() -> None:
     options = {
         "max_num_seqs": 1,
-        "max_num_waiting": 1,
+        "max_queued_requests": 1,
         "block_size": 32,
         "step_timeout": 1.0,
         "renderer_num_workers": 1,

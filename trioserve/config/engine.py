@@ -59,9 +59,13 @@ class SchedulerConfig:
         more than the last quarter; it then takes up to four times as long as these
         tokens. The default is 0.1 on a GPU (a guess; it was never measured there) and
         0.25 on a CPU, where decoding alone takes 0.03 to 0.3. inf sets no limit.
-      max_num_waiting: Most sequences that may wait; further requests are answered 429.
-        One request may take half of the free places, or more if all of its sequences
-        can run at once.
+      max_queued_requests: Most sequences that may wait; further requests are answered
+        429. A request counts once for each of its sequences or texts. One request may
+        take half of the free places, or more if all of its sequences can run at once.
+      max_queued_tokens: Most prompt tokens that may wait; further requests are answered
+        429. These are the tokens of requests without a first token, and of texts that
+        were not read. They are estimated before a prompt is tokenized. By default there
+        is no limit, and a request that nothing waits before has none.
       scheduling_policy: Order in which requests are served. fcfs serves them in the
         order of their arrival and refuses a request with a priority. priority takes
         priorities from -100 to 100 and serves lower ones first; one level is worth 10
@@ -74,13 +78,15 @@ class SchedulerConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
     max_step_seconds: float | None = None
-    max_num_waiting: int = 4096
+    max_queued_requests: int = 4096
+    max_queued_tokens: int | None = None
     scheduling_policy: SchedulingPolicy = "fcfs"
     async_scheduling: bool = True
 
     def __post_init__(self) -> None:
         check_at_least("max_num_seqs", self.max_num_seqs, 1)
-        check_at_least("max_num_waiting", self.max_num_waiting, 0)
+        check_at_least("max_queued_requests", self.max_queued_requests, 0)
+        check_at_least("max_queued_tokens", self.max_queued_tokens, 1)
         if self.max_step_seconds is not None and not self.max_step_seconds > 0:
             raise InvalidConfig("max_step_seconds", "must be greater than 0")
         # Every running sequence must be able to decode in each step.

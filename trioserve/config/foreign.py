@@ -18,7 +18,7 @@ _RENAMED = {
     "logits-processors": "--logits-processor",
     "uvicorn-log-level": "--log-level",
     "disable-frontend-multiprocessing": "--no-engine-process",
-    "max-num-queued-reqs": "--max-num-waiting",
+    "max-num-queued-reqs": "--max-queued-requests",
     "ssl-certfile": "--tls-certfile",
     "ssl-keyfile": "--tls-keyfile",
     "shutdown-timeout": "--drain-timeout",
@@ -33,7 +33,6 @@ _RENAMED = {
     "mem-fraction-static": "--kv-cache-fraction",
     "context-length": "--max-model-len",
     "max-running-requests": "--max-num-seqs",
-    "max-queued-requests": "--max-num-waiting",
     "chunked-prefill-size": "--max-num-batched-tokens",
     "max-prefill-tokens": "--max-num-batched-tokens",
     "page-size": "--block-size",
@@ -184,7 +183,7 @@ _EXPLAINED = {
         "the memory is given in bytes by --kv-cache-memory, as 2GiB"
     ),
     "max-concurrent-requests": (
-        "--max-num-seqs sequences run, --max-num-waiting wait, and the others get 429"
+        "--max-num-seqs sequences run, --max-queued-requests wait, and the others get 429"
     ),
     "huggingface-hub-cache": _HUB_FOLDER,
     # llama-server

@@ -39,6 +39,9 @@ class HttpConfig:
         that proxies keep the stream open. 0 sends none.
       request_log: File to which a line of JSON is added for each request; - stands for
         standard output. Prompts and answers are not in it. SIGHUP opens it again.
+      refuse_late: Refuse a request at once if others would make it late; by the measured
+        speed, it would exceed its time limit. It is answered 503, and Retry-After says
+        when to come again.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in half of --write-timeout while more data waits.
@@ -68,6 +71,7 @@ class HttpConfig:
     write_timeout: float = 30.0
     sse_keepalive: float = 15.0
     request_log: str | None = None
+    refuse_late: bool = True
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0

@@ -16,6 +16,7 @@ from .core import EngineProcessDied
 from .engine import Engine
 from .generation.core import GenerationCore, LocalCore
 from .generation.engine import TokenEngine, TokenEngineStatistics
+from .generation.forecast import Demand, Forecast
 from .generation.token_stream import StreamPhase, TokenStream
 from .leaks import EngineAudit
 from .pooling.admission import check_params
@@ -27,9 +28,11 @@ from .process.remote import RemoteCore, RemotePoolingCore
 
 __all__ = [
     "check_params",
+    "Demand",
     "Engine",
     "EngineAudit",
     "EngineProcessDied",
+    "Forecast",
     "GenerationCore",
     "host_core",
     "host_pooling_core",

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 
 from ..observe.process_holdings import ProcessHoldings
+from ..scheduler import StepRates
 
 OutputsT = TypeVar("OutputsT", covariant=True)
 StatisticsT = TypeVar("StatisticsT", covariant=True)
@@ -92,6 +93,9 @@ class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
         Raises:
           EngineProcessDied
         """
+
+    def rates(self) -> StepRates:
+        """Return the measured speed of steps."""
 
     def stalled_seconds(self) -> float:
         """Return the seconds since the running step began; 0 if none runs."""

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import partial
+import math
 
-from ..engine import TokenEngine
-from ..errors import InvalidParameter, NotSupported
+from ..engine import Demand, TokenEngine
+from ..errors import DeadlineUnreachable, InvalidParameter, NotSupported
 from ..render import (
     ChatOptions,
     Renderer,
@@ -21,7 +22,9 @@ from ..types.prompt import Prompt
 from ..types.sampling import SamplingParams
 from .model_formats import ModelFormats
 from .served import ServedModel
+from .stream_limits import StreamLimits
 from .text_params import TextParams
+from .text_ratio import TextRatio
 from .text_stream import TextStream
 
 
@@ -31,6 +34,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
     Args:
       engine, renderer: see ServedModel.
       logits_processors: the plug-ins that the engine's device has.
+
+    Attributes:
+      num_refused_late: requests that were refused with DeadlineUnreachable.
     """
 
     def __init__(
@@ -43,22 +49,49 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         self._processors = {each.name: each for each in logits_processors}
         self._formats = ModelFormats(renderer)
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
+        self._ratio = TextRatio()
+        self.num_refused_late = 0
 
     @contextmanager
-    def admit(self, num_sequences: int, num_characters: int) -> Iterator[None]:
+    def admit(
+        self,
+        num_prompts: int,
+        num_characters: int,
+        sampling: SamplingParams,
+        limits: StreamLimits = StreamLimits(),
+        *,
+        num_ids: int = 0,
+    ) -> Iterator[list[Prompt]]:
         """Admit a request before any work is done for it; the block renders it.
 
+        Its tokens are estimated from its text. `open_text` looks at the time again when
+        they are known.
+
         Args:
-          num_sequences: number of sequences that it wants.
-          num_characters: approximate length of its text.
+          num_characters: approximate length of its text; a token id counts as one.
+          limits: the time that it may take.
+          num_ids: the number of these token ids.
+
+        Yields:
+          an empty list, for the prompts.
 
         Raises:
           all errors of TokenEngine.check_room, and
+          DeadlineUnreachable: other requests would make it late.
           RendererFull: too many requests are being rendered, or wait for that.
         """
-        self.engine.check_room(num_sequences)
+        longest = num_prompts * self.info.max_model_len
+        num_tokens = num_ids + self._ratio.estimate(num_characters - num_ids)
+        num_tokens = min(num_tokens, longest)
+        self.engine.check_room(num_prompts * sampling.n, num_tokens)
+        self._check_time(num_tokens, num_prompts, sampling, limits)
+        prompts: list[Prompt] = []
         with self.renderer.room.enter(num_characters):
-            yield
+            yield prompts
+        # Images and vectors have tokens, too, but no characters.
+        if prompts and not any(prompt.embedded for prompt in prompts):
+            num_tokens = _count_tokens(prompts) - num_ids
+            self._ratio.learn(num_characters - num_ids, num_tokens)
 
     @asynccontextmanager
     async def open_text(
@@ -70,10 +103,12 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         priority: int = 0,
         splits_reasoning: bool = False,
         tools: Sequence[Mapping[str, object]] = (),
+        limits: StreamLimits = StreamLimits(),
     ) -> AsyncIterator[TextStream]:
         """Generate from rendered prompts until the block is left.
 
         Args:
+          limits: the time that the stream may take.
           splits_reasoning: separate reasoning from the answer, if the server has a parser
             for that; for chats.
           tools: the tools that the prompts show to the model, as OpenAI's clients send
@@ -81,6 +116,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
         Raises:
           all errors of TokenEngine.open_stream, and
+          DeadlineUnreachable: other requests would make it late.
           InvalidParameter: the request has a reasoning budget, but the server has no
             reasoning parser; a plug-in refuses its arguments; or a grammar cannot express
             the form of the answer.
@@ -110,6 +146,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 calls_lead=is_joined,
             )
 
+        self._check_time(_count_tokens(prompts), len(prompts), sampling, limits)
         async with self.engine.open_stream(
             prompts, sampling, priority=priority
         ) as tokens:
@@ -118,10 +155,36 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 open_detokenizer,
                 prompts,
                 text,
+                limits=limits,
                 num_sequences=len(prompts) * sampling.n,
                 splits_reasoning=splits_reasoning and self.renderer.separates_reasoning,
                 splits_tool_calls=table is not None,
             )
+
+    def _check_time(
+        self,
+        num_tokens: int,
+        num_prompts: int,
+        sampling: SamplingParams,
+        limits: StreamLimits,
+    ) -> None:
+        """Refuse a request that other requests would make late.
+
+        Raises:
+          DeadlineUnreachable
+        """
+        if not limits.needs_forecast:
+            return
+        demand = _make_demand(num_tokens, num_prompts, sampling)
+        forecast = self.engine.forecast(demand)
+        if forecast is None:
+            return
+        try:
+            limits.check(forecast)
+        except DeadlineUnreachable:
+            self.num_refused_late += 1
+            self.engine.note_offer(num_tokens)
+            raise
 
     def _make_table(
         self, tools: Sequence[Mapping[str, object]], text: TextParams
@@ -152,8 +215,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           TrioserveError: see errors.py.
         """
         sampling, text, priority = self._split(options)
-        with self.admit(sampling.n, len(prompt)):
+        with self.admit(1, len(prompt), sampling) as prompts:
             rendered = await self.renderer.render_text(prompt)
+            prompts.append(rendered)
         async with self.open_text(
             [rendered], sampling, text, priority=priority
         ) as stream:
@@ -175,10 +239,11 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
           tools: the tools that the model may call, in OpenAI's form.
         """
         sampling, text, priority = self._split(options)
-        with self.admit(sampling.n, count_characters(messages)):
+        with self.admit(1, count_characters(messages), sampling) as prompts:
             rendered = await self.renderer.render_chat(
                 messages, ChatOptions(tools=tools)
             )
+            prompts.append(rendered)
         async with self.open_text(
             [rendered],
             sampling,
@@ -229,3 +294,20 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
             TextParams(**text),  # type: ignore[arg-type]
             priority,
         )
+
+
+def _count_tokens(prompts: Sequence[Prompt]) -> int:
+    return sum(len(prompt.token_ids) for prompt in prompts)
+
+
+def _make_demand(num_tokens: int, num_prompts: int, sampling: SamplingParams) -> Demand:
+    shortest, longest = sampling.min_tokens, sampling.max_tokens
+    # Only a stop string could end it earlier.
+    if sampling.ignore_eos and longest is not None:
+        shortest = longest
+    return Demand(
+        num_prompt_tokens=num_tokens,
+        num_sequences=num_prompts * sampling.n,
+        min_tokens=shortest,
+        max_tokens=math.inf if longest is None else longest,
+    )

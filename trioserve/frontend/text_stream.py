@@ -25,9 +25,9 @@ class TextStream:
       open_detokenizer: is called with a sequence's index when its first tokens come. A
         request of thousands of sequences would hold up the event loop if it made all
         detokenizers at once.
+      limits: the time that the stream may take.
 
     Attributes:
-      limits: the time that the stream may take.
       splits_reasoning: the text of the answer has no reasoning in it; deltas have the
         reasoning in a field of its own.
       splits_tool_calls: the same for tool calls.
@@ -40,6 +40,7 @@ class TextStream:
         prompts: Sequence[Prompt],
         text: TextParams,
         *,
+        limits: StreamLimits = StreamLimits(),
         num_sequences: int,
         splits_reasoning: bool = False,
         splits_tool_calls: bool = False,
@@ -51,7 +52,7 @@ class TextStream:
         # The last deltas of the sequences that a deadline has ended.
         self._cut: deque[TextDelta] = deque()
         self._text = text
-        self.limits = StreamLimits()
+        self._limits = limits
         self.prompts = prompts
         self.num_sequences = num_sequences
         self.splits_reasoning = splits_reasoning
@@ -71,14 +72,14 @@ class TextStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        until = self.limits.find_next(self.phase)
+        until = self._limits.find_next(self.phase)
         if until == math.inf:
             return self._render(await self._tokens.__anext__())
         while not self._cut:
             with trio.move_on_at(until):
                 return self._render(await self._tokens.__anext__())
             self._note_time()
-            until = self.limits.find_next(self.phase)
+            until = self._limits.find_next(self.phase)
         return self._cut.popleft()
 
     @property
@@ -127,10 +128,10 @@ class TextStream:
         Raises:
           DeadlineExceeded: the request is still in the queue, and may be no longer.
         """
-        if trio.current_time() >= self.limits.ends_at:
+        if trio.current_time() >= self._limits.ends_at:
             self._cut.extend(self._end_open_sequences())
         elif self.phase == "queue":
-            raise self.limits.refuse_queue()
+            raise self._limits.refuse_queue()
 
     def _end_open_sequences(self) -> Iterator[TextDelta]:
         for index in range(self.num_sequences):

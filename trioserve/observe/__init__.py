@@ -19,7 +19,7 @@ from .leak import LEAK_KINDS, Leak, LeakKind
 from .loop_stall import SLOW_STEP_SECONDS, LoopStall, StallStatistics
 from .offenders import Offender
 from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
-from .pace import Pace
+from .pace import Pace, round_retry
 
 __all__ = [
     "CounterMetric",
@@ -37,6 +37,7 @@ __all__ = [
     "Owned",
     "Owner",
     "Pace",
+    "round_retry",
     "Rows",
     "SLOW_STEP_SECONDS",
     "StallStatistics",

@@ -13,6 +13,11 @@ _DECAY = math.log(2) / _HALF_LIFE_SECONDS
 _MAX_SECONDS = 60
 
 
+def round_retry(seconds: float) -> int:
+    """Return a time after which a client may try again: 1 to 60 whole seconds."""
+    return math.ceil(min(max(seconds, 1.0), _MAX_SECONDS))
+
+
 class Pace:
     """Measures the speed at which held work is done.
 
@@ -39,8 +44,7 @@ class Pace:
         """
         self._advance(now)
         # Before the first work is done, the estimate counts it as done now.
-        seconds = amount * self._seconds / max(self._done, 1.0)
-        return math.ceil(min(max(seconds, 1.0), _MAX_SECONDS))
+        return round_retry(amount * self._seconds / max(self._done, 1.0))
 
     def _advance(self, now: float) -> None:
         if self._held:

@@ -24,7 +24,7 @@ from .pooling import (
     PoolingScheduler,
     PoolingStatistics,
 )
-from .step_cost import StepCost, StepSize
+from .step_cost import StepCost, StepRates, StepSize
 
 __all__ = [
     "LEVEL_SECONDS",
@@ -42,5 +42,6 @@ __all__ = [
     "SchedulerStatistics",
     "Sequence",
     "StepCost",
+    "StepRates",
     "StepSize",
 ]

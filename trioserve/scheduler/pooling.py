@@ -29,6 +29,7 @@ import itertools
 
 from ..types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ..types.tensors import TensorBytes
+from .step_cost import StepCost, StepRates, StepSize
 
 # Tokens that one level of priority is worth. A guess: a small encoder on a CPU reads this
 # many in ten seconds.
@@ -125,6 +126,7 @@ class PoolingScheduler:
         self._num_input_tokens = 0
         self._num_steps = 0
         self._step_seconds = 0.0
+        self._cost = StepCost()
 
     def add(self, row: PoolingRow, flow: PoolingFlow) -> PoolingJob:
         """Let an input wait for its turn.
@@ -186,6 +188,7 @@ class PoolingScheduler:
         self._num_steps += 1
         self._num_inputs += len(jobs)
         self._num_input_tokens += plan.num_tokens
+        self._cost.learn(_measure(plan), seconds)
         return zip(jobs, result.tensors, strict=True)
 
     def statistics(self) -> PoolingStatistics:
@@ -203,6 +206,10 @@ class PoolingScheduler:
             num_input_tokens=self._num_input_tokens,
             step_seconds=self._step_seconds,
         )
+
+    def rates(self) -> StepRates:
+        """Return the measured speed of steps."""
+        return self._cost.list_rates()
 
     def _take_jobs(self) -> list[PoolingJob]:
         jobs: list[PoolingJob] = []
@@ -241,6 +248,13 @@ class PoolingScheduler:
         job.flow.num_waiting -= 1
         self._num_waiting -= 1
         self._num_flows -= job.flow.num_waiting == 0
+
+
+def _measure(plan: PoolingPlan) -> StepSize:
+    size = StepSize()
+    for row in plan.rows:
+        size.add_row(0, row.input.num_tokens)
+    return size
 
 
 def _is_valid(entry: tuple[int, int, PoolingFlow]) -> bool:

@@ -86,6 +86,36 @@ class StepSize:
         self.num_pairs += context + num_rows / 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRates:
+    """The coefficients of the formula above, in seconds, as they were learned.
+
+    Args:
+      num_steps: steps that were measured; with 0 the other numbers mean nothing.
+    """
+
+    num_steps: int = 0
+    fixed: float = 0.0
+    row: float = 0.0
+    token: float = 0.0
+    context: float = 0.0
+    pair: float = 0.0
+
+    def predict_decoding(self, num_rows: int, context: int) -> float:
+        """Return the seconds from one token of all sequences to the next.
+
+        Args:
+          num_rows: sequences.
+          context: tokens that they have already, all together.
+        """
+        per_row = self.row + self.token + self.pair / 2
+        return self.fixed + per_row * num_rows + (self.context + self.pair) * context
+
+    def predict_prompt(self, num_tokens: int) -> float:
+        """Return the seconds that a prompt adds to the steps that compute it."""
+        return self.row + self.token * num_tokens + self.pair * num_tokens**2 / 2
+
+
 class StepCost:
     """Predicts the duration of steps from their size."""
 
@@ -108,6 +138,22 @@ class StepCost:
     def fixed_seconds(self) -> float:
         """Seconds of a step without any row."""
         return self._coefficients[0]
+
+    def list_rates(self, num_stages: int = 1) -> StepRates:
+        """Return what was learned.
+
+        Args:
+          num_stages: stages of the pipeline, which take turns with the sequences.
+        """
+        fixed, row, token, context, pair = self._coefficients
+        return StepRates(
+            num_steps=self._num_steps,
+            fixed=num_stages * fixed,
+            row=row,
+            token=token,
+            context=context,
+            pair=pair,
+        )
 
     def predict_decoding(self, num_rows: int, context: int) -> float:
         """Return the seconds of a step of rows with one token each.

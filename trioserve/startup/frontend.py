@@ -141,6 +141,7 @@ def _finish_text(
         info=core.info,
         max_num_sequences=count_sequences(config.scheduler),
         max_num_running=config.scheduler.max_num_seqs,
+        max_queued_tokens=config.scheduler.max_queued_tokens,
         scheduling_policy=config.scheduler.scheduling_policy,
         reopen=reopen if config.parallel.restart_stages else None,
     )

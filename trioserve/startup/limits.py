@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def count_sequences(config: SchedulerConfig) -> int:
     """Return the number of sequences that may run and wait together."""
-    return config.max_num_seqs + config.max_num_waiting
+    return config.max_num_seqs + config.max_queued_requests
 
 
 def check_room(

@@ -73,7 +73,8 @@ async def open_fake_server(
     max_step_seconds: float = math.inf,
     fail_at_step: int | None = None,
     max_num_seqs: int = _MAX_RUNNING,
-    max_num_waiting: int = 1000,
+    max_queued_requests: int = 1000,
+    max_queued_tokens: int | None = None,
     max_model_len: int = 256,
     hidden_size: int = 8,
     takes_images: bool = False,
@@ -118,8 +119,9 @@ async def open_fake_server(
     engine = TokenEngine(
         HostedCore(core) if is_remote else core,
         info=info,
-        max_num_sequences=max_num_seqs + max_num_waiting,
+        max_num_sequences=max_num_seqs + max_queued_requests,
         max_num_running=max_num_seqs,
+        max_queued_tokens=max_queued_tokens,
     )
     renderer = load_renderer(
         tokenizer_folder,
@@ -200,7 +202,7 @@ async def open_fake_pooling_server(
     long_texts: LongText = "refuse",
     step_seconds: float = 0.001,
     fail_at_step: int | None = None,
-    max_num_waiting: int = 4096,
+    max_queued_requests: int = 4096,
     max_model_len: int = 256,
 ) -> AsyncIterator[FakePoolingServer]:
     """Serve a pooling model until the block is left."""
@@ -218,7 +220,7 @@ async def open_fake_pooling_server(
         core,
         info=info,
         pooling=pooling,
-        max_num_inputs=_MAX_RUNNING + max_num_waiting,
+        max_num_inputs=_MAX_RUNNING + max_queued_requests,
     )
     renderer = load_pooling_renderer(
         tokenizer_folder,

@@ -10,7 +10,13 @@ import trio
 
 from ... import scheduler as scheduling
 from ...executor import Executor
-from ...scheduler import Flow, Scheduler, SchedulerCounters, SchedulerStatistics
+from ...scheduler import (
+    Flow,
+    Scheduler,
+    SchedulerCounters,
+    SchedulerStatistics,
+    StepRates,
+)
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import StepResult, TokenDelta
@@ -148,6 +154,9 @@ class LocalCore:
 
     def counters(self) -> SchedulerCounters:
         return self._scheduler.counters()
+
+    def rates(self) -> StepRates:
+        return self._scheduler.rates()
 
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds

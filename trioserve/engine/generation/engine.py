@@ -14,7 +14,7 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
-from ...observe import Owner, name_owner
+from ...observe import Owner, name_owner, round_retry
 from ...scheduler import SchedulerCounters, SchedulerStatistics
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -24,16 +24,23 @@ from ...types.sampling import SamplingParams
 from ..engine import Engine
 from ..priority import check_priority
 from .admission import check_request
+from .backlog import Backlog
 from .core import GenerationCore, SequenceGroup
+from .forecast import Demand, Forecast, Forecaster
 from .token_stream import TokenStream
 from .wake_queue import WakeQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEngineStatistics:
-    """The present state; equal to a fresh engine's when all is done."""
+    """The present state; equal to a fresh engine's when all is done.
+
+    Args:
+      num_queued_tokens: prompt tokens of requests that have no token yet.
+    """
 
     num_streams: int
+    num_queued_tokens: int
     scheduler: SchedulerStatistics
 
 
@@ -44,6 +51,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
       core, info, scheduling_policy, reopen: see Engine.
       max_num_sequences: the most sequences that run and wait together; more are refused.
       max_num_running: the most sequences that run at once.
+      max_queued_tokens: the most prompt tokens of requests that have no token yet.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         info: ModelInfo,
         max_num_sequences: int,
         max_num_running: int = 0,
+        max_queued_tokens: int | None = None,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Callable[[], Awaitable[GenerationCore]] | None = None,
     ) -> None:
@@ -61,26 +70,45 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         )
         self._max_num_sequences = max_num_sequences
         self._max_num_running = max_num_running
+        self._max_queued_tokens = max_queued_tokens
         self._next_id = 0
         self._streams: dict[SequenceId, TokenStream] = {}
         self._wakes = WakeQueue()
+        self._backlog = Backlog()
+        self._forecaster = Forecaster(self._backlog, max_num_running)
 
     def statistics(self) -> TokenEngineStatistics:
         """Return the present state."""
         return TokenEngineStatistics(
-            num_streams=len(self._requests), scheduler=self._core.statistics()
+            num_streams=len(self._requests),
+            num_queued_tokens=self._backlog.num_queued_tokens,
+            scheduler=self._core.statistics(),
         )
 
-    def check_room(self, num_new: int) -> None:
+    def forecast(self, demand: Demand) -> Forecast | None:
+        """Forecast the times of a request that comes now; see Forecaster.predict."""
+        now, rates = trio.current_time(), self._core.rates()
+        return self._forecaster.predict(now, rates, demand)
+
+    def note_offer(self, num_prompt_tokens: int) -> None:
+        """Count a request that came; open_stream does it by itself."""
+        rates = self._core.rates()
+        self._forecaster.note_offer(trio.current_time(), rates, num_prompt_tokens)
+
+    def check_room(self, num_new: int, num_tokens: int = 0) -> None:
         """Refuse a request that has no room now, before anything is prepared for it.
+
+        Args:
+          num_tokens: tokens of its prompts, about.
 
         Raises:
           InvalidParameter: the request has more sequences than ever have room.
-          QueueFull: other requests have too many sequences.
+          QueueFull: other requests have too many sequences or tokens.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
         self._check_room(num_new)
+        self._check_tokens(num_tokens)
 
     @asynccontextmanager
     async def open_stream(
@@ -94,23 +122,27 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
         Raises:
           InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
-          QueueFull: other requests have too many sequences.
+          QueueFull: other requests have too many sequences or tokens.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
         check_request(prompts, sampling, self.info)
         self._check_room(len(prompts) * sampling.n)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        self._check_tokens(sum(lengths))
         group = self._make_group(prompts, sampling, priority)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
             len(ids),
-            lambda index: self._abort(ids[index : index + 1]),
+            lambda index: self._stop(ids[index]),
             self._wakes.add,
             None if sampling.grammar is None else sampling.grammar.param,
         )
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
+            self._backlog.add(ids, lengths)
+            self.note_offer(sum(lengths))
             self._note_held()
             try:
                 await self._core.add(group)
@@ -142,8 +174,24 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: stream.owner for number, stream in self._streams.items()}
 
+    def _check_tokens(self, num_new: int) -> None:
+        limit, num_queued = self._max_queued_tokens, self._backlog.num_queued_tokens
+        # A request that nothing waits before would never be taken otherwise.
+        if limit is not None and num_queued and num_queued + num_new > limit:
+            rates = self._core.rates()
+            raise QueueFull(
+                "prompt tokens",
+                num_open=num_queued,
+                num_possible=max(0, limit - num_queued),
+                num_new=num_new,
+                retry_after_seconds=round_retry(
+                    rates.token * (num_queued + num_new - limit)
+                ),
+            )
+
     def _forget_jobs(self) -> None:
         self._streams.clear()
+        self._backlog.clear()
 
     def _note_held(self) -> None:
         self._pace.observe(trio.current_time(), len(self._streams))
@@ -173,9 +221,17 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._next_id += group.num_sequences
         return group
 
+    def _stop(self, sequence_id: SequenceId) -> None:
+        """End a sequence whose reader has all that it wants."""
+        if self._streams.pop(sequence_id, None):
+            self._backlog.finish(sequence_id)
+            self._core.abort([sequence_id])
+            self._note_held()
+
     def _abort(self, sequence_ids: Iterable[SequenceId]) -> None:
         living = [each for each in sequence_ids if self._streams.pop(each, None)]
         if living:
+            self._backlog.drop(living)
             self._core.abort(living)
             self._note_held()
 
@@ -195,6 +251,8 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             if stream is None:
                 continue
             stream.push_nowait(delta)
+            self._backlog.note(delta)
             if delta.finish_reason is not None or delta.error is not None:
                 del self._streams[delta.sequence_id]
+                self._backlog.finish(delta.sequence_id)
         self._note_held()

@@ -15,6 +15,7 @@ from ...scheduler import (
     PoolingJob,
     PoolingScheduler,
     PoolingStatistics,
+    StepRates,
 )
 from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
@@ -138,6 +139,9 @@ class LocalPoolingCore:
 
     def counters(self) -> PoolingCounters:
         return self._scheduler.counters()
+
+    def rates(self) -> StepRates:
+        return self._scheduler.rates()
 
     def stalled_seconds(self) -> float:
         return self._loop.step_age_seconds

@@ -83,6 +83,7 @@ class _Host:
                 outputs=tuple(outputs),
                 statistics=self._core.statistics(),
                 counters=self._core.counters(),
+                rates=self._core.rates(),
                 stalled_seconds=self._core.stalled_seconds(),
             )
         )

@@ -19,6 +19,7 @@ from ...scheduler import (
     PoolingStatistics,
     SchedulerCounters,
     SchedulerStatistics,
+    StepRates,
 )
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
@@ -111,6 +112,7 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     outputs: tuple[TokenDelta, ...] = ()
     statistics: SchedulerStatistics
     counters: SchedulerCounters
+    rates: StepRates
     stalled_seconds: float
 
 
@@ -121,6 +123,7 @@ class PoolingReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     outputs: tuple[tuple[JobId, TensorBytes], ...] = ()
     statistics: PoolingStatistics
     counters: PoolingCounters
+    rates: StepRates
     stalled_seconds: float
 
 

@@ -15,6 +15,7 @@ from ...scheduler import (
     PoolingStatistics,
     SchedulerCounters,
     SchedulerStatistics,
+    StepRates,
 )
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
@@ -120,6 +121,10 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
     def counters(self) -> CountersT:
         counters: CountersT = self._report.counters
         return counters
+
+    def rates(self) -> StepRates:
+        rates: StepRates = self._report.rates
+        return rates
 
     def stalled_seconds(self) -> float:
         seconds: float = self._report.stalled_seconds

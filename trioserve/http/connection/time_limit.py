@@ -45,6 +45,8 @@ class TimeLimit:
         self._longest = _or_inf(config.max_request_timeout)
         self._seconds = math.inf
         self._is_cancelled = False
+        self._param = "request_timeout"
+        self._refuses_late = config.refuse_late
         self._set(min(_or_inf(config.request_timeout), self._longest))
         self._is_named = False
 
@@ -78,7 +80,9 @@ class TimeLimit:
                 param, f"must be at most {self._longest:g} seconds here"
             )
         # The server's default is for requests that name no limit.
-        self._set(min(seconds, self._seconds) if self._is_named else seconds)
+        if not self._is_named or seconds < self._seconds:
+            self._set(seconds)
+            self._param = param
         self._is_named = True
 
     @contextmanager
@@ -121,6 +125,8 @@ class TimeLimit:
             ends_at=self._deadline,
             starts_by=self._arrived_at + queue,
             max_queue_seconds=queue,
+            end_param=self._param,
+            refuses_late=self._refuses_late,
         )
 
     @property

@@ -39,7 +39,9 @@ from .sse import respond_events
 async def answer_chat(state: ServerState, request: ScopedRequest) -> Response:
     """Answer a conversation, at once or token by token."""
     body, engine = await read_request(state, request, ChatRequest)
-    prompt, sampling = await render_chat(engine, body, MessageMappings(body.messages))
+    prompt, sampling = await render_chat(
+        request, engine, body, MessageMappings(body.messages)
+    )
     # Messages may be megabytes long. At most the last one is still needed.
     body = msgspec.structs.replace(
         body, messages=body.messages[-1:] if body.echo else ()

@@ -55,7 +55,7 @@ from .sse import respond_events
 async def answer_completion(state: ServerState, request: ScopedRequest) -> Response:
     """Continue one or several prompts, at once or token by token."""
     body, engine = await read_request(state, request, CompletionRequest)
-    prompts, sampling = await _render(engine, body)
+    prompts, sampling = await _render(request, engine, body)
     # Without its prompts, which may be megabytes long and are not needed any more.
     body = msgspec.structs.replace(body, prompt="", suffix=None, prompt_embeds=None)
     meter = await open_stream(state, request, body, engine, prompts, sampling)
@@ -71,15 +71,19 @@ async def answer_completion(state: ServerState, request: ScopedRequest) -> Respo
 
 
 async def _render(
-    engine: TextEngine, body: CompletionRequest
+    request: ScopedRequest, engine: TextEngine, body: CompletionRequest
 ) -> tuple[list[Prompt], SamplingParams]:
     """Render all prompts. Those of embeddings come first, as in vLLM."""
     sampling = make_sampling(body, engine)
     options = make_tokenize_options(body, sampling, engine)
     engine.renderer.check_sizes(body.texts, options)
-    with engine.admit(body.num_prompts * sampling.n, body.num_characters):
+    limits = request.time_limit.limit_stream(body.max_queue_seconds)
+    num_ids = sum(map(len, body.id_lists))
+    with engine.admit(
+        body.num_prompts, body.num_characters, sampling, limits, num_ids=num_ids
+    ) as prompts:
         sampling = await tokenize_bad_words(body, engine, sampling)
-        prompts = [
+        prompts += [
             *await _render_embeds(engine.renderer, body),
             *await engine.renderer.render_texts(
                 _fill_in(engine.renderer, body), options

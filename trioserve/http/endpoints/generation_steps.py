@@ -107,7 +107,10 @@ async def count_characters(workers: RendererWorkers, messages: LazyMappings) -> 
 
 
 async def render_chat(
-    engine: TextEngine, body: ChatRequest, messages: LazyMappings
+    request: ScopedRequest,
+    engine: TextEngine,
+    body: ChatRequest,
+    messages: LazyMappings,
 ) -> tuple[Prompt, SamplingParams]:
     """Admit a chat, and render its prompt.
 
@@ -116,13 +119,15 @@ async def render_chat(
     """
     sampling = make_sampling(body, engine)
     num_characters = await count_characters(engine.renderer.workers, messages)
-    with engine.admit(sampling.n, num_characters):
+    limits = request.time_limit.limit_stream(body.max_queue_seconds)
+    with engine.admit(1, num_characters, sampling, limits) as prompts:
         sampling = await tokenize_bad_words(body, engine, sampling)
         prompt = await engine.renderer.render_chat(
             messages,
             to_chat_options(body),
             make_tokenize_options(body, sampling, engine),
         )
+        prompts.append(prompt)
     return prompt, sampling
 
 
@@ -196,9 +201,9 @@ async def open_meter(
                     priority=body.priority or 0,
                     splits_reasoning=isinstance(body, ChatRequest),
                     tools=tools,
+                    limits=limits,
                 )
             )
-        stream.limits = limits
         state.counts.count_params(sampling)
         times = StreamTimes(
             state.counts, arrived_at=arrived_at, submitted_at=submitted_at

@@ -134,7 +134,7 @@ async def _read(
     turns = TurnMappings(body.messages, body.system)
     with explain_fields(turns):
         chat = _make_chat(body, engine)
-        prompt, sampling = await render_chat(engine, chat, turns)
+        prompt, sampling = await render_chat(request, engine, chat, turns)
     return chat, engine, prompt, sampling
 
 

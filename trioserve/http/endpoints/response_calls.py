@@ -115,7 +115,7 @@ async def prepare(
     chat = conversation.chat
     with conversation.naming():
         prompt, sampling = await render_chat(
-            engine, chat, MessageMappings(chat.messages)
+            request, engine, chat, MessageMappings(chat.messages)
         )
     response = _begin_response(body, engine, sampling, stores=stores)
     return ResponseCall(

@@ -12,7 +12,7 @@ from ...observe import Rows, collect_rows, render_families
 from ...render import PoolingRenderer, Renderer
 from ..request_counts import RequestCounts
 from ..state import ServerState
-from .engine import ENGINE, GENERATION, POOLING
+from .engine import ENGINE, GENERATION, POOLING, TEXT
 from .images import IMAGES
 from .rendering import RENDERER, STRUCTURES, TEMPLATES
 from .requests import GENERATION_REQUESTS, REQUESTS
@@ -20,7 +20,7 @@ from .server import LOOP, SERVER
 
 METRICS: Rows[Any] = (
     *(*SERVER, *LOOP, *REQUESTS, *GENERATION_REQUESTS),
-    *(*ENGINE, *GENERATION, *POOLING),
+    *(*ENGINE, *GENERATION, *TEXT, *POOLING),
     *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
 
@@ -47,6 +47,7 @@ def _collect_engine(
         yield from collect_rows(POOLING, engine.engine)
     else:
         yield from collect_rows(GENERATION, engine.engine)
+        yield from collect_rows(TEXT, engine)
         yield from collect_rows(GENERATION_REQUESTS, counts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...engine import TensorEngine, TokenEngine
+from ...frontend import TextEngine
 from ...observe import CounterMetric, GaugeMetric, Rows
 
 
@@ -53,12 +54,26 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
 )
 
 
+TEXT: Rows[TextEngine] = (
+    CounterMetric(
+        "trioserve_requests_refused_late_total",
+        "Requests refused because others would have made them late.",
+        lambda served: served.num_refused_late,
+    ),
+)
+
+
 def _find_kv_usage(engine: TokenEngine) -> float:
     scheduler = engine.statistics().scheduler
     return scheduler.num_used_blocks / scheduler.num_blocks
 
 
 GENERATION: Rows[TokenEngine] = (
+    GaugeMetric(
+        "trioserve_num_prompt_tokens_waiting",
+        "Prompt tokens of requests that have no token yet.",
+        lambda engine: engine.statistics().num_queued_tokens,
+    ),
     GaugeMetric(
         "trioserve_steps_in_flight",
         "Steps that the device works on or will begin next.",

@@ -51,7 +51,7 @@ import math
 from ...types.ids import SequenceId
 from ...types.output import StepResult, TokenDelta
 from ...types.plan import StepPlan, StepRow
-from ..step_cost import StepCost, StepSize
+from ..step_cost import StepCost, StepRates, StepSize
 from .block_tables import BlockTables
 from .counts import (
     HeldSequence,
@@ -250,6 +250,10 @@ class Scheduler:
             num_lost_blocks=self._blocks.count_lost(known.values()),
             num_lost_slots=self._running.num_lost_slots,
         )
+
+    def rates(self) -> StepRates:
+        """Return the measured speed of steps."""
+        return self._cost.list_rates(self._num_stages)
 
     def check(self) -> None:
         """Assert every invariant of queues, slots and blocks."""

@@ -1,0 +1,292 @@
+"""Requests that would be late are refused at once, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+import math
+from pathlib import Path
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from trioserve.config import RenderConfig
+from trioserve.engine import Demand, Forecast, LocalCore, TokenEngine
+from trioserve.errors import DeadlineUnreachable, TrioserveError
+from trioserve.frontend import StreamLimits, TextEngine, TextParams
+from trioserve.scheduler import Scheduler
+from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
+from trioserve.testing.renderers import load_renderer
+from trioserve.types.plan import StepPlan
+from trioserve.types.prompt import Prompt
+from trioserve.types.sampling import SamplingParams
+
+END = 1
+NUM_PROMPT = 60
+NUM_OUTPUT = 16
+
+MakeEngine = Callable[..., TextEngine]
+
+
+def seconds_of(plan: StepPlan) -> float:
+    """Return ten times the seconds of SmolLM2-135M on two cores."""
+    contexts = sum(row.start for row in plan.rows)
+    return 0.2 + 0.01 * len(plan.rows) + 0.006 * plan.num_tokens + 3e-5 * contexts
+
+
+@pytest.fixture
+def make_engine(tokenizer_folder: Path) -> MakeEngine:
+    """Return a function that makes an engine; its answers have NUM_OUTPUT tokens."""
+
+    def make(num_slots: int = 8) -> TextEngine:
+        info = replace(make_info(8192), eos_token_ids=frozenset([END]))
+        device = FakeDevice(lambda _, index: END if index + 1 >= NUM_OUTPUT else 5)
+        scheduler = Scheduler(
+            num_blocks=20_000,
+            block_size=16,
+            max_num_seqs=num_slots,
+            max_num_batched_tokens=512,
+            max_model_len=8192,
+            max_step_seconds=2.5,
+        )
+        executor = FakeExecutor(device.step, seconds_of=seconds_of, depth=2)
+        engine = TokenEngine(
+            LocalCore(scheduler, executor, info=info),
+            info=info,
+            max_num_sequences=10_000,
+            max_num_running=num_slots,
+        )
+        return TextEngine(
+            engine, load_renderer(tokenizer_folder, RenderConfig(), info=info)
+        )
+
+    return make
+
+
+@dataclass(kw_only=True)
+class Clients:
+    """Clients of one engine, whose prompts differ."""
+
+    engine: TextEngine
+    num_asked: int = 0
+
+    async def ask(
+        self, limits: StreamLimits = StreamLimits(), num_prompt: int = NUM_PROMPT
+    ) -> float:
+        """Ask once; return the seconds until the answer is complete.
+
+        Raises:
+          DeadlineUnreachable
+          TimeoutError: it is late.
+        """
+        begin = trio.current_time()
+        self.num_asked += 1
+        chance = random.Random(self.num_asked)
+        ids = tuple(chance.randrange(5, 500) for _ in range(num_prompt))
+        async with self.engine.open_text(
+            [Prompt(token_ids=ids)],
+            SamplingParams(max_tokens=1000),
+            TextParams(),
+            limits=limits,
+        ) as stream:
+            async for delta in stream:
+                if delta.finish_reason == "deadline":
+                    raise TimeoutError
+        return trio.current_time() - begin
+
+    async def ask_many(self, number: int) -> None:
+        """Ask often, and wait for all answers."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(number):
+                nursery.start_soon(self.ask)
+
+    def forecast(self, num_prompt: int = NUM_PROMPT) -> Forecast:
+        demand = Demand(num_prompt_tokens=num_prompt, max_tokens=1000)
+        forecast = self.engine.engine.forecast(demand)
+        assert forecast is not None
+        return forecast
+
+
+def run_virtually(run: Callable[[], Awaitable[None]]) -> None:
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.fixture
+async def clients(make_engine: MakeEngine, nursery: trio.Nursery) -> Clients:
+    """Clients of an engine that has answered a few requests."""
+    engine = make_engine()
+    await nursery.start(engine.engine.run)
+    clients = Clients(engine=engine)
+    await clients.ask_many(12)
+    return clients
+
+
+async def test_nothing_is_forecast_before_enough_is_measured(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine()
+    await nursery.start(engine.engine.run)
+    limits = StreamLimits(ends_at=trio.current_time() + 0.001, refuses_late=True)
+    clients = Clients(engine=engine)
+    nursery.start_soon(clients.ask)
+    await trio.sleep(0.1)
+    with pytest.raises(TimeoutError):
+        await clients.ask(limits)
+
+
+async def test_a_request_that_is_alone_is_taken_whatever_was_measured(
+    clients: Clients, autojump_clock: trio.abc.Clock
+) -> None:
+    """Otherwise wrong measurements could never be corrected."""
+    limits = StreamLimits(ends_at=trio.current_time() + 0.001, refuses_late=True)
+    with pytest.raises(TimeoutError):
+        await clients.ask(limits)
+
+
+@pytest.mark.parametrize("num_before", [1, 5, 40])
+async def test_a_forecast_is_near_the_truth(
+    clients: Clients,
+    nursery: trio.Nursery,
+    num_before: int,
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    for _ in range(num_before):
+        nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    forecast = clients.forecast()
+    seconds = await clients.ask()
+    assert 0.6 * seconds < forecast.total < 1.3 * seconds
+    assert forecast.queue < forecast.first < forecast.total
+    # A slot becomes free when an answer ends.
+    assert (forecast.queue > forecast.alone) == (num_before == 40)
+
+
+async def test_a_long_prompt_takes_its_time(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    forecasts = [clients.forecast(num_prompt) for num_prompt in (60, 600, 6000)]
+    added = [each.first - forecasts[0].first for each in forecasts]
+    assert added[1] == pytest.approx(0.006 * 540, rel=0.3)
+    assert added[2] == pytest.approx(0.006 * 5940, rel=0.3)
+
+
+async def test_a_request_that_would_be_late_is_refused_at_once(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    for _ in range(40):
+        nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    begin = trio.current_time()
+    limits = StreamLimits(
+        ends_at=begin + 30, end_param="X-Request-Timeout", refuses_late=True
+    )
+    with pytest.raises(DeadlineUnreachable) as caught:
+        await clients.ask(limits)
+    assert trio.current_time() == begin
+    assert caught.value.param == "X-Request-Timeout"
+    assert "30.0 s left" in str(caught.value)
+    assert clients.engine.num_refused_late == 1
+    # If it comes again then, it is taken.
+    await trio.sleep(caught.value.retry_after_seconds)
+    later = replace(limits, ends_at=trio.current_time() + 30)
+    assert await clients.ask(later) < 30
+
+
+async def test_a_request_that_would_wait_too_long_is_refused(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    for _ in range(80):
+        nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    limits = StreamLimits(
+        starts_by=trio.current_time() + 5, max_queue_seconds=5, refuses_late=True
+    )
+    with pytest.raises(DeadlineUnreachable, match="^max_queue_seconds: "):
+        await clients.ask(limits)
+
+
+async def test_a_request_that_nobody_could_finish_needs_its_first_token_only(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Its client gets as much as there is time for."""
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    forecast = clients.forecast()
+    assert 2 * forecast.first < forecast.alone
+    limits = StreamLimits(
+        ends_at=trio.current_time() + 2 * forecast.first, refuses_late=True
+    )
+    with pytest.raises(TimeoutError):
+        await clients.ask(limits)
+    for _ in range(80):
+        nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    limits = replace(limits, ends_at=trio.current_time() + 2 * forecast.first)
+    with pytest.raises(DeadlineUnreachable):
+        await clients.ask(limits)
+
+
+async def measure_goodput(
+    engine: TextEngine, *, interval: float, deadline: float, refuses_late: bool
+) -> float:
+    """Return the requests that are answered in time, for each second of their coming."""
+    clients, chance, num_good = Clients(engine=engine), random.Random(0), 0
+    is_warm = False
+
+    async def ask() -> None:
+        nonlocal num_good
+        limits = StreamLimits(
+            ends_at=trio.current_time() + deadline, refuses_late=refuses_late
+        )
+        try:
+            await clients.ask(limits)
+            num_good += is_warm
+        except (TrioserveError, TimeoutError):
+            pass
+
+    async def come(seconds: float, interval: float) -> None:
+        until = trio.current_time() + seconds
+        async with trio.open_nursery() as nursery:
+            while trio.current_time() < until:
+                nursery.start_soon(ask)
+                await trio.sleep(chance.expovariate(1 / interval))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.engine.run)
+        await come(100, 3.0)
+        is_warm = True
+        await come(400, interval)
+        nursery.cancel_scope.cancel()
+    return num_good / 400
+
+
+@pytest.mark.parametrize("num_slots", [8, 64])
+def test_goodput_stays_in_an_overload(make_engine: MakeEngine, num_slots: int) -> None:
+    """Five times as many requests come as can be answered."""
+    goodput = {}
+
+    async def measure(load: float, refuses_late: bool) -> None:
+        goodput[load, refuses_late] = await measure_goodput(
+            make_engine(num_slots),
+            # A little more than the device needs for a request.
+            interval=1.0 / load,
+            deadline=60.0,
+            refuses_late=refuses_late,
+        )
+
+    for load, refuses_late in ((1, True), (5, True), (5, False)):
+        run_virtually(lambda: measure(load, refuses_late))
+    assert goodput[1, True] > 0.9
+    assert goodput[5, True] > 0.9 * goodput[1, True]
+    assert goodput[5, False] < 0.5 * goodput[1, True]
+
+
+def test_limits_are_not_checked_unless_there_are_some() -> None:
+    assert not StreamLimits(refuses_late=True).needs_forecast
+    assert not StreamLimits(ends_at=1.0).needs_forecast
+    assert StreamLimits(starts_by=1.0, refuses_late=True).needs_forecast
+    assert math.isinf(StreamLimits().ends_at)

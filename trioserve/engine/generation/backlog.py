@@ -1,0 +1,172 @@
+"""The work of all open requests, as far as it is known, and the lengths of past answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...types.ids import SequenceId
+from ...types.output import TokenDelta
+
+# The weight of a finished sequence halves after 34 others, as that of a step does in
+# scheduler/step_cost.py.
+_KEPT = 0.98
+
+# A mean of fewer answers is worth little. A guess.
+_MIN_FINISHED = 8
+
+
+class _Request:
+    """The sequences of an open request.
+
+    Args:
+      ids: of its sequences.
+      prompt_lengths: each prompt has the same number of sequences, one after the other.
+
+    Attributes:
+      num_prompt_tokens: of all its prompts. Each counts once, because the sequences of a
+        prompt share its blocks.
+      num_open: sequences that have not ended.
+      has_begun: a step with one of its sequences has begun.
+      has_token: one of its sequences has a token.
+    """
+
+    __slots__ = (
+        "has_begun",
+        "has_token",
+        "num_open",
+        "num_prompt_tokens",
+        "_first_id",
+        "_lengths",
+        "_per_prompt",
+    )
+
+    def __init__(
+        self, ids: Sequence[SequenceId], prompt_lengths: Sequence[int]
+    ) -> None:
+        self.num_open = len(ids)
+        self.num_prompt_tokens = sum(prompt_lengths)
+        self.has_begun = False
+        self.has_token = False
+        self._first_id = ids[0]
+        self._lengths = prompt_lengths
+        self._per_prompt = len(ids) // len(prompt_lengths)
+
+    def measure_prompt(self, sequence_id: SequenceId) -> int:
+        """Return the length of a sequence's prompt."""
+        return self._lengths[(sequence_id - self._first_id) // self._per_prompt]
+
+
+class Backlog:
+    """Counts the work of open requests.
+
+    Attributes:
+      num_open_requests: all of them.
+      num_queued_requests: requests with which the device has not begun.
+      num_queued_tokens: prompt tokens of requests that have no token yet.
+      num_running: sequences with which the device has begun.
+      num_context_tokens: tokens of these sequences.
+      num_output_tokens: the part of them that was generated.
+    """
+
+    def __init__(self) -> None:
+        self.num_open_requests = 0
+        self.num_queued_requests = 0
+        self.num_queued_tokens = 0
+        self.num_running = 0
+        self.num_context_tokens = 0
+        self.num_output_tokens = 0
+        self._requests: dict[SequenceId, _Request] = {}
+        # Tokens of the answers of running sequences.
+        self._num_output: dict[SequenceId, int] = {}
+        self._num_finished = 0
+        # Sums over finished sequences; old ones count less and less.
+        self._weight = 0.0
+        self._prompt_tokens = 0.0
+        self._output_tokens = 0.0
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """The mean length of the prompts of finished sequences."""
+        return self._prompt_tokens / max(1.0, self._weight)
+
+    @property
+    def expected_output_tokens(self) -> float:
+        """The mean length of finished answers.
+
+        Before there are enough of them, it is that of the open ones so far.
+        """
+        if self._num_finished < _MIN_FINISHED:
+            return self.num_output_tokens / max(1, self.num_running)
+        return self._output_tokens / self._weight
+
+    def add(self, ids: Sequence[SequenceId], prompt_lengths: Sequence[int]) -> None:
+        """Count a request; its sequences have successive ids."""
+        request = _Request(ids, prompt_lengths)
+        # At once, because there may be thousands.
+        self._requests.update(dict.fromkeys(ids, request))
+        self.num_open_requests += 1
+        self.num_queued_requests += 1
+        self.num_queued_tokens += request.num_prompt_tokens
+
+    def note(self, delta: TokenDelta) -> None:
+        """Count the progress of a sequence that is open."""
+        sequence_id = delta.sequence_id
+        if sequence_id not in self._num_output:
+            self._begin(sequence_id)
+        if num_tokens := len(delta.token_ids):
+            self._note_token(self._requests[sequence_id])
+            self._num_output[sequence_id] += num_tokens
+            self.num_context_tokens += num_tokens
+            self.num_output_tokens += num_tokens
+
+    def finish(self, sequence_id: SequenceId) -> None:
+        """Remove a sequence whose answer is complete, and learn its length."""
+        num_prompt = self._requests[sequence_id].measure_prompt(sequence_id)
+        num_output = self._num_output.get(sequence_id, 0)
+        self._num_finished += 1
+        self._weight = _KEPT * self._weight + 1
+        self._prompt_tokens = _KEPT * self._prompt_tokens + num_prompt
+        self._output_tokens = _KEPT * self._output_tokens + num_output
+        self.drop([sequence_id])
+
+    def drop(self, ids: Iterable[SequenceId]) -> None:
+        """Remove sequences."""
+        for sequence_id in ids:
+            request = self._requests.pop(sequence_id)
+            num_output = self._num_output.pop(sequence_id, None)
+            if num_output is not None:
+                num_prompt = request.measure_prompt(sequence_id)
+                self.num_running -= 1
+                self.num_context_tokens -= num_prompt + num_output
+                self.num_output_tokens -= num_output
+            self._close(request)
+
+    def clear(self) -> None:
+        """Remove all sequences."""
+        self.drop(list(self._requests))
+
+    def _begin(self, sequence_id: SequenceId) -> None:
+        request = self._requests[sequence_id]
+        self._num_output[sequence_id] = 0
+        self.num_running += 1
+        self.num_context_tokens += request.measure_prompt(sequence_id)
+        self._note_begun(request)
+
+    def _close(self, request: _Request) -> None:
+        """Remove a sequence of a request, and the request behind its last one."""
+        request.num_open -= 1
+        if not request.num_open:
+            self._note_begun(request)
+            self._note_token(request)
+            self.num_open_requests -= 1
+
+    def _note_begun(self, request: _Request) -> None:
+        """Note that the device has begun with a request."""
+        self.num_queued_requests -= not request.has_begun
+        request.has_begun = True
+
+    def _note_token(self, request: _Request) -> None:
+        """Note that a request has a token."""
+        if not request.has_token:
+            self.num_queued_tokens -= request.num_prompt_tokens
+        request.has_token = True

@@ -1,0 +1,165 @@
+"""Estimates of the time until a request is answered, from measured speeds and open work.
+
+    queue     waits until enough sequences have ended for a free slot, and until the prompts
+              before it are computed
+    first     its own prompt, and a step for its first token
+    total     its other tokens, one a step, while prompts of later requests take a part of
+              each step
+
+The speeds are those of the scheduler's cost model (scheduler/step_cost.py). A limit like
+max_tokens is a bound and no forecast: most clients send a large one, or none, and the model
+ends its answers long before it. So an answer counts as long as past answers were on average.
+Before there are enough of them, it counts as long as the open ones are so far.
+
+Sequences that run at once share each step, so later requests slow down earlier ones. By how
+much depends on the prompts that arrive (OfferedPrompts): without them, the first forecasts
+of a burst would let in several times as many requests as can be answered in time.
+
+Forecasts err on the side of less time: prompts that wait count as computed without pauses,
+and the sequences of one request as one in the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import math
+
+from ...scheduler import StepRates
+from .backlog import Backlog
+
+# Steps that must be measured before their speed is trusted; step_cost.py takes as many
+# until a long step may be an exception.
+_MIN_STEPS = 8
+
+# The largest part of the time that prompts take from streams: PROMPT_SHARE of
+# scheduler/generation/time_share.py.
+_MAX_PROMPT_SHARE = 0.75
+
+# Prompts of this age count half as much as prompts of now. With 5 and with 10 seconds, as
+# many requests of a simulated overload were answered in time.
+_HALF_LIFE_SECONDS = 5.0
+_DECAY = math.log(2) / _HALF_LIFE_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The size of a request, as far as it is known.
+
+    Args:
+      num_prompt_tokens: of all prompts; the sequences of a prompt share them.
+      min_tokens, max_tokens: bounds of the tokens of each sequence.
+    """
+
+    num_prompt_tokens: int
+    num_sequences: int = 1
+    min_tokens: int = 1
+    max_tokens: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The expected times of a request, in seconds from now.
+
+    Args:
+      queue: until the device begins with it.
+      first: until its first token.
+      total: until its last token.
+      alone: until its last token on an idle device.
+    """
+
+    queue: float
+    first: float
+    total: float
+    alone: float
+
+
+class OfferedPrompts:
+    """Measures the part of the device's time that the arriving prompts ask for."""
+
+    def __init__(self) -> None:
+        self._now: float | None = None
+        self._asked = 0.0
+        self._seconds = 0.0
+
+    def note(self, now: float, seconds: float) -> None:
+        """Count a request whose prompts take so many seconds of the device."""
+        self._advance(now)
+        self._asked += seconds
+
+    def find_share(self, now: float) -> float:
+        """Return the asked seconds per second; more than 1 if there is no time for all."""
+        self._advance(now)
+        return self._asked / self._seconds if self._seconds else 0.0
+
+    def _advance(self, now: float) -> None:
+        kept = math.exp(-_DECAY * (now - (now if self._now is None else self._now)))
+        self._asked *= kept
+        self._seconds = self._seconds * kept + (1.0 - kept) / _DECAY
+        self._now = now
+
+
+class Forecaster:
+    """Forecasts the times of requests.
+
+    Args:
+      backlog: the open requests.
+      num_slots: the most sequences that run at once.
+    """
+
+    def __init__(self, backlog: Backlog, num_slots: int) -> None:
+        self._backlog = backlog
+        self._num_slots = num_slots
+        self._offered = OfferedPrompts()
+
+    def note_offer(self, now: float, rates: StepRates, num_prompt_tokens: int) -> None:
+        """Count a request that came, whether it was taken or not."""
+        self._offered.note(now, rates.predict_prompt(num_prompt_tokens))
+
+    def predict(self, now: float, rates: StepRates, demand: Demand) -> Forecast | None:
+        """Forecast the times of a request that comes now.
+
+        Returns:
+          None if too few steps were measured, or if no other request is open. Such a
+          request costs nobody anything, and its steps correct wrong measurements.
+        """
+        backlog = self._backlog
+        if rates.num_steps < _MIN_STEPS or not backlog.num_open_requests:
+            return None
+        length = max(1.0, backlog.expected_output_tokens)
+        own = max(demand.min_tokens, min(length, demand.max_tokens))
+        num_new = demand.num_sequences
+        rows, gap = self._predict_gap(rates, num_new)
+        prompt = rates.predict_prompt(demand.num_prompt_tokens)
+        usual_prompt = rates.predict_prompt(int(backlog.mean_prompt_tokens))
+        queue = max(
+            self._count_missing(num_new) * (usual_prompt + length * gap / rows),
+            rates.token * backlog.num_queued_tokens / _MAX_PROMPT_SHARE,
+        )
+        first = queue + prompt + gap
+        # All slots that become free are taken again. Then each of these sequences brings a
+        # prompt in the time of one answer.
+        most = rows * usual_prompt / (rows * usual_prompt + length * gap)
+        share = min(self._offered.find_share(now), most, _MAX_PROMPT_SHARE)
+        idle_gap = rates.predict_decoding(
+            num_new, demand.num_prompt_tokens + int(num_new * own / 2)
+        )
+        return Forecast(
+            queue=queue,
+            first=first,
+            total=first + (own - 1) * gap / (1 - share),
+            alone=prompt + own * idle_gap,
+        )
+
+    def _predict_gap(self, rates: StepRates, num_new: int) -> tuple[int, float]:
+        """Return the sequences that will run together, and the seconds of their step."""
+        backlog = self._backlog
+        rows = backlog.num_running + backlog.num_queued_requests + num_new
+        rows = max(1, min(rows, self._num_slots))
+        context = backlog.num_context_tokens * rows / max(1, backlog.num_running)
+        return rows, rates.predict_decoding(rows, int(context))
+
+    def _count_missing(self, num_new: int) -> int:
+        """Return how many sequences must end before those of a new request have slots."""
+        backlog = self._backlog
+        num_free = self._num_slots - backlog.num_running
+        return max(0, backlog.num_queued_requests + num_new - num_free)
