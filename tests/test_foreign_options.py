@@ -28,7 +28,7 @@ MOST_USED = """
     enable-auto-tool-choice trust-remote-code uvicorn-log-level
     swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
     download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
-    root-path enable-lora lora-modules data-parallel-size distributed-executor-backend
+    enable-lora lora-modules data-parallel-size distributed-executor-backend
     kv-cache-dtype speculative-config seed hf-token tokenizer-mode cpu-offload-gb
     max-seq-len-to-capture compilation-config disable-log-stats model-impl
     chat-template-content-format response-role enable-reasoning

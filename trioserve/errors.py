@@ -428,7 +428,7 @@ class MemoryFull(Unavailable):
 
 
 class DescriptorsFull(Unavailable):
-    """Raised when no file descriptor is left for a connection or a request."""
+    """Raised when there is no room for a connection, or no descriptor for a request."""
 
     def __init__(self) -> None:
         super().__init__(

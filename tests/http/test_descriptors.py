@@ -89,6 +89,37 @@ async def test_a_closed_connection_does_not_become_idle() -> None:
     assert not connections.free_descriptor()
 
 
+async def test_an_address_takes_its_own_places_alone() -> None:
+    connections = Connections(limit=100, per_address=2)
+    first, second, third, other = (Connection() for _ in range(4))
+    assert connections.admit(other, "b")
+    assert connections.admit(first, "a") and connections.admit(second, "a")
+    connections.mark_busy(first)
+    assert connections.admit(third, "a")
+    assert [c.is_open for c in (first, second, third, other)] == [1, 0, 1, 1]
+    connections.mark_busy(third)
+    assert not connections.admit(Connection(), "a")
+    connections.mark_idle(first)
+    connections.remove(first)
+    assert connections.admit(Connection(), "a")
+    # Peers of Unix sockets have no address.
+    assert all(connections.admit(Connection()) for _ in range(50))
+    assert other.is_open
+
+
+async def test_all_that_leave_are_forgotten() -> None:
+    connections = Connections(limit=10, per_address=3)
+    made = [Connection() for _ in range(9)]
+    for number, connection in enumerate(made):
+        assert connections.admit(connection, f"{number % 3}")
+        if number % 2:
+            connections.mark_busy(connection)
+    for connection in made:
+        connections.remove(connection)
+        connections.remove(connection)
+    assert vars(connections) | {"_limit": 0} == vars(Connections(10, 3)) | {"_limit": 0}
+
+
 async def test_a_flood_is_one_log_line_a_minute(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -300,5 +331,5 @@ async def test_a_server_without_descriptors_answers_and_does_not_fill_its_log(
     await read_well(await connect(CLOSE))
     greedy.kill()
     log += await read_all(greedy.stderr)
-    assert log.count(b"few descriptors are left") == 1
+    assert log.count(b"too many connections") == 1
     assert b"Traceback" not in log

@@ -93,7 +93,7 @@ _FORMATS = (
     "read"
 )
 _ACCESS_LOG = "requests are only logged by --request-log FILE"
-_NO_CORS = "there are no CORS headers, so let a proxy add them"
+_WHOLE_API = "pages of --allowed-origins may use all of the API"
 _ONE_KV_TYPE = "keys and values have the type of --dtype"
 _ALL_LAYERS = "all layers are on the device that --device names"
 
@@ -153,8 +153,9 @@ _EXPLAINED = {
     "chat-template-content-format": "the template's own format is recognised",
     "response-role": "answers come from the assistant",
     "ssl-ca-certs": _NO_CLIENT_CERTIFICATES,
-    "root-path": "paths begin at /, so let a proxy cut a prefix off",
-    "allowed-origins": _NO_CORS,
+    "allowed-methods": _WHOLE_API,
+    "allowed-headers": _WHOLE_API,
+    "allow-credentials": "keys travel in headers, which pages set themselves",
     "middleware": (
         "wrap the app of trioserve.asgi in a program of your own, and serve that by "
         "hypercorn's command"

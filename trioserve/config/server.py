@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 import math
+import re
 from typing import Literal
 
 from ..errors import InvalidConfig
 from .checks import check_at_least, check_seconds, parse_bytes
+
+# As browsers write an origin: in lower case, and without a slash behind it. Extensions of
+# browsers have schemes of their own.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 _HOST, _PORT = "127.0.0.1", 8000
 
@@ -33,6 +40,15 @@ class HttpConfig:
         ends with the finish reason "deadline".
       max_request_timeout: Longest time limit that a request may name, in seconds. A
         request without a limit gets this one. By default there is none.
+      allowed_origins: Origins whose pages may use the API in a browser (CORS); * stands
+        for all. They are written as https://chat.example. By default there are none.
+      root_path: Path before all paths of the API, as clients of a proxy see them. The proxy
+        may cut it off or not.
+      max_connections: Most open connections; by default as many as there are file
+        descriptors. A further one takes the place of one without a request, or is
+        answered 503.
+      max_connections_per_address: Most open connections of one address, or of one /64 of
+        IPv6; by default there is no limit. Behind a proxy all clients have one address.
       write_timeout: Time for a client to take 64 KiB of its answer, in seconds; or all that
         waits, if that is less. A slower client is dropped, and its request ends.
       sse_keepalive: Longest silence of a stream, in seconds; then a comment is sent, so
@@ -68,6 +84,10 @@ class HttpConfig:
     guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str | None = None
+    max_connections: int | None = None
+    max_connections_per_address: int | None = None
     write_timeout: float = 30.0
     sse_keepalive: float = 15.0
     request_log: str | None = None
@@ -97,6 +117,11 @@ class HttpConfig:
             raise InvalidConfig(
                 "request_timeout", "must not exceed --max-request-timeout"
             )
+        _check_origins(self.allowed_origins)
+        _check_root_path(self.root_path or "")
+        check_at_least("max_connections", self.max_connections, 1)
+        name = "max_connections_per_address"
+        check_at_least(name, self.max_connections_per_address, 1)
         check_seconds("write_timeout", self.write_timeout)
         check_seconds("sse_keepalive", self.sse_keepalive, may_be_zero=True)
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
@@ -104,6 +129,24 @@ class HttpConfig:
         parse_bytes("max_responses_memory", self.max_responses_memory)
         check_seconds("response_max_age", self.response_max_age, may_be_zero=True)
         check_at_least("max_background_responses", self.max_background_responses, 0)
+
+
+def _check_origins(origins: tuple[str, ...]) -> None:
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidConfig(
+                "allowed_origins",
+                f"{origin!r} is no origin such as https://chat.example, without a path",
+            )
+
+
+def _check_root_path(path: str) -> None:
+    if path and not _ROOT_PATH.fullmatch(path):
+        raise InvalidConfig(
+            "root_path",
+            f"{path!r} is no path such as /llm: it begins with a slash, and does not end "
+            "with one",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

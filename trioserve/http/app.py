@@ -31,10 +31,11 @@ from .connection import list_connections
 from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
-from .probes import Probe, ProbesFirst
+from .probes import AsgiApp, Probe, ProbesFirst
 from .rates import log_rates
 from .request_id import ANTHROPIC_HEADER
 from .respond import make_error, make_json
+from .root_path import BelowRootPath
 from .route import Route
 from .routes import ROUTES
 from .state import ServerState
@@ -79,6 +80,8 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.register_error_handler(Exception, _respond_unexpected)
     state.audit.list_connections = list_connections
     probes = _find_probes(state)
+    # Before the key is checked: browsers ask without it.
+    app.before_request(_answer_preflight(state))
     app.before_request(_check_key(state, probes.keys()))
     app.after_request(_count_request(state))
     app.after_request(_name_request)
@@ -94,9 +97,10 @@ def create_http_app(state: ServerState) -> ServingApp:
         app.nursery.start_soon(state.audit.run)
 
     app.before_serving(start_background)
-    app.asgi_app = ProbesFirst(  # type: ignore[method-assign]
-        app.asgi_app, state, probes
-    )
+    served: AsgiApp = ProbesFirst(app.asgi_app, state, probes)
+    if state.config.root_path:
+        served = BelowRootPath(served, state.config.root_path)
+    app.asgi_app = served  # type: ignore[method-assign, assignment]
     return app
 
 
@@ -146,6 +150,17 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
 def _current_request() -> ScopedRequest:
     """The object behind quart's proxy, which is bound to this task's context."""
     return cast(ScopedRequest, cast(Any, request)._get_current_object())
+
+
+def _answer_preflight(
+    state: ServerState,
+) -> Callable[[], Awaitable[Response | None]]:
+    async def answer() -> Response | None:
+        asked = _current_request()
+        fields = state.cors.answer_preflight(asked.method, asked.headers)
+        return None if fields is None else Response(b"", 200, fields)
+
+    return answer
 
 
 def _check_key(

@@ -50,16 +50,21 @@ _PARAMETERS: Final[Mapping[str, str]] = {
 }
 
 
-def openapi_document(version: str, routes: Sequence[Route]) -> dict[str, object]:
+def openapi_document(
+    version: str, routes: Sequence[Route], root_path: str | None = None
+) -> dict[str, object]:
     """Describe the API as OpenAPI 3.1.
 
     Args:
       version: the server's own version.
       routes: all endpoints.
+      root_path: the path before all paths.
     """
     return {
         "openapi": "3.1.0",
         "info": {"title": "trioserve", "version": version},
+        # Relative to the address of the document.
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": _describe_paths(routes),
         # The server may have no keys.
         "security": [{}, {"key": []}],

@@ -91,6 +91,7 @@ class ProbesFirst:
                 request_id=RequestId(_read_id(scope)),
                 peer=peer,
                 progress=progress,
+                cors=self._state.cors,
             )
             start: HTTPResponseStartEvent = {
                 "type": "http.response.start",

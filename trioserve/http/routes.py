@@ -68,12 +68,12 @@ from .wire import (
 
 async def answer_openapi(state: ServerState, request: ScopedRequest) -> Response:
     """Describe this API."""
-    return Response(_render_openapi(), content_type=JSON)
+    return Response(_render_openapi(state.config.root_path), content_type=JSON)
 
 
 @cache
-def _render_openapi() -> bytes:
-    return msgspec.json.encode(openapi_document(__version__, ROUTES))
+def _render_openapi(root_path: str | None) -> bytes:
+    return msgspec.json.encode(openapi_document(__version__, ROUTES, root_path))
 
 
 _NO_REQUEST: Final = {"404": "No such request is being answered."}

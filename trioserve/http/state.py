@@ -23,6 +23,7 @@ from .audit import LeakAudit
 from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
+from .cors import Cors
 from .ended_request import RequestSink
 from .keepalive import KeepAlive
 from .keys import KeyRing
@@ -59,6 +60,7 @@ class ServerState:
     lifecycle: Lifecycle = field(init=False)
     responses: ResponseStore = field(init=False)
     background: BackgroundTasks = field(init=False)
+    cors: Cors = field(init=False)
     keepalive: KeepAlive = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False, default_factory=LiveRequests)
@@ -81,6 +83,7 @@ class ServerState:
             max_age=self.config.response_max_age,
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
+        self.cors = Cors(self.config.allowed_origins)
         self.keepalive = KeepAlive(self.config.sse_keepalive)
         self.audit = LeakAudit(self)
         if self.config.request_log is not None:

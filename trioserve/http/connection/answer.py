@@ -15,6 +15,7 @@ from hypercorn.typing import (
 
 from . import SEND_CHUNK, Peer
 from ...observe.log_lines import escape
+from ..cors import Cors
 from ..ended_request import Ending
 from ..progress import Phase, Progress
 from ..request_counts import RequestCounts
@@ -30,6 +31,7 @@ class Answer:
 
     Args:
       scope: it has extensions.
+      cors: adds the headers for browsers.
 
     Attributes:
       status: that of the head; None before it is sent.
@@ -44,6 +46,7 @@ class Answer:
         request_id: RequestId,
         peer: Peer,
         progress: Progress,
+        cors: Cors,
     ) -> None:
         self._send = send
         self._scope = scope
@@ -51,6 +54,7 @@ class Answer:
         self._id = request_id
         self._peer = peer
         self._progress = progress
+        self._cors = cors
         self.status: int | None = None
         self.error: str | None = None
         self._failed_in: Phase | None = None
@@ -112,7 +116,11 @@ class Answer:
     def _begin(self, event: HTTPResponseStartEvent) -> None:
         self._progress.enter("write")
         self.status = event["status"]
-        event["headers"] = [*event["headers"], (HEADER_BYTES, str(self._id).encode())]
+        event["headers"] = [
+            *event["headers"],
+            (HEADER_BYTES, str(self._id).encode()),
+            *self._cors.list_fields(self._scope["headers"]),
+        ]
         logger.debug(
             "request %s: %s %s is answered with %d",
             self._id,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 import logging
+import math
 import os
 import resource
 from typing import Final, Protocol
@@ -27,6 +31,10 @@ _USUALLY_OPEN: Final = 24
 _SILENT_SECONDS: Final = 60.0
 
 
+# Refused connections that may wait for their requests; a quarter of RESERVED.
+_MOST_LINGERING: Final = 8
+
+
 class Closable(Protocol):
     """A connection that can be closed."""
 
@@ -38,55 +46,105 @@ class Closable(Protocol):
         """That of its socket; -1 once it is closed."""
 
 
-class Connections:
-    """The open connections of a server, up to a limit.
+@dataclass(slots=True)
+class _Peers:
+    """The connections of one address.
 
-    At the limit, a new connection takes the place of the connection that has been idle for
-    the longest time. A connection without a request is idle: it is kept alive, or its peer
-    has sent no whole head yet. If all connections are busy, the new one is refused.
+    Attributes:
+      idle: in the order in which they became idle.
+    """
+
+    num_open: int = 0
+    idle: dict[Closable, None] = field(default_factory=dict)
+
+
+class Connections:
+    """The open connections of a server, up to a limit for all and one for each address.
+
+    At a limit, a new connection takes the place of the connection that has been idle for
+    the longest time, at the limit of an address one of the same address. A connection
+    without a request is idle: it is kept alive, or its peer has sent no whole head yet. If
+    all connections are busy, the new one is refused.
 
     Args:
       limit: None means the number of descriptors that are free when the first peer
-        connects, less RESERVED.
+        connects, less RESERVED. No limit is higher than that.
+      per_address: None means no limit.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._given_limit = limit
-        self._limit = limit or 0
-        self._open: set[Closable] = set()
+    def __init__(
+        self, limit: int | None = None, per_address: int | None = None
+    ) -> None:
+        self._given_limit = math.inf if limit is None else limit
+        self._limit: float = 0
+        self._per_address = math.inf if per_address is None else per_address
+        # The address of each connection.
+        self._open: dict[Closable, str] = {}
         # In the order in which they became idle.
         self._idle: dict[Closable, None] = {}
+        self._peers: dict[str, _Peers] = {}
+        self._num_lingering = 0
         self._num_closed = 0
         self._num_refused = 0
         self._told_at = -_SILENT_SECONDS
 
-    def admit(self, newcomer: Closable) -> bool:
-        """Add a connection, which begins idle; returns whether there is room for it."""
-        if self._given_limit is None and not self._open:
-            self._limit = count_room()
+    def admit(self, newcomer: Closable, address: str = "") -> bool:
+        """Add a connection, which begins idle; returns whether there is room for it.
+
+        Args:
+          address: the name of its peer; empty if that has no address.
+        """
+        if not self._open:
+            self._limit = min(self._given_limit, count_room())
+        peers = self._peers.get(address, _Peers())
+        if address and peers.num_open >= self._per_address:
+            if not self._make_room(peers.idle):
+                return False
         if len(self._open) >= self._limit and not self.free_descriptor():
             return False
-        self._open.add(newcomer)
-        self._idle[newcomer] = None
+        self._open[newcomer] = address
+        self._peers.setdefault(address, _Peers()).num_open += 1
+        self.mark_idle(newcomer)
         return True
 
     def remove(self, connection: Closable) -> None:
-        self._open.discard(connection)
-        self._idle.pop(connection, None)
+        self.mark_busy(connection)
+        address = self._open.pop(connection, None)
+        if address is None:
+            return
+        self._peers[address].num_open -= 1
+        if not self._peers[address].num_open:
+            del self._peers[address]
 
     def list_descriptors(self) -> set[int]:
         return {each.descriptor for each in self._open}
 
     def mark_busy(self, connection: Closable) -> None:
-        self._idle.pop(connection, None)
+        if connection in self._idle:
+            del self._idle[connection]
+            del self._peers[self._open[connection]].idle[connection]
 
     def mark_idle(self, connection: Closable) -> None:
         if connection in self._open:
             self._idle.setdefault(connection)
+            self._peers[self._open[connection]].idle.setdefault(connection)
 
     def free_descriptor(self) -> bool:
         """Close the connection that has been idle longest; returns whether there was one."""
-        longest = next(iter(self._idle), None)
+        return self._make_room(self._idle)
+
+    @contextmanager
+    def lingering(self) -> Iterator[bool]:
+        """Let a refused connection stay open in the block, unless too many do so already."""
+        self._num_lingering += 1
+        try:
+            yield self._num_lingering <= _MOST_LINGERING
+        finally:
+            self._num_lingering -= 1
+
+    def _make_room(self, idle: Mapping[Closable, None]) -> bool:
+        """Close the first of some idle connections; returns whether there was one."""
+        longest = next(iter(idle), None)
         if longest is None:
             self._num_refused += 1
         else:
@@ -101,9 +159,9 @@ class Connections:
         if now - self._told_at < _SILENT_SECONDS:
             return
         logger.warning(
-            "few descriptors are left, with %d connections open; since the last such "
-            "line, %d idle connections were closed and %d new ones were refused or had to "
-            "wait; ulimit -n is %d",
+            "too many connections, with %d open; since the last such line, %d idle "
+            "connections were closed and %d new ones were refused or had to wait; "
+            "ulimit -n is %d",
             len(self._open),
             self._num_closed,
             self._num_refused,

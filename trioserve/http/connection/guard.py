@@ -24,7 +24,10 @@ from .server import GuardedServer
 def guard_connections(config: HttpConfig) -> None:
     """Guard every connection by the options of a server; see install_guard."""
     install_guard(
-        enable_h2c=config.enable_h2c, write_timeout_seconds=config.write_timeout
+        enable_h2c=config.enable_h2c,
+        write_timeout_seconds=config.write_timeout,
+        max_connections=config.max_connections,
+        max_connections_per_address=config.max_connections_per_address,
     )
 
 
@@ -33,23 +36,26 @@ def install_guard(
     enable_h2c: bool = False,
     write_timeout_seconds: float = 30.0,
     max_connections: int | None = None,
+    max_connections_per_address: int | None = None,
 ) -> None:
     """Guard every connection that hypercorn accepts from now on.
 
-    A second call only replaces the three values, which are global in the process.
+    A second call only replaces the values, which are global in the process.
 
     Args:
       enable_h2c: speak HTTP/2 without TLS to clients that begin with its preface.
       write_timeout_seconds: a peer that does not take 64 KiB in this time is dropped. An
         HTTP/2 window must let half of that pass in half the time.
-      max_connections: see descriptors.Connections.
+      max_connections, max_connections_per_address: see descriptors.Connections.
 
     Raises:
       StartupError: hypercorn or h11 is not the release whose private names are used.
     """
     _check_names()
     GuardedServer.write_timeout_seconds = write_timeout_seconds
-    GuardedServer.connections = Connections(max_connections)
+    GuardedServer.connections = Connections(
+        max_connections, max_connections_per_address
+    )
     GuardedH11.enable_h2c = enable_h2c
     logging.getLogger("trio.serve_listeners").addFilter(_free_descriptor)
     # The same rate, but stalled streams end well before a drain of 30 seconds does.

@@ -142,14 +142,15 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.peer = Peer()
         extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
         extensions[PEER] = scoped.peer
+        state = cast(_HasState, self.app).state
         scoped.answer = Answer(
             send,
             self.scope,
             request_id=scoped.id,
             peer=scoped.peer,
             progress=scoped.progress,
+            cors=state.cors,
         )
-        state = cast(_HasState, self.app).state
         scoped.cancellation = Cancellation(
             scoped.id, scoped.progress, state.counts, state.after_aborts
         )

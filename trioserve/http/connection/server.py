@@ -17,6 +17,7 @@ from hypercorn.trio.tcp_server import TCPServer
 import trio
 
 from ...errors import DescriptorsFull
+from ..bodies.memory_budget import name_peer
 from .descriptors import Connections
 from .http1 import GuardedH11
 from .http2 import GuardedH2
@@ -40,6 +41,10 @@ MAX_RECEIVE_SIZE = 2**18
 # The time for which the rest of an upload is read and dropped after the last answer. A
 # close with unread bytes sends a reset, which may overtake that answer.
 LINGER_SECONDS = 2.0
+
+
+# The same for a connection that is refused. The request is on its way already.
+REFUSAL_LINGER_SECONDS = 0.5
 
 
 # A peer that leaves or violates the protocol. This is not a defect of the server.
@@ -68,6 +73,7 @@ class GuardedServer(TCPServer):
         self._reading = trio.CancelScope()
         self._has_ended = False
         self._receive_size = CHUNK_SIZE
+        self._address = _name_address(self._socket)
         self._idle = IdleWatch(self.config.keep_alive_timeout, self.context.terminated)
 
     async def run(self) -> None:
@@ -76,8 +82,8 @@ class GuardedServer(TCPServer):
         Cancelled, KeyboardInterrupt and SystemExit pass, in any exception group.
         """
         self._reader = trio.lowlevel.current_task()
-        if not self._connections.admit(self):
-            self._refuse()
+        if not self._connections.admit(self, self._address):
+            await self._refuse()
             return
         try:
             _detect_dead_peers(self._socket, self.write_timeout_seconds)
@@ -106,15 +112,32 @@ class GuardedServer(TCPServer):
         else:
             self._connections.mark_busy(self)
 
-    def _refuse(self) -> None:
+    async def _refuse(self) -> None:
         """Close a new connection; an unencrypted one gets the reason."""
-        if self._is_plain:
-            with suppress(OSError):
-                # A close with unread bytes would send a reset.
-                os.read(self._socket.fileno(), CHUNK_SIZE)
-            with suppress(OSError):
-                os.write(self._socket.fileno(), refuse_unread(DescriptorsFull()))
-        self._close_socket()
+        try:
+            if self._is_plain:
+                await self._send_refusal()
+        finally:
+            self._close_socket()
+
+    async def _send_refusal(self) -> None:
+        with suppress(OSError):
+            os.write(self._socket.fileno(), refuse_unread(DescriptorsFull()))
+        # A close before the request has come would send a reset, which may overtake the
+        # answer.
+        with self._connections.lingering() as may_linger:
+            if may_linger:
+                await self._drop_request()
+
+    async def _drop_request(self) -> None:
+        """Read what the peer sends until it has read its answer, for a moment."""
+        with (
+            trio.move_on_after(REFUSAL_LINGER_SECONDS),
+            suppress(trio.BrokenResourceError, trio.ClosedResourceError),
+        ):
+            await self.stream.send_eof()
+            while await self.stream.receive_some(CHUNK_SIZE):
+                pass
 
     async def _write(self, data: bytes) -> None:
         """Write `data`, or close the connection if it cannot be written in time."""
@@ -254,6 +277,17 @@ class GuardedServer(TCPServer):
     def _close_socket(self) -> None:
         self._socket.close()
         self._connections.remove(self)
+
+
+def _name_address(sock: trio.socket.SocketType) -> str:
+    """Return the address of a peer; empty for Unix sockets, which have none."""
+    if sock.family == socket.AF_UNIX:
+        return ""
+    try:
+        return name_peer(sock.getpeername()[:2])
+    except OSError:
+        # It has left already.
+        return ""
 
 
 def _detect_dead_peers(sock: trio.socket.SocketType, seconds: float) -> None:
