@@ -106,6 +106,9 @@ class LiveRequests:
         self._ended_ids: deque[str] = deque(maxlen=_MAX_ENDED)
         self._requests: dict[LiveRequest, None] = {}
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     @contextmanager
     def hold(self, request: LiveRequest) -> Iterator[None]:
         """Show a request while the block runs."""

@@ -18,6 +18,9 @@ from .workers.waiting_room import open_waiting_room
 class BaseRenderer:
     """The base of Renderer and PoolingRenderer.
 
+    Args:
+      workers: run the calls, in place of new threads.
+
     Attributes:
       room: bounds the requests that are rendered; callers enter it for each request.
       model_tokenizer: the tokenizer as the model's files describe it.
@@ -26,11 +29,15 @@ class BaseRenderer:
     """
 
     def __init__(
-        self, decoder: IdDecoder, template: ChatTemplate, config: RenderConfig
+        self,
+        decoder: IdDecoder,
+        template: ChatTemplate,
+        config: RenderConfig,
+        workers: RendererWorkers | None = None,
     ) -> None:
         self.room = open_waiting_room(config)
         self.model_tokenizer = template.tokenizer
-        self.workers = RendererWorkers(config.renderer_num_workers)
+        self.workers = workers or RendererWorkers(config.renderer_num_workers)
         self.chats = ChatRenderer(template, self.workers, config)
         self._decoder = decoder
 

@@ -6,4 +6,5 @@ renderers                      a model's folder -> its renderer
 models, encoders               tiny models with random weights
 tokenizer, processors          tiny tokenizers and image processors
 processes                      cores behind a connection, in the same event loop
+simulate                       a server in virtual time, and random histories
 """

@@ -18,8 +18,8 @@ import trio
 from ..executor.handle import Handle
 from ..types.ids import BlockId
 from ..types.model_info import ModelInfo
-from ..types.output import StepResult
-from ..types.plan import StepPlan, StepRow
+from ..types.output import SequenceError, StepResult
+from ..types.plan import SlotStart, StepPlan, StepRow
 from ..types.pooling import (
     PoolingInfo,
     PoolingPlan,
@@ -87,6 +87,9 @@ class FakeDevice:
         sequence. The cost of a step then grows with the length of its sequences.
       is_late: tells whether the grammar of a slot is late. Its rows are skipped then, and
         so are rows that were planned behind a skipped one.
+      seed_of: the seed of a sequence, for `token` and `error`.
+      error: why a sequence cannot have the output token with an index, if so; called with
+        its seed and the index.
     """
 
     def __init__(
@@ -96,8 +99,12 @@ class FakeDevice:
         block_size: int | None = None,
         reads_blocks: bool = False,
         is_late: Callable[[int], bool] = lambda slot: False,
+        seed_of: Callable[[SlotStart], int] = lambda start: start.seed,
+        error: Callable[[int, int], SequenceError | None] = lambda seed, index: None,
     ) -> None:
         self._token = token
+        self._seed_of = seed_of
+        self._error = error
         self._block_size = block_size
         self._reads_blocks = reads_blocks
         self._is_late = is_late
@@ -110,7 +117,7 @@ class FakeDevice:
         self.plans.append(plan)
         for start in plan.starts:
             self._slots[start.slot] = _Slot(
-                seed=start.seed,
+                seed=self._seed_of(start),
                 num_prompt=len(start.prompt_token_ids),
                 token_ids=[*start.prompt_token_ids, *start.output_token_ids],
                 block_ids=[],
@@ -119,9 +126,27 @@ class FakeDevice:
             self._check(row)
         if self._reads_blocks:
             self._compute(plan)
-        sampled = tuple(self._sample(row) for row in plan.rows if row.sample)
+        errors = self._find_errors(plan)
+        sampled = tuple(
+            () if row.slot in errors else self._sample(row)
+            for row in plan.rows
+            if row.sample
+        )
         late = tuple(slot for slot in self._slots if self._is_late(slot))
-        return StepResult(step_id=plan.step_id, sampled=sampled, late=late)
+        return StepResult(
+            step_id=plan.step_id, sampled=sampled, errors=errors, late=late
+        )
+
+    def _find_errors(self, plan: StepPlan) -> dict[int, SequenceError]:
+        errors = {}
+        for row in plan.rows:
+            slot = self._slots[row.slot]
+            error = self._error(slot.seed, len(slot.token_ids) - slot.num_prompt)
+            if row.sample and error is not None:
+                # A row behind it has no token, either.
+                slot.is_skipped = True
+                errors[row.slot] = error
+        return errors
 
     def _check(self, row: StepRow) -> None:
         slot = self._slots[row.slot]

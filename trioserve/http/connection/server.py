@@ -14,6 +14,7 @@ import h2.exceptions
 import h11
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
 import trio
 
 from ...errors import DescriptorsFull
@@ -55,6 +56,11 @@ _PEER_ERRORS = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
+
+
+def make_context() -> WorkerContext:
+    """Make the object that all connections share, for those that hypercorn does not accept."""
+    return WorkerContext(None)
 
 
 class GuardedServer(TCPServer):
@@ -122,7 +128,7 @@ class GuardedServer(TCPServer):
 
     async def _send_refusal(self) -> None:
         with suppress(OSError):
-            os.write(self._socket.fileno(), refuse_unread(DescriptorsFull()))
+            self.write_now(refuse_unread(DescriptorsFull()))
         # A close before the request has come would send a reset, which may overtake the
         # answer.
         with self._connections.lingering() as may_linger:
@@ -167,9 +173,13 @@ class GuardedServer(TCPServer):
         if not self._is_plain or self.send_lock.locked():
             return 0
         try:
-            return os.write(self._socket.fileno(), data)
+            return self.write_now(data)
         except BlockingIOError:
             return 0
+
+    def write_now(self, data: bytes) -> int:
+        """Write to the socket, which is not blocking; returns the number of bytes."""
+        return os.write(self._socket.fileno(), data)
 
     async def _write_queued(self, data: memoryview, lost_at: float) -> None:
         # A request that is cancelled in the middle of a write would leave half of it on

@@ -17,6 +17,6 @@ A metric that vLLM also has uses vLLM's name after the prefix, so that vLLM's da
 need only another prefix. Metrics of vLLM that this server cannot fill are left out.
 """
 
-from .collect import METRICS, render_metrics
+from .collect import METRICS, collect_families, render_metrics
 
-__all__ = ["METRICS", "render_metrics"]
+__all__ = ["METRICS", "collect_families", "render_metrics"]

@@ -27,10 +27,11 @@ METRICS: Rows[Any] = (
 
 def render_metrics(state: ServerState) -> bytes:
     """Return the text that Prometheus reads."""
-    return render_families(_collect(state))
+    return render_families(collect_families(state))
 
 
-def _collect(state: ServerState) -> Iterator[Family]:
+def collect_families(state: ServerState) -> Iterator[Family]:
+    """Yield all metrics with their values."""
     yield from collect_rows(SERVER, state)
     yield from collect_rows(LOOP, state.loop_stall.statistics())
     yield from collect_rows(REQUESTS, state.counts)

@@ -21,6 +21,7 @@ from ..text.template import ChatTemplate
 from ..text.tokenizer import TextTokenizer
 from ..text.vocabulary import Vocabulary
 from ..tools.families import ToolFormat, load_tool_format
+from ..workers.threads import RendererWorkers
 from .renderer import Renderer
 
 if TYPE_CHECKING:
@@ -107,9 +108,17 @@ def _load_parts(
 
 
 def make_renderer(
-    parts: TextParts, config: RenderConfig, *, info: ModelInfo
+    parts: TextParts,
+    config: RenderConfig,
+    *,
+    info: ModelInfo,
+    workers: RendererWorkers | None = None,
 ) -> Renderer:
-    """Make the renderer of a loaded model from its parts."""
+    """Make the renderer of a loaded model from its parts.
+
+    Args:
+      workers: run the renderer's calls, in place of new threads.
+    """
     images = parts.images
     return Renderer(
         TextTokenizer(
@@ -130,6 +139,7 @@ def make_renderer(
         images,
         parts.reasoning,
         parts.tool_format,
+        workers,
     )
 
 

@@ -51,6 +51,7 @@ class Renderer(BaseRenderer):
       images: None for a model that sees no images.
       reasoning: None if reasoning is not separated from the answer.
       tool_format: None if tool calls stay text.
+      workers: see BaseRenderer.
 
     Attributes:
       vocabulary: the bytes of each token.
@@ -67,8 +68,9 @@ class Renderer(BaseRenderer):
         images: ImageRenderer | None = None,
         reasoning: ReasoningTags | None = None,
         tool_format: ToolFormat | None = None,
+        workers: RendererWorkers | None = None,
     ) -> None:
-        super().__init__(tokenizer, template, config)
+        super().__init__(tokenizer, template, config, workers)
         self.images = images
         self.reasoning = reasoning
         self.tool_format = tool_format

@@ -8,12 +8,12 @@ Otherwise clients could fill the process with threads that compete for the GIL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 import logging
 import math
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import trio
 
@@ -51,6 +51,23 @@ async def hold_token(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
         yield
     finally:
         limiter.release_on_behalf_of(holder)
+
+
+class RunInThread(Protocol):
+    """The part of trio.to_thread.run_sync that the workers use."""
+
+    def __call__(
+        self,
+        work: Callable[[], T],
+        /,
+        *,
+        limiter: trio.CapacityLimiter,
+        abandon_on_cancel: bool = False,
+    ) -> Awaitable[T]: ...
+
+
+# mypy does not see that "*args" may be none.
+_TRIO = cast(RunInThread, trio.to_thread.run_sync)
 
 
 class TookTooLong(Exception):
@@ -96,12 +113,21 @@ class RendererWorkers:
     A call that is cancelled while it waits for a worker never runs. After its start a
     cancelled task waits for its end.
 
+    Args:
+      num_workers: the calls that may run at once.
+      run_in_thread: runs a call while the event loop goes on.
+
     Attributes:
       limiter: has a token for each worker; only this class takes them.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        run_in_thread: RunInThread = _TRIO,
+    ) -> None:
         self.limiter = trio.CapacityLimiter(num_workers)
+        self._run_in_thread = run_in_thread
         self._turns = Turns(self.limiter)
         # Unlimited, because a call already has a token of `limiter`. If trio took that
         # token for the thread, an abandoned thread would keep it.
@@ -125,7 +151,7 @@ class RendererWorkers:
           expected_seconds: its expected time, which decides when its turn comes.
         """
         async with self._turns.hold(expected_seconds):
-            return await trio.to_thread.run_sync(work, limiter=self._threads)
+            return await self._run_in_thread(work, limiter=self._threads)
 
     async def run_limited(
         self, work: Callable[[], T], seconds: float, *, expected_seconds: float = 0.0
@@ -146,7 +172,7 @@ class RendererWorkers:
                 raise RendererStuck()
             # Shielded, so that a client that leaves does not abandon a healthy thread.
             with trio.move_on_after(seconds, shield=True):
-                return await trio.to_thread.run_sync(
+                return await self._run_in_thread(
                     call.run, limiter=self._threads, abandon_on_cancel=True
                 )
         self._abandoned.append(call)

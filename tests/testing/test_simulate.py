@@ -1,0 +1,230 @@
+"""The simulation of a whole server: its histories pass, and it finds planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+import os
+from pathlib import Path
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from trioserve.engine import TokenStream
+from trioserve.frontend.stream_limits import StreamLimits
+from trioserve.frontend.text_stream import TextStream
+from trioserve.http.bodies.upload import ChunkedBody
+from trioserve.http.live_requests import LiveRequest, LiveRequests
+from trioserve.render.workers.turns import Turn, Turns
+from trioserve.scheduler.generation.block_tables import BlockTables
+from trioserve.testing.simulate import (
+    SimulatedLimits,
+    SimulatedModel,
+    open_simulated_server,
+    run_virtually,
+    simulate,
+)
+from trioserve.testing.simulate.history import make_history
+from trioserve.testing.simulate.order import check_names
+from trioserve.testing.simulate.sockets import make_socket_pair
+from trioserve.types.output import TextDelta, TokenDelta
+
+# 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
+NUM_HISTORIES = 210
+
+# A planted bug shows within so many histories.
+NUM_SEARCHED = 60
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer_folder: Path) -> SimulatedModel:
+    return SimulatedModel(tokenizer_folder)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_histories_end_as_they_must(model: SimulatedModel, part: int) -> None:
+    for seed in range(part, NUM_HISTORIES, 3):
+        report = simulate(model, seed)
+        assert not report.problems, report
+
+
+def test_a_seed_replays(model: SimulatedModel) -> None:
+    first = [simulate(model, seed) for seed in range(5)]
+    random.seed(1)
+    assert [simulate(model, seed) for seed in reversed(range(5))] == first[::-1]
+    assert len({report.digest for report in first}) == 5
+
+
+def test_a_seed_replays_in_another_process(model: SimulatedModel) -> None:
+    command = [sys.executable, "-m", "trioserve.testing.simulate", "--seed", "7"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+    )
+    assert f"digest {simulate(model, 7).digest}" in done.stdout
+
+
+# Each returns a method that replaces one of the server's.
+
+
+def plant_kept_blocks(original: Callable[..., None]) -> Callable[..., None]:
+    def release(self: BlockTables, *args: object) -> None:
+        """Keep the blocks of every seventh sequence."""
+        count[0] += 1
+        if count[0] % 7:
+            original(self, *args)
+
+    count = [0]
+    return release
+
+
+def plant_repeated_token(original: Callable[..., None]) -> Callable[..., None]:
+    def push_nowait(self: TokenStream, delta: TokenDelta) -> None:
+        original(self, delta)
+        if delta.finish_reason is None and delta.token_ids:
+            original(self, delta)
+
+    return push_nowait
+
+
+def plant_endless_stream(original: object) -> Callable[..., float]:
+    return lambda self, phase: float("inf")
+
+
+def plant_kept_request(original: object) -> object:
+    @contextmanager
+    def hold(self: LiveRequests, request: LiveRequest) -> Iterator[None]:
+        self._requests[request] = None
+        yield
+        # An exception leaves the request there.
+        del self._requests[request]
+
+    return hold
+
+
+def plant_kept_body(original: object) -> Callable[..., None]:
+    def release(self: ChunkedBody) -> None:
+        self._is_released = True
+        self._chunks.clear()
+
+    return release
+
+
+def plant_kept_token(original: Callable[..., None]) -> Callable[..., None]:
+    def leave(self: Turns, turn: Turn) -> None:
+        if turn.begun.is_set() and sys.exc_info()[0] is not None:
+            return
+        original(self, turn)
+
+    return leave
+
+
+def plant_mixed_choices(original: Callable[..., TextDelta]) -> Callable[..., TextDelta]:
+    def render(self: TextStream, tokens: TokenDelta) -> TextDelta:
+        delta = original(self, tokens)
+        if self.num_sequences > 1 and delta.finish_reason is None:
+            return TextDelta(index=0, text=delta.text, token_ids=delta.token_ids)
+        return delta
+
+    return render
+
+
+PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
+    "blocks are not freed": (BlockTables, "release", plant_kept_blocks, "block"),
+    "a token comes twice": (TokenStream, "push_nowait", plant_repeated_token, "choice"),
+    "no end at the deadline": (
+        StreamLimits,
+        "find_next",
+        plant_endless_stream,
+        "has no end",
+    ),
+    "a request stays live": (LiveRequests, "hold", plant_kept_request, "live"),
+    "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies"),
+    "a worker is held": (Turns, "_leave", plant_kept_token, ""),
+    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(
+    model: SimulatedModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, method, plant, word = PLANTED[name]
+    monkeypatch.setattr(owner, method, plant(getattr(owner, method)))
+    for seed in range(NUM_SEARCHED):
+        problems = simulate(model, seed).problems
+        if any(word in problem for problem in problems):
+            return
+    raise AssertionError("the bug was not found")
+
+
+def test_histories_have_everything() -> None:
+    plans = [plan for seed in range(300) for plan in make_history(seed).requests]
+    assert {plan.leaves for plan in plans} == {
+        *("close", "reset", "half_close", "stall"),
+        None,
+    }
+    assert {plan.fault for plan in plans} == {"plugin", "refused", "raises", None}
+    for read in (
+        *(lambda plan: plan.is_chat, lambda plan: plan.is_stream),
+        lambda plan: plan.timeout is not None,
+        lambda plan: plan.stop is not None,
+        lambda plan: plan.n > 1,
+    ):
+        assert {read(plan) for plan in plans} == {False, True}
+
+
+def test_another_release_of_trio_is_noticed() -> None:
+    module = SimpleNamespace(__name__="trio", _r=random.Random())
+    with pytest.raises(RuntimeError, match="_ALLOW_DETERMINISTIC_SCHEDULING"):
+        check_names(module)
+
+
+def test_an_embedder_can_tell_a_story(model: SimulatedModel) -> None:
+    async def story() -> tuple[bytes, float]:
+        limits = SimulatedLimits(seconds_of=lambda plan: 100.0)
+        async with open_simulated_server(model, limits) as server:
+            stream = server.connect()
+            body = b'{"prompt": "Hello", "max_tokens": 2}'
+            await stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            answer = b"".join([data async for data in stream])
+            return answer, trio.current_time()
+
+    answer, seconds = run_virtually(story)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert 200 <= seconds < 201
+
+
+def test_sockets_in_memory_end_as_real_ones() -> None:
+    async def main() -> None:
+        client, server = make_socket_pair(("10.0.0.1", 1), capacity=4)
+        assert client.write_now(b"abcdef") == 4
+        with pytest.raises(BlockingIOError):
+            client.write_now(b"ef")
+        assert await server.recv(2) == b"ab"
+        # Two bytes are unread, so the client's end is reset.
+        server.close()
+        with pytest.raises(ConnectionResetError):
+            await client.recv(1)
+        client, server = make_socket_pair(("10.0.0.1", 1))
+        server.shutdown(1)
+        assert await client.recv(1) == b""
+        client.close()
+        with pytest.raises(BrokenPipeError):
+            server.write_now(b"a")
+        with pytest.raises(OSError):
+            await client.send(b"a")
+
+    trio.run(main)

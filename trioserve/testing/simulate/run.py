@@ -1,0 +1,233 @@
+"""Plays a history against a server, and checks it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+import hashlib
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from ...http.metrics import collect_families
+from ...types.logits import LogitsProcessor, LogitsRow
+from .answers import AnswerChecks, Wrong, find_key
+from .client import Client, Reply, cancel_requests
+from .history import CancelPlan, History, make_history
+from .order import run_virtually
+from .server import SimulatedModel, SimulatedServer, open_simulated_server
+
+if TYPE_CHECKING:
+    import torch
+
+# A history that takes longer hangs. The slowest readers take some minutes.
+_LONGEST_SECONDS = 3600.0
+
+# Longer than each timeout of the server: behind it, all that is held is held for ever.
+_SETTLING_SECONDS = 120.0
+
+# Gauges of caches, which outlive the requests that filled them.
+_CACHES = {"trioserve_prefix_cache_blocks"}
+
+
+class Breaking(LogitsProcessor):
+    """A plug-in that refuses its arguments, or fails."""
+
+    name = "breaking"
+
+    @classmethod
+    def read_arguments(cls, arguments: Mapping[str, object]) -> object:
+        if arguments["how"] == "refused":
+            raise ValueError("these arguments are refused")
+        raise RuntimeError("the plug-in is broken")
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
+        raise AssertionError("the device is a fake")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The outcome of one history.
+
+    Args:
+      problems: what was wrong; empty if all was right.
+      num_requests: requests that were sent.
+      seconds: the virtual time that the history took.
+      digest: the same if all replies, and their times, are the same.
+    """
+
+    seed: int
+    problems: tuple[str, ...]
+    num_requests: int
+    seconds: float
+    digest: str
+
+
+def simulate(model: SimulatedModel, seed: int) -> Report:
+    """Play the history of a seed, and check it."""
+    history = make_history(seed)
+    history = replace(
+        history, limits=replace(history.limits, faults=_find_faults(model, history))
+    )
+    return run_virtually(_play, model, history, seed=seed)
+
+
+def _find_faults(model: SimulatedModel, history: History) -> dict[int, int]:
+    return {
+        find_key(model, plan, 0): plan.fails_at
+        for plan in history.requests
+        if plan.fault == "plugin"
+    }
+
+
+async def _play(model: SimulatedModel, history: History) -> Report:
+    problems: list[str] = []
+    replies: list[Reply] = []
+    num_tasks = trio.lowlevel.current_statistics().tasks_living
+    with _collect_errors(history, problems), trio.move_on_after(
+        _LONGEST_SECONDS
+    ) as all_:
+        async with open_simulated_server(
+            model, history.limits, processors=(Breaking,), seed=history.seed
+        ) as server:
+            await _play_on(server, model, history, replies, problems)
+    if all_.cancelled_caught:
+        problems.append("it hangs")
+    if trio.lowlevel.current_statistics().tasks_living != num_tasks:
+        problems.append("tasks are left")
+    return Report(
+        seed=history.seed,
+        problems=tuple(problems),
+        num_requests=len(replies),
+        seconds=trio.current_time(),
+        digest=_digest(replies),
+    )
+
+
+async def _play_on(
+    server: SimulatedServer,
+    model: SimulatedModel,
+    history: History,
+    replies: list[Reply],
+    problems: list[str],
+) -> None:
+    fresh = _describe(server)
+    clients = [Client(server, plan) for plan in history.clients]
+    cancelled: set[str | None] = set()
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(client.run)
+        for plan in history.cancels:
+            nursery.start_soon(_cancel, server, plan, cancelled)
+        if history.drains_at is not None:
+            await trio.sleep(history.drains_at)
+            server.state.lifecycle.begin_drain()
+    replies += [reply for client in clients for reply in client.replies]
+    checks = AnswerChecks(model, history, cancelled)
+    for reply in replies:
+        try:
+            checks.check(reply)
+        except Wrong as wrong:
+            problems.append(f"{reply.plan.id}: {wrong}")
+    problems += _check_counts(server, history, replies)
+    await trio.sleep(_SETTLING_SECONDS)
+    problems += _compare(fresh, _describe(server), has_ended=server.has_ended)
+
+
+def _check_counts(
+    server: SimulatedServer, history: History, replies: Sequence[Reply]
+) -> list[str]:
+    """Check that no request was answered twice, or got an answer that was not counted."""
+    counted = sum(server.state.counts.answered.values())
+    # Some errors come from the connection, in front of the app.
+    least = sum(reply.is_whole and reply.status == 200 for reply in replies)
+    most = len(replies) + len(history.cancels)
+    if least <= counted <= most:
+        return []
+    return [f"{counted} answers were counted, of {least} to {most}"]
+
+
+async def _cancel(
+    server: SimulatedServer, plan: CancelPlan, cancelled: set[str | None]
+) -> None:
+    await trio.sleep_until(plan.at)
+    cancelled.add(plan.request_id)
+    await cancel_requests(server, plan.request_id)
+
+
+def _describe(server: SimulatedServer) -> dict[str, object]:
+    """Return all that a server holds for its requests."""
+    held: dict[str, object] = {
+        f"{sample.name}{sample.labels or ''}": sample.value
+        for family in collect_families(server.state)
+        if family.type == "gauge" and family.name not in _CACHES
+        for sample in family.samples
+    }
+    held["engine"] = server.engine.statistics()
+    held["live requests"] = len(server.state.live)
+    held["threads"] = server.num_threads
+    held["connections"] = server.num_connections
+    return held
+
+
+def _compare(
+    fresh: Mapping[str, object], now: Mapping[str, object], *, has_ended: bool
+) -> list[str]:
+    # An engine that was cancelled has steps that nobody will take in.
+    names = [
+        name
+        for name in fresh
+        if not has_ended or name.startswith(("trioserve_http_", "live", "connections"))
+    ]
+    return [
+        f"{name} is {now.get(name)}, and {fresh[name]} in a fresh server"
+        for name in names
+        if now.get(name) != fresh[name]
+    ]
+
+
+@contextmanager
+def _collect_errors(history: History, problems: list[str]) -> Iterator[None]:
+    """Count errors in the log as problems, unless the history causes them.
+
+    Nobody else gets the log: to write a traceback takes as long as a whole history.
+    """
+    root = logging.getLogger()
+    handlers = root.handlers
+    root.handlers = [_Collector(problems, _list_expected(history))]
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+
+
+def _list_expected(history: History) -> set[str]:
+    """Return the errors that a history must log, without their arguments."""
+    expected = set()
+    if any(plan.fault == "raises" for plan in history.requests):
+        expected.add("request %s failed")
+    if history.limits.fail_at_steps:
+        expected |= {"the engine failed", "the engine failed and starts again"}
+    return expected
+
+
+class _Collector(logging.Handler):
+    def __init__(self, problems: list[str], expected: set[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._problems = problems
+        self._expected = expected
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg not in self._expected:
+            self._problems.append(f"the log has: {self.format(record)}")
+
+
+def _digest(replies: Sequence[Reply]) -> str:
+    lines = [
+        f"{reply.plan.id} {reply.sent_at:.6f} {reply.ended_at:.6f} {reply.status} "
+        f"{reply.is_whole} {reply.has_left} {len(reply.body)}"
+        for reply in replies
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
