@@ -212,6 +212,20 @@ class RequestNotFound(RequestError):
         )
 
 
+class StreamNotFound(RequestError):
+    """Raised when a client takes up a stream that is not there, or not any more."""
+
+    status = 404
+    code = "NotFoundError"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Last-Event-ID: the server does not have the events behind this one. It keeps "
+            "a stream for the time of --resume-seconds.",
+            param="Last-Event-ID",
+        )
+
+
 class ResponseTooLarge(RequestError):
     """Raised when a response with its conversation is larger than the whole store."""
 

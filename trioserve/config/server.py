@@ -58,6 +58,10 @@ class HttpConfig:
       refuse_late: Refuse a request at once if others would make it late; by the measured
         speed, it would exceed its time limit. It is answered 503, and Retry-After says
         when to come again.
+      resume_seconds: Time for which streams outlive their connections, in seconds. A
+        client goes on by Last-Event-ID. 0 ends each stream with its connection.
+      max_resume_memory: Memory for the events of such streams, 256 KiB each. Further
+        streams end with their connections.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in half of --write-timeout while more data waits.
@@ -92,6 +96,8 @@ class HttpConfig:
     sse_keepalive: float = 15.0
     request_log: str | None = None
     refuse_late: bool = True
+    resume_seconds: float = 0.0
+    max_resume_memory: str = "64MiB"
     enable_h2c: bool = False
     drain_timeout: float = 30.0
     progress_timeout: float = 60.0
@@ -127,6 +133,8 @@ class HttpConfig:
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)
         parse_bytes("max_responses_memory", self.max_responses_memory)
+        check_seconds("resume_seconds", self.resume_seconds, may_be_zero=True)
+        parse_bytes("max_resume_memory", self.max_resume_memory)
         check_seconds("response_max_age", self.response_max_age, may_be_zero=True)
         check_at_least("max_background_responses", self.max_background_responses, 0)
 

@@ -31,10 +31,12 @@ from .connection import list_connections
 from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
+from .endpoints.resumed import resume_stream
 from .probes import AsgiApp, Probe, ProbesFirst
 from .rates import log_rates
 from .request_id import ANTHROPIC_HEADER
-from .respond import make_error, make_json
+from .respond import EVENTS, make_error, make_json
+from .resumable import HEADER as LAST_EVENT
 from .root_path import BelowRootPath
 from .route import Route
 from .routes import ROUTES
@@ -91,6 +93,7 @@ def create_http_app(state: ServerState) -> ServingApp:
 
     async def start_background() -> None:
         await app.nursery.start(state.background.run)
+        await app.nursery.start(state.resumable.tasks.run)
         app.nursery.start_soon(state.drop_old_responses)
         app.nursery.start_soon(state.keepalive.run)
         app.nursery.start_soon(log_rates, find_engine)
@@ -138,6 +141,8 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         try:
             with scoped.time_limit.until_answer(scoped.progress):
+                if EVENTS in route.answers and LAST_EVENT in scoped.headers:
+                    return resume_stream(state, scoped)
                 return await route.handler(state, scoped)
         except DeadlineExceeded:
             scoped.cancellation.begin()

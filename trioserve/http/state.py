@@ -32,6 +32,7 @@ from .live_requests import LiveRequests
 from .request_counts import RequestCounts
 from .request_log import RequestLog
 from .response_store import ResponseStore
+from .resumable import ResumableStreams
 
 # So responses stay in memory for a tenth longer than they are served.
 _DROPS_PER_AGE = 10
@@ -62,6 +63,7 @@ class ServerState:
     background: BackgroundTasks = field(init=False)
     cors: Cors = field(init=False)
     keepalive: KeepAlive = field(init=False)
+    resumable: ResumableStreams = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False, default_factory=LiveRequests)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
@@ -85,6 +87,7 @@ class ServerState:
         self.background = BackgroundTasks(self.config.max_background_responses)
         self.cors = Cors(self.config.allowed_origins)
         self.keepalive = KeepAlive(self.config.sse_keepalive)
+        self.resumable = ResumableStreams(self.config, self.live)
         self.audit = LeakAudit(self)
         if self.config.request_log is not None:
             self.request_log = RequestLog(self.config.request_log)

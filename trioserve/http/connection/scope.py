@@ -27,6 +27,7 @@ from ..keepalive import KeepAlive
 from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
+from ..resumable import ResumableStreams
 from ..state import ServerState
 from ..stream_meter import StreamMeter
 from .answer import Answer
@@ -55,12 +56,17 @@ class ScopedRequest(TrioRequest):
       meter: counts the tokens of an answer that is generated.
       num_pooled_tokens: the tokens of texts that were pooled.
       keepalive: sends comments into streams that are silent.
+      generation: closed with the resources, unless the stream outlives the connection.
+      resumable: the streams that do so.
+      is_resumable: the stream of this request is one of them.
       is_probe: monitors ask for it again and again.
     """
 
     body_class = ChunkedBody  # type: ignore[assignment]
     body: ChunkedBody
     resources: AsyncExitStack
+    generation: AsyncExitStack
+    resumable: ResumableStreams
     arrived_at: float
     time_limit: TimeLimit
     live: LiveRequest
@@ -72,6 +78,7 @@ class ScopedRequest(TrioRequest):
     keepalive: KeepAlive
     meter: StreamMeter | None = None
     num_pooled_tokens = 0
+    is_resumable = False
     is_probe = False
 
     def describe_end(self) -> EndedRequest:
@@ -151,6 +158,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
             progress=scoped.progress,
             cors=state.cors,
         )
+        scoped.resumable = state.resumable
         scoped.cancellation = Cancellation(
             scoped.id, scoped.progress, state.counts, state.after_aborts
         )
@@ -167,7 +175,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         """Receive the body, and cancel the request when its client has left."""
         await super().handle_messages(nursery, request, receive)
         scoped = cast(ScopedRequest, request)
-        if not scoped.peer.is_answered:
+        if not scoped.peer.is_answered and not scoped.is_resumable:
             scoped.cancellation.begin()
         scoped.answer.count_end(cast(_HasState, self.app).state.counts)
 
@@ -194,6 +202,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
             )
             scoped.resources.enter_context(state.live.hold(scoped.live))
             scoped.resources.callback(scoped.body.release)
+            scoped.generation = AsyncExitStack()
+            await scoped.resources.enter_async_context(scoped.generation)
             with scoped.time_limit.whole:
                 await super().handle_request(nursery, request, scoped.answer.send)
             if scoped.time_limit.whole.cancelled_caught:

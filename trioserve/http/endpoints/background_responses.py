@@ -20,8 +20,8 @@ from ...frontend import StreamLimits
 from ...render import RendererWorkers
 from ..connection.scope import ScopedRequest
 from ..connection.time_limit import LAST_WORDS_SECONDS
+from ..event_connection import open_events
 from ..event_log import EventLog
-from ..keepalive import COMMENT
 from ..respond import respond_json, run_writing
 from ..response_store import StoredResponse, Turn
 from ..state import ServerState
@@ -77,31 +77,21 @@ class _Follower:
 
     Args:
       number: the first event.
-
-    Attributes:
-      is_waiting: there is no event to send.
-      num_parts: that of the parts that were sent.
     """
 
     def __init__(self, request: ScopedRequest, log: EventLog, number: int) -> None:
         self._request = request
         self._log = log
         self._number = number
-        self.is_waiting = False
-        self.num_parts = 0
-
-    async def send_comment(self) -> None:
-        await self._request.answer.send_part(COMMENT)
 
     async def send(self) -> bytes:
         """Send the events, and return the last ones."""
         request = self._request
         try:
-            with request.keepalive.hold(self):
+            async with open_events(request) as connection:
                 while events := await self._read():
                     self._number += len(events)
-                    self.num_parts += 1
-                    await request.answer.send_part(b"".join(events))
+                    await connection.send(b"".join(events))
         except TrioserveError as error:
             # It ends the stream and not the response, which others may follow.
             request.answer.note_error(error.code)
@@ -112,12 +102,8 @@ class _Follower:
         # The response may have the same deadline, and its last events tell more.
         grace = LAST_WORDS_SECONDS / 2
         limit, progress = self._request.time_limit, self._request.progress
-        self.is_waiting = True
-        try:
-            with limit.until_answer(progress, grace_seconds=grace):
-                return await self._log.read(self._number)
-        finally:
-            self.is_waiting = False
+        with limit.until_answer(progress, grace_seconds=grace):
+            return await self._log.read(self._number)
         raise AssertionError("the block returns or raises")
 
 

@@ -145,7 +145,7 @@ async def open_stream(
     """
     request.body.release()
     request.progress.enter("queue")
-    meter = await request.resources.enter_async_context(
+    meter = await request.generation.enter_async_context(
         open_meter(
             *(state, body, engine, prompts, sampling),
             arrived_at=request.arrived_at,

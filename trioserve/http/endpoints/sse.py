@@ -13,10 +13,14 @@ from ...errors import InternalError, TrioserveError
 from ...render import RendererWorkers
 from ...types.output import TextDelta
 from ..connection.scope import ScopedRequest
+from ..event_connection import EventConnection, open_events
 from ..keepalive import COMMENT
 from ..respond import EVENTS, run_writing
+from ..resumable import ResumableStream
 from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
+
+SendPart = Callable[[bytes], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +58,12 @@ def respond_events(
       before_end: called when the last events have been written, before they are sent.
       comment: sent when there is no event for long; clients ignore it.
     """
-    sender = _EventSender(request, meter, writer, workers, comment)
-    return respond_stream(
-        partial(_send_events, request, sender, writer, opening, before_end)
-    )
+
+    async def write(send: SendPart) -> bytes:
+        sender = _EventSender(send, meter, writer, workers)
+        return await _write_events(request, sender, writer, opening, before_end)
+
+    return respond_stream(partial(_send_events, request, comment, write))
 
 
 def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
@@ -87,19 +93,48 @@ async def _generate(  # noqa: ASYNC900
     yield await send()
 
 
+async def send_log(
+    connection: EventConnection, stream: ResumableStream, number: int = 0
+) -> bytes:
+    """Send the events of a stream, beginning with a number, as they come."""
+    with stream.attach(number):
+        while events := await stream.log.read(number):
+            await connection.send(b"".join(events))
+            number += len(events)
+            stream.log.note_sent(number)
+    return b""
+
+
 async def _send_events(
+    request: ScopedRequest,
+    comment: bytes,
+    write: Callable[[SendPart], Awaitable[bytes]],
+) -> bytes:
+    """Send the events of a stream, and return the last of them."""
+    async with open_events(request, comment) as connection:
+        stream = request.resumable.open(request.live)
+        if stream is None:
+            return await write(connection.send)
+        request.is_resumable = True
+        generation = request.generation.pop_all()
+        await request.resumable.start(
+            stream, generation, partial(write, stream.log.append)
+        )
+        return await send_log(connection, stream)
+
+
+async def _write_events(
     request: ScopedRequest,
     sender: _EventSender,
     writer: EventWriter,
     opening: bytes,
     before_end: Callable[[], None] | None,
 ) -> bytes:
-    """Send the events of a stream, and return the last of them."""
+    """Write the events of a stream, and return the last of them."""
     try:
         if opening:
-            await request.answer.send_part(opening)
-        with request.keepalive.hold(sender):
-            await sender.send_all()
+            await sender.send(opening)
+        await sender.send_all()
         last = await sender.write_end()
         if before_end is not None:
             before_end()
@@ -114,37 +149,29 @@ async def _send_events(
 
 
 class _EventSender:
-    """Sends the events of all deltas that are there at once in one piece.
+    """Writes the events of all deltas that are there at once in one piece.
 
     They are those of a request's other choices, or those that a fast device made in the
     meantime. No event waits for the next step.
+
+    Args:
+      send: takes the events, and waits until there is room for more.
     """
 
     def __init__(
         self,
-        request: ScopedRequest,
+        send: SendPart,
         meter: StreamMeter,
         writer: EventWriter,
         workers: RendererWorkers,
-        comment: bytes,
     ) -> None:
-        self._answer = request.answer
+        self.send = send
         self._meter = meter
         self._writer = writer
         self._workers = workers
-        self._comment = comment
         self._unsent: list[bytes] = []
         # The log probabilities of all deltas, and more; see count_entries.
         self.num_entries = 0
-        self.num_parts = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the sender waits for the next delta."""
-        return not self._meter.is_writing
-
-    async def send_comment(self) -> None:
-        await self._answer.send_part(self._comment)
 
     async def send_all(self) -> None:
         """Send the events of the stream, except those behind the last delta."""
@@ -188,5 +215,4 @@ class _EventSender:
 
     async def _send(self) -> None:
         if events := self.take_unsent():
-            await self._answer.send_part(events)
-            self.num_parts += 1
+            await self.send(events)

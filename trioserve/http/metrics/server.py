@@ -66,6 +66,16 @@ SERVER: Rows[ServerState] = (
         _count_dropped_lines,
     ),
     GaugeMetric(
+        "trioserve_streams_resumable",
+        "Streams that clients can take up again, including those that have ended.",
+        lambda state: state.resumable.num_streams,
+    ),
+    CounterMetric(
+        "trioserve_streams_resumed_total",
+        "Times that a client took a stream up again.",
+        lambda state: state.resumable.num_resumed,
+    ),
+    GaugeMetric(
         "trioserve_responses_stored",
         "Stored responses of /v1/responses, including those that still run.",
         lambda state: state.responses.statistics().num_responses,

@@ -1,0 +1,294 @@
+"""A client that has lost its connection goes on with its stream where it was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.config import HttpConfig
+from trioserve.http import resumable
+from trioserve.testing.server import FakeServer, open_fake_server
+
+# The client leaves generators of its own to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES, "max_tokens": 40},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 40},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 40},
+    "/v1/messages": {"model": "fake", "messages": MESSAGES, "max_tokens": 40},
+}
+SECONDS = HttpConfig(resume_seconds=20)
+
+
+class Client:
+    """Reads streams as far as it is told, and then leaves."""
+
+    def __init__(self, server: FakeServer, client: httpx.AsyncClient) -> None:
+        self.server = server
+        self.client = client
+
+    async def read(
+        self,
+        path: str = CHAT,
+        *,
+        last: str = "",
+        most: int | None = None,
+        key: str = "",
+        **fields: Any,
+    ) -> list[dict[str, str]]:
+        """Read events, from the one behind `last` on; leave behind the `most`th."""
+        headers = {"Last-Event-ID": last} if last else {}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        body = {} if last else {**BODIES[path], "stream": True, **fields}
+        events: list[dict[str, str]] = []
+        async with self.client.stream(
+            "POST", path, json=body, headers=headers
+        ) as answer:
+            if answer.status_code != 200:
+                raise httpx.HTTPStatusError(
+                    (await answer.aread()).decode(),
+                    request=answer.request,
+                    response=answer,
+                )
+            event: dict[str, str] = {}
+            async for line in answer.aiter_lines():
+                if line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                    continue
+                events.append(event)
+                event = {}
+                if len(events) == most:
+                    break
+        return events
+
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():
+            await trio.sleep(0.005)
+
+    async def wait_detached(self) -> None:
+        await self.wait_until(lambda: self.server.state.lifecycle.num_active == 0)
+
+
+@pytest.fixture
+def open_client(tokenizer_folder: Path) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def open_it(
+        http: HttpConfig = SECONDS, **options: Any
+    ) -> AsyncIterator[Client]:
+        with trio.fail_after(30):
+            async with (
+                open_fake_server(tokenizer_folder, http=http, **options) as server,
+                httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+            ):
+                yield Client(server, client)
+
+    return open_it
+
+
+def read_text(events: list[dict[str, str]]) -> str:
+    """Return the text of a stream; a fast device joins the texts of several tokens."""
+    texts = []
+    for event in events:
+        if event["data"] == "[DONE]":
+            continue
+        data = json.loads(event["data"])
+        for choice in data.get("choices", ()):
+            texts.append(choice.get("text") or choice.get("delta", {}).get("content"))
+        if data.get("type") == "response.output_text.delta":
+            texts.append(data["delta"])
+        if data.get("type") == "content_block_delta":
+            texts.append(data["delta"]["text"])
+    return "".join(filter(None, texts))
+
+
+@pytest.mark.parametrize("path", list(BODIES))
+async def test_two_connections_give_one_stream(
+    open_client: Callable[..., Any], path: str
+) -> None:
+    async with open_client() as client:
+        whole = await client.read(path)
+        first = await client.read(path, most=len(whole) // 2)
+        await client.wait_detached()
+        rest = await client.read(path, last=first[-1]["id"])
+        assert read_text(first + rest) == read_text(whole) != ""
+        ids = [event["id"] for event in first + rest]
+        stream = ids[0].partition("-")[0]
+        assert ids == [f"{stream}-{number}" for number in range(len(ids))]
+        assert client.server.state.resumable.num_resumed == 1
+
+
+async def test_a_stream_goes_on_without_a_connection(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client(step_seconds=0.01) as client:
+        first = await client.read(most=2)
+        await client.wait_detached()
+        engine = client.server.engine
+        assert engine.statistics().num_streams == 1
+        # The list of requests shows it, until it ends.
+        cards = (await client.client.get("/v1/requests")).json()["data"]
+        assert [card["phase"] for card in cards] == ["decode"]
+        await client.wait_until(lambda: engine.statistics().num_streams == 0)
+        assert (await client.client.get("/v1/requests")).json()["data"] == []
+        # All of it is there, also twice.
+        for _ in range(2):
+            rest = await client.read(last=first[-1]["id"])
+            assert rest[-1]["data"] == "[DONE]"
+            assert len(first) + len(rest) > 40
+
+
+async def test_a_stream_ends_when_nobody_comes_back(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client(
+        HttpConfig(resume_seconds=0.05), step_seconds=0.02
+    ) as client:
+        first = await client.read(most=2, max_tokens=200)
+        state = client.server.state
+        await client.wait_until(lambda: state.resumable.num_streams == 0)
+        # Long before its 200 tokens.
+        await client.wait_until(
+            lambda: client.server.engine.statistics().num_streams == 0
+        )
+        assert state.resumable.tasks.num_running == 0
+        with pytest.raises(httpx.HTTPStatusError, match="--resume-seconds") as caught:
+            await client.read(last=first[-1]["id"])
+        assert caught.value.response.status_code == 404
+
+
+async def test_the_newest_connection_has_the_stream(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client(step_seconds=0.02) as client:
+        counts: list[int] = []
+
+        async def read_first(*, task_status: trio.TaskStatus[str]) -> None:
+            body = {**BODIES[CHAT], "stream": True}
+            num_lines = 0
+            async with client.client.stream("POST", CHAT, json=body) as answer:
+                async for line in answer.aiter_lines():
+                    num_lines += 1
+                    if num_lines == 1:
+                        task_status.started(line.removeprefix("id: "))
+            counts.append(num_lines)
+
+        async with trio.open_nursery() as nursery:
+            event_id = await nursery.start(read_first)
+            rest = await client.read(last=event_id)
+        assert rest[-1]["data"] == "[DONE]"
+        # The first connection ended early, and properly.
+        assert counts[0] < 3 * len(rest)
+
+
+@pytest.mark.parametrize(
+    "last", ["7", "f" * 32 + "-0", "f" * 32, "-1", "a" * 32 + "-9999999999999999999"]
+)
+@pytest.mark.parametrize("seconds", [0, 20])
+async def test_an_unknown_event_is_404(
+    open_client: Callable[..., Any], last: str, seconds: float
+) -> None:
+    async with open_client(HttpConfig(resume_seconds=seconds)) as client:
+        with pytest.raises(httpx.HTTPStatusError, match="Last-Event-ID") as caught:
+            await client.read(last=last)
+        assert caught.value.response.status_code == 404
+        assert not client.server.device.plans
+
+
+async def test_events_that_will_come_later_are_404(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client() as client:
+        first = await client.read(most=1)
+        stream = first[0]["id"].partition("-")[0]
+        with pytest.raises(httpx.HTTPStatusError) as caught:
+            await client.read(last=f"{stream}-9000")
+        assert caught.value.response.status_code == 404
+
+
+async def test_another_key_cannot_take_a_stream(
+    open_client: Callable[..., Any],
+) -> None:
+    http = HttpConfig(resume_seconds=20, api_key=("mine", "yours"))
+    async with open_client(http) as client:
+        first = await client.read(most=2, key="mine")
+        with pytest.raises(httpx.HTTPStatusError) as caught:
+            await client.read(last=first[-1]["id"], key="yours")
+        assert caught.value.response.status_code == 404
+        assert (await client.read(last=first[-1]["id"], key="mine"))[-1]
+
+
+async def test_a_stream_without_a_connection_can_be_cancelled(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client(step_seconds=0.02) as client:
+        first = await client.read(most=2, max_tokens=200)
+        await client.wait_detached()
+        [card] = (await client.client.get("/v1/requests")).json()["data"]
+        await client.client.delete(f"/v1/requests/{card['id']}")
+        rest = await client.read(last=first[-1]["id"])
+        assert "error" in rest[-1]["data"] or "error" in rest[-2]["data"]
+        assert client.server.engine.statistics().num_streams == 0
+
+
+async def test_without_the_option_events_have_no_ids_and_streams_end(
+    open_client: Callable[..., Any],
+) -> None:
+    async with open_client(HttpConfig(), step_seconds=0.01) as client:
+        events = await client.read(most=2, max_tokens=200)
+        assert [list(event) for event in events] == [["data"], ["data"]]
+        engine = client.server.engine
+        await client.wait_until(lambda: engine.statistics().num_streams == 0)
+
+
+async def test_the_number_of_streams_is_bounded(
+    open_client: Callable[..., Any],
+) -> None:
+    memory = f"{2 * resumable.LOG_BYTES}"
+    http = HttpConfig(resume_seconds=20, max_resume_memory=memory)
+    async with open_client(http) as client:
+        firsts = [await client.read(most=2) for _ in range(3)]
+        assert client.server.state.resumable.num_streams == 2
+        with pytest.raises(httpx.HTTPStatusError):
+            await client.read(last=firsts[0][-1]["id"])
+        for first in firsts[1:]:
+            assert await client.read(last=first[-1]["id"])
+
+
+async def test_a_stream_that_finds_no_room_has_no_ids(
+    open_client: Callable[..., Any],
+) -> None:
+    http = HttpConfig(resume_seconds=20, max_resume_memory=f"{resumable.LOG_BYTES}")
+    async with open_client(http, step_seconds=0.01) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.read)
+            await client.wait_until(lambda: client.server.state.resumable.num_streams)
+            events = await client.read()
+            assert all("id" not in event for event in events)
+            assert events[-1]["data"] == "[DONE]"
+
+
+async def test_a_failed_engine_ends_a_stream_with_an_error(
+    open_client: Callable[..., Any],
+) -> None:
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        async with open_client(fail_at_step=6) as client:
+            with trio.CancelScope(shield=True):
+                events = await client.read()
+    assert json.loads(events[-2]["data"])["error"]["code"] == 500
+    assert events[-1]["data"] == "[DONE]"
+    assert all("id" in event for event in events)
