@@ -71,6 +71,7 @@ ONLY_IN: dict[str, set[str]] = {
     "hypercorn": {"http", "startup", "testing"},
     "prometheus_client": {"observe", "http"},
     "matplotlib": {"simulation"},
+    "opentelemetry": {"http"},
 }
 NOT_IN: dict[str, set[str]] = {
     "scheduler": {"trio", "logging", "time", "random"},

@@ -165,6 +165,7 @@ _EXPLAINED = {
     "enable-log-requests": _ACCESS_LOG,
     "disable-uvicorn-access-log": _ACCESS_LOG,
     "disable-log-stats": "--log-level warning leaves them out, and GET /metrics has them",
+    "collect-detailed-traces": "--otlp-traces-endpoint traces all phases of requests",
     "max-log-len": "neither prompts nor answers are logged",
     "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
     # SGLang

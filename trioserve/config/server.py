@@ -14,6 +14,8 @@ from .checks import check_at_least, check_seconds, parse_bytes
 # browsers have schemes of their own.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
+
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 _HOST, _PORT = "127.0.0.1", 8000
@@ -62,6 +64,8 @@ class HttpConfig:
         client goes on by Last-Event-ID. 0 ends each stream with its connection.
       max_resume_memory: Memory for the events of such streams, 256 KiB each. Further
         streams end with their connections.
+      otlp_traces_endpoint: Address for OpenTelemetry traces, which are sent by HTTP; for
+        example http://localhost:4318/v1/traces. It needs pip install 'trioserve[otel]'.
       enable_h2c: Speak HTTP/2 without TLS to clients that begin with its preface. A
         client is cut off if it floods the server with small frames, or if it takes less
         than 32 KiB in half of --write-timeout while more data waits.
@@ -95,6 +99,7 @@ class HttpConfig:
     write_timeout: float = 30.0
     sse_keepalive: float = 15.0
     request_log: str | None = None
+    otlp_traces_endpoint: str | None = None
     refuse_late: bool = True
     resume_seconds: float = 0.0
     max_resume_memory: str = "64MiB"
@@ -128,6 +133,12 @@ class HttpConfig:
         check_at_least("max_connections", self.max_connections, 1)
         name = "max_connections_per_address"
         check_at_least(name, self.max_connections_per_address, 1)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise InvalidConfig(
+                "otlp_traces_endpoint",
+                f"{endpoint!r} is no http:// or https:// address",
+            )
         check_seconds("write_timeout", self.write_timeout)
         check_seconds("sse_keepalive", self.sse_keepalive, may_be_zero=True)
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)

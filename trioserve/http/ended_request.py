@@ -28,6 +28,24 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFacts:
+    """The small ones of a request's sampling parameters; see SamplingParams."""
+
+    n: int
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeaders:
+    """The headers by which a client names the trace of its request (W3C)."""
+
+    traceparent: str
+    tracestate: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
     """The facts about a request.
 
@@ -43,6 +61,9 @@ class EndedRequest:
       tokens: None if no prompt has reached the engine.
       finish_reasons: the number of sequences that ended, by reason.
       error: the type of the error, as in the answer.
+      model: the served model; None if it was not loaded.
+      sampling: None if nothing was generated.
+      trace: None if the client has named no trace.
     """
 
     id: str
@@ -59,6 +80,9 @@ class EndedRequest:
     finish_reasons: Mapping[FinishReason, int]
     error: str | None
     ending: Ending
+    model: str | None
+    sampling: SamplingFacts | None
+    trace: TraceHeaders | None
 
     @property
     def seconds(self) -> float:

@@ -33,6 +33,7 @@ from .request_counts import RequestCounts
 from .request_log import RequestLog
 from .response_store import ResponseStore
 from .resumable import ResumableStreams
+from .traces import Traces
 
 # So responses stay in memory for a tenth longer than they are served.
 _DROPS_PER_AGE = 10
@@ -43,10 +44,12 @@ class ServerState:
     """The server's parts.
 
     Raises:
-      InvalidConfig: the file with keys cannot be read, or a log cannot be written.
+      InvalidConfig: the file with keys cannot be read, a log cannot be written, or what
+        traces need is not installed.
 
     Attributes:
       request_log: None if requests are not logged.
+      traces: None if there are no traces.
       sinks: take each request that has ended, but no probes.
       keys: those that clients must show.
       engine: None until the model is loaded, if the server starts before that.
@@ -68,6 +71,7 @@ class ServerState:
     live: LiveRequests = field(init=False, default_factory=LiveRequests)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
     request_log: RequestLog | None = field(init=False, default=None)
+    traces: Traces | None = field(init=False, default=None)
     sinks: tuple[RequestSink, ...] = field(init=False, default=())
     audit: LeakAudit = field(init=False)
 
@@ -92,6 +96,9 @@ class ServerState:
         if self.config.request_log is not None:
             self.request_log = RequestLog(self.config.request_log)
             self.sinks += (self.request_log,)
+        if self.config.otlp_traces_endpoint is not None:
+            self.traces = Traces(self.config.otlp_traces_endpoint)
+            self.sinks += (self.traces,)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart.wrappers import Request
@@ -22,7 +22,7 @@ from ...observe import Owner, find_owner
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
-from ..ended_request import EndedRequest, TokenCounts
+from ..ended_request import EndedRequest, SamplingFacts, TokenCounts, TraceHeaders
 from ..keepalive import KeepAlive
 from ..live_requests import LiveRequest
 from ..progress import Progress
@@ -32,6 +32,9 @@ from ..state import ServerState
 from ..stream_meter import StreamMeter
 from .answer import Answer
 from .time_limit import TimeLimit
+
+# Longer states of traces are dropped. W3C asks for 512 characters.
+_MAX_TRACE_STATE: Final = 4096
 
 
 class _HasState(Protocol):
@@ -54,6 +57,7 @@ class ScopedRequest(TrioRequest):
       peer: records whether the answer was sent.
       answer: sends the answer.
       meter: counts the tokens of an answer that is generated.
+      sampling: that of an answer that is generated.
       num_pooled_tokens: the tokens of texts that were pooled.
       keepalive: sends comments into streams that are silent.
       generation: closed with the resources, unless the stream outlives the connection.
@@ -77,11 +81,12 @@ class ScopedRequest(TrioRequest):
     answer: Answer
     keepalive: KeepAlive
     meter: StreamMeter | None = None
+    sampling: SamplingFacts | None = None
     num_pooled_tokens = 0
     is_resumable = False
     is_probe = False
 
-    def describe_end(self) -> EndedRequest:
+    def describe_end(self, model: str | None) -> EndedRequest:
         """Return the facts about the request, which has just ended."""
         now, meter, answer = trio.current_time(), self.meter, self.answer
         return EndedRequest(
@@ -99,6 +104,21 @@ class ScopedRequest(TrioRequest):
             finish_reasons={} if meter is None else meter.finish_reasons,
             error=answer.error,
             ending=answer.ending,
+            model=model,
+            sampling=self.sampling,
+            trace=self._find_trace(),
+        )
+
+    def _find_trace(self) -> TraceHeaders | None:
+        parents = self.headers.getlist("Traceparent")
+        if not parents:
+            return None
+        # Several parents are none. The states of several headers are one list.
+        states = ",".join(self.headers.getlist("Tracestate"))
+        is_short = len(states) <= _MAX_TRACE_STATE
+        return TraceHeaders(
+            traceparent=",".join(parents)[:_MAX_TRACE_STATE],
+            tracestate=states if states and is_short else None,
         )
 
     def _count_tokens(self) -> TokenCounts | None:
@@ -214,6 +234,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
 def _record(state: ServerState, request: ScopedRequest) -> None:
     """Give a request that has ended to logs and traces."""
     if state.sinks and not request.is_probe:
-        ended = request.describe_end()
+        engine = state.engine
+        ended = request.describe_end(None if engine is None else engine.info.name)
         for sink in state.sinks:
             sink.take(ended)

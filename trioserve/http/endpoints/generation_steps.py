@@ -20,6 +20,7 @@ from ..decode.lazy_mappings import LazyMappings
 from ..decode.message_mappings import to_chat_options
 from ..decode.requests import GenerationRequest
 from ..decode.sampling import naming_sampling, to_sampling
+from ..ended_request import SamplingFacts
 from ..respond import tell_time
 from ..state import ServerState
 from ..stream_meter import StreamMeter
@@ -154,6 +155,12 @@ async def open_stream(
     )
     meter.on_deadline = request.cancellation.note_end
     request.progress.follow(meter)
+    request.sampling = SamplingFacts(
+        n=sampling.n,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+    )
     request.live.stream = request.meter = meter
     return meter
 

@@ -34,10 +34,6 @@ def _describe(state: ServerState) -> Mapping[tuple[str, ...], float]:
     return {(__version__, info.name, info.kernels): 1}
 
 
-def _count_dropped_lines(state: ServerState) -> int:
-    return 0 if state.request_log is None else state.request_log.num_dropped
-
-
 SERVER: Rows[ServerState] = (
     GaugeMetric(
         "trioserve_info",
@@ -63,7 +59,12 @@ SERVER: Rows[ServerState] = (
     CounterMetric(
         "trioserve_request_log_lines_dropped_total",
         "Lines of the request log that were not written, because the disk was slow or full.",
-        _count_dropped_lines,
+        lambda state: 0 if state.request_log is None else state.request_log.num_dropped,
+    ),
+    CounterMetric(
+        "trioserve_traces_dropped_total",
+        "Requests whose traces were not sent, because the collector was slow or dead.",
+        lambda state: 0 if state.traces is None else state.traces.num_dropped,
     ),
     GaugeMetric(
         "trioserve_streams_resumable",
