@@ -35,7 +35,7 @@ from trioserve.testing.simulate.sockets import make_socket_pair
 from trioserve.types.output import TextDelta, TokenDelta
 
 # 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
-NUM_HISTORIES = 210
+NUM_HISTORIES = 150
 
 # A planted bug shows within so many histories.
 NUM_SEARCHED = 60

@@ -138,7 +138,8 @@ class AnswerChecks:
         """Return the statuses of errors that a request may end with."""
         history, allowed = self._history, set[int]()
         if self._has_deadline(plan) or plan.max_queue_seconds is not None:
-            allowed.add(504)
+            # 503 says at once that other requests would make it late.
+            allowed |= {503, 504}
         if self._is_cancelled(plan):
             allowed.add(499)
         if history.limits.fail_at_steps:
@@ -246,6 +247,9 @@ def _read_part(data: Any, answer: _Answer) -> None:
 def _split_events(body: bytes) -> Iterator[bytes]:
     # The last one may not be whole.
     for event in body.split(b"\n\n")[:-1]:
+        if event.startswith(b":"):
+            # A comment, which keeps proxies from closing a silent stream.
+            continue
         _claim(event.startswith(b"data: "), f"{event!r} is no event")
         yield event.removeprefix(b"data: ")
 

@@ -109,8 +109,9 @@ class Client:
             return
         if reply.plan.leaves == "stall":
             asking.cancel()
+            # Longer than the server's write timeout.
             with trio.CancelScope(shield=True):
-                await trio.sleep(100.0)
+                await trio.sleep(40.0)
         elif reply.plan.leaves == "reset":
             stream.socket.reset()  # type: ignore[attr-defined]
         stream.socket.close()

@@ -189,6 +189,8 @@ class _Writer:
             http=HttpConfig(
                 request_timeout=draw.choice([None, None, 1.0]),
                 drain_timeout=draw.choice([0.5, 5.0]),
+                refuse_late=self._chance(0.5),
+                sse_keepalive=draw.choice([1.0, 15.0, 15.0, 15.0]),
                 max_connections=2 if is_tight and self._chance(0.5) else None,
             ),
             render=RenderConfig(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LONGEST_SECONDS = 3600.0
 
 # Longer than each timeout of the server: behind it, all that is held is held for ever.
-_SETTLING_SECONDS = 120.0
+_SETTLING_SECONDS = 60.0
 
 # Gauges of caches, which outlive the requests that filled them.
 _CACHES = {"trioserve_prefix_cache_blocks"}
