@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partialmethod
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from trioserve.config import HttpConfig, RenderConfig
 from trioserve.engine import LocalCore, LocalPoolingCore, TensorEngine, TokenEngine
 from trioserve.frontend import PoolingEngine, TextEngine
 from trioserve.http import ServerState, create_http_app
+from trioserve.render import RendererWorkers
 from trioserve.scheduler import PoolingScheduler, Scheduler
 from trioserve.testing.fake_device import (
     FakeDevice,
@@ -194,7 +196,7 @@ def describe(state: ServerState) -> dict[str, object]:
         "room": engine.renderer.room.statistics(),
         "bodies": state.bodies.num_bytes,
         "active": state.lifecycle.num_active,
-        "live": len([*state.live._requests]),
+        "live": [*state.live],
         "background": state.background.num_running,
     }
 
@@ -244,6 +246,8 @@ def is_remote(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(autouse=True)
 def virtual_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", run_virtually)
+    init = partialmethod(RendererWorkers.__init__, run_in_thread=run_virtually)
+    monkeypatch.setattr(RendererWorkers, "__init__", init)
 
 
 async def test_requests_that_generate(

@@ -173,7 +173,10 @@ async def test_nothing_that_lives_longer_by_design_is_a_leak(
     tokenizer_folder: Path, is_remote: bool
 ) -> None:
     async with open_server(
-        tokenizer_folder, is_remote=is_remote, step_seconds=0.01
+        tokenizer_folder,
+        is_remote=is_remote,
+        step_seconds=0.01,
+        http=HttpConfig(resume_seconds=0.5),
     ) as (server, client):
         look = server.state.audit.look
         # The connection stays open, and the blocks of the prompt stay cached.
@@ -190,6 +193,16 @@ async def test_nothing_that_lives_longer_by_design_is_a_leak(
             assert await look() == []
             await client.post(PATH, json=BODY)
         await client.post(f"/v1/responses/{begun['id']}/cancel")
+        # A stream without its connection, which may be taken up again.
+        body = BODY | {"max_tokens": 100, "stream": True}
+        async with client.stream("POST", PATH, json=body):
+            await wait_running(server)
+        while server.state.lifecycle.num_active:
+            await trio.sleep(0.001)
+        assert server.state.resumable.num_streams == 1
+        for _ in range(3):
+            assert await look() == []
+        await client.delete("/v1/requests")
         body = BODY | {"max_tokens": 100, "stream": True}
         async with client.stream("POST", PATH, json=body):
             await wait_running(server)

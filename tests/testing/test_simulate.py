@@ -19,7 +19,8 @@ from trioserve.engine import TokenStream
 from trioserve.frontend.stream_limits import StreamLimits
 from trioserve.frontend.text_stream import TextStream
 from trioserve.http.bodies.upload import ChunkedBody
-from trioserve.http.live_requests import LiveRequest, LiveRequests
+from trioserve.http.lifecycle import Lifecycle
+from trioserve.http.progress import HasPhase
 from trioserve.render.workers.turns import Turn, Turns
 from trioserve.scheduler.generation.block_tables import BlockTables
 from trioserve.testing.simulate import (
@@ -101,11 +102,11 @@ def plant_endless_stream(original: object) -> Callable[..., float]:
 
 def plant_kept_request(original: object) -> object:
     @contextmanager
-    def hold(self: LiveRequests, request: LiveRequest) -> Iterator[None]:
-        self._requests[request] = None
+    def hold(self: Lifecycle, request: HasPhase) -> Iterator[None]:
+        self._active[request] = None
         yield
         # An exception leaves the request there.
-        del self._requests[request]
+        del self._active[request]
 
     return hold
 
@@ -146,7 +147,7 @@ PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
         plant_endless_stream,
         "has no end",
     ),
-    "a request stays live": (LiveRequests, "hold", plant_kept_request, "live"),
+    "a request stays live": (Lifecycle, "hold", plant_kept_request, "live"),
     "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies"),
     "a worker is held": (Turns, "_leave", plant_kept_token, ""),
     "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice"),

@@ -83,10 +83,14 @@ class Core(Protocol, Generic[OutputsT, StatisticsT, CountersT]):
     def after_aborts(self, call: Callable[[], None]) -> None:
         """Make a call when the core has carried out all aborts so far, or has ended."""
 
-    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+    async def inspect(
+        self, *, lost: bool = False, process: bool = False
+    ) -> CoreHoldings:
         """Return the things that the core holds.
 
         Args:
+          lost: also count the things that nobody holds, which takes a microsecond for each
+            ten blocks.
           process: also look at the process of the core, if it has its own, which takes
             milliseconds.
 

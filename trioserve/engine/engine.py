@@ -91,7 +91,19 @@ class Engine(ABC, Generic[CoreT, OutputsT, CountersT]):
           EngineProcessDied
         """
         known = self._list_work()
-        return audit_core(await self._core.inspect(process=process), known)
+        return audit_core(await self._core.inspect(lost=True, process=process), known)
+
+    async def count_blocks(self, owner: Owner) -> int:
+        """Return the KV blocks of a request, once for each of its sequences.
+
+        Raises:
+          EngineProcessDied
+        """
+        own = {number for number, each in self._list_work().items() if each is owner}
+        if not own:
+            return 0
+        held = await self._core.inspect()
+        return sum(each.num_blocks for each in held.work if each.id in own)
 
     def after_aborts(self, call: Callable[[], None]) -> None:
         """Make a call when the core holds nothing of the requests that have ended."""

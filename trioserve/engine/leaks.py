@@ -41,7 +41,7 @@ def _find_leaked_work(
 ) -> Iterator[Leak]:
     for each in holdings.work:
         owner = known.get(each.id)
-        if each.id in known and (owner is None or owner.ended_at is None):
+        if each.id in known and (owner is None or not owner.has_ended):
             continue
         request_id, key = each.request_id or None, ("work", each.id)
         yield Leak(kind="slots", key=key, request_id=request_id, text=f"work {each.id}")

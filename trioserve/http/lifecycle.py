@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 import logging
 
 import trio
 
 from ..errors import ShuttingDown
-from .progress import PHASES, Phase, Progress
+from .progress import PHASES, HasPhase, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class Lifecycle:
     def __init__(self, *, drain_timeout: float) -> None:
         self._drain_timeout = drain_timeout
         self._draining = trio.Event()
-        self._active: set[Progress] = set()
+        # In the order in which they began.
+        self._active: dict[HasPhase, None] = {}
         # Set when the last active request ends; a new one when the next request begins.
         self._idle = trio.Event()
         # The blocks that end when draining begins.
@@ -43,6 +44,11 @@ class Lifecycle:
     @property
     def num_active(self) -> int:
         return len(self._active)
+
+    @property
+    def active(self) -> Iterable[HasPhase]:
+        """The running requests, the oldest first."""
+        return self._active
 
     def begin_drain(self) -> None:
         if not self.is_draining:
@@ -77,15 +83,15 @@ class Lifecycle:
             raise ShuttingDown()
 
     @contextmanager
-    def hold(self, progress: Progress) -> Iterator[None]:
+    def hold(self, request: HasPhase) -> Iterator[None]:
         """Count a request as running inside the block."""
         if not self._active:
             self._idle = trio.Event()
-        self._active.add(progress)
+        self._active[request] = None
         try:
             yield
         finally:
-            self._active.remove(progress)
+            del self._active[request]
             if not self._active:
                 self._idle.set()
 
@@ -107,7 +113,7 @@ class Lifecycle:
 
     def count_phases(self) -> Counter[Phase]:
         """Return the number of requests in each phase."""
-        return Counter(progress.phase for progress in self._active)
+        return Counter(each.phase for each in self._active)
 
     def _describe_active(self) -> str:
         counts = self.count_phases()

@@ -10,9 +10,11 @@ from typing import Protocol
 import trio
 
 from ..errors import RequestCancelled, RequestNotFound
+from ..observe import Owner
 from .cancellation import Cancellation
 from .keys import Key
-from .progress import Progress
+from .lifecycle import Lifecycle
+from .progress import Phase, Progress
 from .wire.descriptions import RequestCard
 
 # Enough to look for in a log.
@@ -46,6 +48,7 @@ class LiveRequest:
       arrived_at: trio.current_time() when its head had come.
 
     Attributes:
+      owner: of all that the request does.
       key: the client's; None until it is known, or if the server has no keys.
       stream: None before the engine has the request.
     """
@@ -60,6 +63,7 @@ class LiveRequest:
         progress: Progress,
         time_limit: LiveLimit,
         cancellation: Cancellation,
+        owner: Owner,
     ) -> None:
         self._id = id
         self.key: Key | None = None
@@ -70,6 +74,19 @@ class LiveRequest:
         self._progress = progress
         self._time_limit = time_limit
         self._cancellation = cancellation
+        self.owner = owner
+
+    @property
+    def phase(self) -> Phase:
+        return self._progress.phase
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """The time that is left of its limit; None if it has none."""
+        seconds = self._time_limit.seconds
+        if seconds is None:
+            return None
+        return self._arrived_at + seconds - trio.current_time()
 
     @property
     def id(self) -> str:
@@ -82,7 +99,7 @@ class LiveRequest:
             method=self._method,
             path=self._path,
             key=None if self.key is None else self.key.name,
-            phase=self._progress.phase,
+            phase=self.phase,
             age_seconds=now - self._arrived_at,
             timeout_seconds=self._time_limit.seconds,
             prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
@@ -100,24 +117,38 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """The requests of a server, the oldest first."""
+    """The requests of a server that clients may see: all but probes.
 
-    def __init__(self) -> None:
+    Args:
+      lifecycle: holds those with a connection.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._detached: dict[LiveRequest, None] = {}
         self._ended_ids: deque[str] = deque(maxlen=_MAX_ENDED)
-        self._requests: dict[LiveRequest, None] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return sum(1 for _ in self)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        for each in self._lifecycle.active:
+            if isinstance(each, LiveRequest):
+                yield each
+        yield from self._detached
 
     @contextmanager
     def hold(self, request: LiveRequest) -> Iterator[None]:
-        """Show a request while the block runs."""
-        self._requests[request] = None
+        """Show a request without a connection while the block runs."""
+        self._detached[request] = None
         try:
             yield
         finally:
-            del self._requests[request]
-            self._ended_ids.append(request.id)
+            del self._detached[request]
+
+    def note_ended(self, request: LiveRequest) -> None:
+        """Remember the id of a request that ends."""
+        self._ended_ids.append(request.id)
 
     def take_ended_ids(self) -> tuple[str, ...]:
         """Return the ids of the last requests that ended since the last call."""
@@ -133,7 +164,7 @@ class LiveRequests:
         sees_all = asker.key is None or asker.key.is_admin
         return [
             each
-            for each in self._requests
+            for each in self
             if each is not asker and (sees_all or _have_one_key(each, asker))
         ]
 

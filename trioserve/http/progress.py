@@ -44,6 +44,10 @@ class HasPhase(Protocol):
     @property
     def phase(self) -> Phase: ...
 
+
+class PhaseSource(HasPhase, Protocol):
+    """An object that also knows the phases before."""
+
     @property
     def entries(self) -> Sequence[Entry]:
         """The phases so far, in order."""
@@ -57,7 +61,7 @@ class Progress:
         self._has_stopped = False
         self._phase: Phase = "body"
         self._entries: list[Entry] = []
-        self._source: HasPhase | None = None
+        self._source: PhaseSource | None = None
 
     @property
     def phase(self) -> Phase:
@@ -81,7 +85,7 @@ class Progress:
         self.enter(phase)
         self._has_stopped = True
 
-    def follow(self, source: HasPhase) -> None:
+    def follow(self, source: PhaseSource) -> None:
         """Take the phase from `source` from now on."""
         if not self._has_stopped:
             self._source = source

@@ -19,7 +19,6 @@ import trio
 
 from ..config import HttpConfig, parse_bytes
 from ..errors import StreamNotFound
-from ..observe import Owner
 from .background import BackgroundTasks
 from .keys import Key
 from .live_requests import LiveRequest, LiveRequests
@@ -170,7 +169,7 @@ class ResumableStreams:
         task_status: trio.TaskStatus[None],
     ) -> None:
         try:
-            with Owner(stream.live.id).hold(), stream.scope:
+            with stream.live.owner.hold(), stream.scope:
                 async with resources:
                     task_status.started()
                     await stream.log.append(await write())

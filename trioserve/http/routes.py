@@ -297,8 +297,8 @@ _ADMIN: Final = (
         method="GET",
         paths=("/v1/requests/<string:request_id>",),
         handler=answer_request,
-        summary="Show a request that the server is answering.",
-        answers={JSON: descriptions.RequestList},
+        summary="Show a request that the server is answering, and where it waits.",
+        answers={JSON: descriptions.RequestDetailsList},
         errors=_NO_REQUEST,
     ),
     Route(

@@ -68,7 +68,7 @@ class ServerState:
     keepalive: KeepAlive = field(init=False)
     resumable: ResumableStreams = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
-    live: LiveRequests = field(init=False, default_factory=LiveRequests)
+    live: LiveRequests = field(init=False)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
     request_log: RequestLog | None = field(init=False, default=None)
     traces: Traces | None = field(init=False, default=None)
@@ -82,6 +82,7 @@ class ServerState:
         )
         self.heap = HeapTrimmer(find_malloc_trim())
         self.lifecycle = Lifecycle(drain_timeout=self.config.drain_timeout)
+        self.live = LiveRequests(self.lifecycle)
         self.responses = ResponseStore(
             max_bytes=parse_bytes(
                 "max_responses_memory", self.config.max_responses_memory
@@ -114,7 +115,11 @@ class ServerState:
     @property
     def is_idle(self) -> bool:
         """Whether no request is answered, here or in the background."""
-        return not (self.lifecycle.num_active or self.background.num_running)
+        return not (
+            self.lifecycle.num_active
+            or self.background.num_running
+            or self.resumable.tasks.num_running
+        )
 
     def take_ended_ids(self) -> tuple[str, ...]:
         """Return the ids of the last requests that ended since the last call."""

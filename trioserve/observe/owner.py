@@ -21,26 +21,34 @@ class Owner:
 
     Attributes:
       id: its name in the log, as str() gives it; a request may get its id later.
-      task: runs it; None before.
-      ended_at: trio.current_time() at its end; None before.
+      has_ended: its last block has been left.
     """
 
     def __init__(self, id: object = "") -> None:
         self.id = id
-        self.task: trio.lowlevel.Task | None = None
-        self.ended_at: float | None = None
+        self.has_ended = False
+        self._tasks: list[trio.lowlevel.Task] = []
+
+    @property
+    def task(self) -> trio.lowlevel.Task | None:
+        """The task that runs it; None before and afterwards."""
+        return self._tasks[0] if self._tasks else None
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let all that begins in the block belong to this owner, which ends with it."""
-        self.task = trio.lowlevel.current_task()
+        """Let all that begins in the block belong to this owner.
+
+        A task that takes over enters its block before the first one is left.
+        """
+        task = trio.lowlevel.current_task()
+        self._tasks.append(task)
         token = _current.set(self)
         try:
             yield
         finally:
             _current.reset(token)
-            self.ended_at = trio.current_time()
-            self.task = None
+            self._tasks.remove(task)
+            self.has_ended = not self._tasks
 
 
 class Owned:
@@ -65,6 +73,8 @@ def name_owner() -> str:
     return "" if owner is None else str(owner.id)
 
 
-def find_owner_of(task: trio.lowlevel.Task) -> Owner | None:
-    """Return the owner of a task."""
-    return task.context.get(_current)
+def find_owner_of(thing: object) -> Owner | None:
+    """Return the owner of a task, or of another thing, if it has one."""
+    if isinstance(thing, trio.lowlevel.Task):
+        return thing.context.get(_current)
+    return getattr(thing, "owner", None)

@@ -35,6 +35,7 @@ from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
 from .workers.threads import RendererStatistics, RendererWorkers
 from .workers.together import run_together
+from .workers.workplace import Workplace
 
 __all__ = [
     "TURN_CHARACTERS",
@@ -57,6 +58,7 @@ __all__ = [
     "TextParts",
     "TokenizeOptions",
     "ToolTable",
+    "Workplace",
     "check_stop_strings",
     "count_characters",
     "count_text",

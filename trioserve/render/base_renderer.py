@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import trio
-
 from ..config import RenderConfig
 from .chat_renderer import ChatRenderer
 from .text.id_decoder import IdDecoder
 from .text.template import ChatTemplate
 from .workers.threads import RendererWorkers, expect_seconds
 from .workers.waiting_room import open_waiting_room
+from .workers.workplace import Workplace
 
 
 class BaseRenderer:
@@ -47,15 +46,15 @@ class BaseRenderer:
         return self.workers.is_stuck
 
     def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
-        """Yield all threads, by groups with their names."""
-        yield "renderer workers", self.workers
+        """Yield all threads, by groups with the name of one."""
+        yield "renderer thread", self.workers
 
-    def list_limiters(self) -> Iterator[tuple[str, trio.CapacityLimiter]]:
-        """Yield the limiters of all that requests do in a renderer, with their names."""
+    def list_workplaces(self) -> Iterator[Workplace]:
+        """Yield the places where requests are rendered."""
         for name, workers in self.list_workers():
-            yield name, workers.limiter
+            yield workers.describe_place(name)
         if self.chats.processes is not None:
-            yield "template processes", self.chats.processes.limiter
+            yield self.chats.processes.describe_place()
 
     async def detokenize(
         self,

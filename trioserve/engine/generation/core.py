@@ -130,9 +130,11 @@ class LocalCore:
         # An idle device may hold vectors that it must forget now.
         self._loop.wake()
 
-    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+    async def inspect(
+        self, *, lost: bool = False, process: bool = False
+    ) -> CoreHoldings:
         await trio.lowlevel.checkpoint()
-        held = self._scheduler.list_holdings()
+        held = self._scheduler.list_holdings(lost=lost)
         return CoreHoldings(
             work=tuple(
                 HeldWork(

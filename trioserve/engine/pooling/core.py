@@ -114,11 +114,13 @@ class LocalPoolingCore:
             # An idle device must forget them, too.
             self._loop.wake()
 
-    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+    async def inspect(
+        self, *, lost: bool = False, process: bool = False
+    ) -> CoreHoldings:
         await trio.lowlevel.checkpoint()
         work = {number: flow.request_id for number, flow in self._flows.items()}
-        # Those whose flow is closed are lost.
-        lost = {id(each.flow) for each in self._ids} - {
+        # Those of jobs that remain.
+        closed = {id(each.flow) for each in self._ids} - {
             id(each) for each in self._flows.values()
         }
         is_idle = not (work or self._ids or self._scheduler.statistics().num_releases)
@@ -127,7 +129,7 @@ class LocalPoolingCore:
                 HeldWork(id=number, request_id=request_id)
                 for number, request_id in work.items()
             ),
-            num_lost_slots=len(lost),
+            num_lost_slots=len(closed),
             num_lost_results=self._scheduler.statistics().num_kept if is_idle else 0,
         )
 

@@ -67,7 +67,7 @@ class _Host:
         raise NotImplementedError
 
     async def _inspect(self, question: Inspect) -> None:
-        holdings = await self._core.inspect()
+        holdings = await self._core.inspect(lost=question.lost)
         if question.process:
             holdings = replace(holdings, process=inspect_process())
         self._stream.send_nowait(Inspected(number=question.number, holdings=holdings))

@@ -91,6 +91,7 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """See Core.inspect; Inspected with the same number is the answer."""
 
     number: int
+    lost: bool
     process: bool
 
 

@@ -96,12 +96,16 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
                 for question in self._questions.values():
                     question.is_over.set()
 
-    async def inspect(self, *, process: bool = False) -> CoreHoldings:
+    async def inspect(
+        self, *, lost: bool = False, process: bool = False
+    ) -> CoreHoldings:
         question, number = _Question(), next(self._numbers)
         self._questions[number] = question
         try:
             if not self._has_ended:
-                self._stream.send_nowait(Inspect(number=number, process=process))
+                self._stream.send_nowait(
+                    Inspect(number=number, lost=lost, process=process)
+                )
                 await question.is_over.wait()
         finally:
             del self._questions[number]

@@ -105,7 +105,7 @@ class LeakAudit:
         engine = self._server.engine
         audit = None
         if engine is not None:
-            leaks += find_leaked_tokens(engine.renderer.list_limiters())
+            leaks += find_leaked_tokens(engine.renderer.list_workplaces())
             leaks += find_leaked_threads(engine.renderer.list_workers())
             audit = await _ask(engine, looks_at_process)
         if audit is not None:

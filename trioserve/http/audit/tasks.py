@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import trio
 
 from ...observe import Leak, LeakKind, Owner, find_owner_of
-from ...render import RendererWorkers
+from ...render import RendererWorkers, Workplace
 
 
 def find_leaked_tasks() -> Iterator[Leak]:
@@ -22,20 +22,13 @@ def find_leaked_tasks() -> Iterator[Leak]:
 
 
 def find_leaked_tokens(
-    limiters: Iterable[tuple[str, trio.CapacityLimiter]],
+    workplaces: Iterable[Workplace],
 ) -> Iterator[Leak]:
-    """Yield the tokens that are held for a request that has ended.
-
-    Args:
-      limiters: with their names.
-    """
-    for name, limiter in limiters:
-        for borrower in limiter.statistics().borrowers:
-            if isinstance(borrower, trio.lowlevel.Task):
-                owner = find_owner_of(borrower)
-            else:
-                owner = getattr(borrower, "owner", None)
-            yield from _check("tokens", borrower, owner, f"a token of the {name}")
+    """Yield the tokens that are held for a request that has ended."""
+    for each in workplaces:
+        for borrower in each.limiter.statistics().borrowers:
+            owner = find_owner_of(borrower)
+            yield from _check("tokens", borrower, owner, f"the token of a {each.name}")
 
 
 def find_leaked_threads(
@@ -44,11 +37,11 @@ def find_leaked_threads(
     """Yield the threads that still work for a request that has ended."""
     for name, each in workers:
         for call in each.list_abandoned():
-            yield from _check("threads", call, call.owner, f"a thread of the {name}")
+            yield from _check("threads", call, call.owner, f"a {name}")
 
 
 def _check(
     kind: LeakKind, thing: object, owner: Owner | None, text: str
 ) -> Iterator[Leak]:
-    if owner is not None and owner.ended_at is not None:
+    if owner is not None and owner.has_ended:
         yield Leak(kind=kind, key=thing, request_id=str(owner.id), text=text)

@@ -208,9 +208,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
             scoped.resources.callback(scoped.cancellation.end)
-            # This is closed last, so a request counts as running until all is released.
-            scoped.resources.enter_context(state.lifecycle.hold(scoped.progress))
-            scoped.resources.callback(_record, state, scoped)
+            owner = find_owner()
+            assert owner is not None, "the request owns all that it does"
             scoped.live = LiveRequest(
                 id=scoped.id,
                 method=scoped.method,
@@ -219,8 +218,12 @@ class ScopedConnection(TrioASGIHTTPConnection):
                 progress=scoped.progress,
                 time_limit=scoped.time_limit,
                 cancellation=scoped.cancellation,
+                owner=owner,
             )
-            scoped.resources.enter_context(state.live.hold(scoped.live))
+            # This is closed last, so a request counts as running until all is released.
+            scoped.resources.enter_context(state.lifecycle.hold(scoped.live))
+            scoped.resources.callback(state.live.note_ended, scoped.live)
+            scoped.resources.callback(_record, state, scoped)
             scoped.resources.callback(scoped.body.release)
             scoped.generation = AsyncExitStack()
             await scoped.resources.enter_async_context(scoped.generation)

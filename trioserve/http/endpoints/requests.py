@@ -7,9 +7,13 @@ from quart import Response
 from ...errors import RequestNotFound
 from ..connection.scope import ScopedRequest
 from ..live_requests import LiveRequest
+from ..request_details import describe_request
 from ..respond import respond_json
 from ..state import ServerState
-from ..wire.descriptions import RequestList
+from ..wire.descriptions import RequestDetailsList, RequestList
+
+# Each has a tree of tasks, of some kilobytes.
+_MAX_DETAILED = 16
 
 
 async def answer_requests(state: ServerState, request: ScopedRequest) -> Response:
@@ -18,8 +22,14 @@ async def answer_requests(state: ServerState, request: ScopedRequest) -> Respons
 
 
 async def answer_request(state: ServerState, request: ScopedRequest) -> Response:
-    """Show the requests with an id."""
-    return _show(_find(state, request))
+    """Show the requests with an id, and everything that they hold."""
+    found = _find(state, request)
+    shown = [
+        await describe_request(each, state.engine) for each in found[:_MAX_DETAILED]
+    ]
+    return respond_json(
+        RequestDetailsList(data=tuple(shown), num_left_out=len(found) - len(shown))
+    )
 
 
 async def answer_cancel_requests(

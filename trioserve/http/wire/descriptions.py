@@ -95,6 +95,53 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[RequestCard, ...]
 
 
+class TaskNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a request.
+
+    Args:
+      name: of its function.
+      awaits: the functions in which it waits, with their lines; the innermost is last.
+      tasks: those below it.
+      num_tasks_left_out: tasks below it that are not shown, because there are too many.
+    """
+
+    name: str
+    awaits: tuple[str, ...]
+    tasks: tuple[TaskNode, ...]
+    num_tasks_left_out: int = 0
+
+
+class RequestDetails(RequestCard, frozen=True, kw_only=True):
+    """A request that is being answered, with everything that it holds.
+
+    Args:
+      worker: where it is: "upload", "event loop", "renderer thread", "template process",
+        "media thread", "media connection", "image processor" or the queue for one of these,
+        "engine queue", "device" or "client".
+      deadline_seconds: the time that is left of its limit; None if it has none.
+      kv_blocks: of the KV cache, those that it shares counted once for each sequence; None
+        if the engine process did not answer in time.
+      task: the task that runs it; None when it has just ended.
+    """
+
+    worker: str
+    deadline_seconds: float | None
+    kv_blocks: int | None
+    task: TaskNode | None
+
+
+class RequestDetailsList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of GET /v1/requests/{request_id}, the oldest request first.
+
+    Args:
+      num_left_out: requests with this id that are not shown, because there are too many.
+    """
+
+    object: Literal["list"] = "list"
+    data: tuple[RequestDetails, ...]
+    num_left_out: int = 0
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of GET /version."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from ...config import RenderConfig
 from ...errors import InvalidParameter, NotSupported
 from ...types.model_info import ModelInfo
@@ -34,6 +32,7 @@ from ..tools.families import ToolFormat
 from ..tools.tool_table import ToolTable
 from ..workers.jobs import cut_jobs
 from ..workers.threads import RendererWorkers, expect_seconds
+from ..workers.workplace import Workplace
 from .chat import MediaLoader, PromptSteps
 
 if TYPE_CHECKING:
@@ -85,10 +84,10 @@ class Renderer(BaseRenderer):
         if self.images is not None:
             yield from self.images.list_workers()
 
-    def list_limiters(self) -> Iterator[tuple[str, trio.CapacityLimiter]]:
-        yield from super().list_limiters()
+    def list_workplaces(self) -> Iterator[Workplace]:
+        yield from super().list_workplaces()
         if self.images is not None:
-            yield "media connections", self.images.connections
+            yield Workplace(name="media connection", limiter=self.images.connections)
 
     @property
     def is_stuck(self) -> bool:

@@ -141,8 +141,8 @@ class ImageRenderer:
         return self._loader.connections
 
     def list_workers(self) -> Iterator[tuple[str, RendererWorkers]]:
-        """Yield all threads, by groups with their names."""
-        yield "media workers", self._loader.workers
+        """Yield all threads, by groups with the name of one."""
+        yield "media thread", self._loader.workers
         yield "image processor", self._workers
 
     @property

@@ -24,6 +24,7 @@ from ...errors import InvalidParameter
 from ..text.template import TemplateCall
 from .threads import TookTooLong
 from .turns import Turns
+from .workplace import Workplace
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,14 @@ class TemplateProcesses:
         self.limiter = trio.CapacityLimiter(num_processes)
         self._turns = Turns(self.limiter)
         self.num_killed = 0
+
+    def describe_place(self) -> Workplace:
+        """Describe the processes to people."""
+        return Workplace(
+            name="template process",
+            limiter=self.limiter,
+            list_waiting=self._turns.list_waiting,
+        )
 
     async def render(
         self, call: TemplateCall, seconds: float, *, expected_seconds: float = 0.0

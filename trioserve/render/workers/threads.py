@@ -20,6 +20,7 @@ import trio
 from ...errors import InvalidParameter, RendererStuck
 from ...observe import Owned
 from .turns import Turns
+from .workplace import Workplace
 
 T = TypeVar("T")
 
@@ -139,6 +140,12 @@ class RendererWorkers:
         """Whether calls with a time limit are refused: too many are abandoned."""
         limit = _ABANDONED_PER_WORKER * self.limiter.total_tokens
         return self._count_abandoned() >= limit
+
+    def describe_place(self, name: str) -> Workplace:
+        """Describe the threads to people, by the name of one."""
+        return Workplace(
+            name=name, limiter=self.limiter, list_waiting=self._turns.list_waiting
+        )
 
     def resize(self, num_workers: int) -> None:
         """Change the number of threads that may work at once."""

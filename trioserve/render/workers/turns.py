@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import trio
@@ -85,6 +85,10 @@ class TurnQueue:
     def __len__(self) -> int:
         return sum(len(each.turns) for each in self._classes)
 
+    def __iter__(self) -> Iterator[Turn]:
+        for each in self._classes:
+            yield from each.turns
+
     def add(self, seconds: float) -> Turn:
         """Add work that is expected to take so many seconds."""
         turn = Turn(seconds)
@@ -128,6 +132,9 @@ class Turns:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    def list_waiting(self) -> list[Turn]:
+        return list(self._queue)
 
     def resize(self, total_tokens: int) -> None:
         """Change how much work may run at once."""

@@ -234,8 +234,12 @@ class Scheduler:
             step_seconds=self._step_seconds,
         )
 
-    def list_holdings(self) -> SchedulerHoldings:
-        """Return everything that sequences hold, and what nobody holds."""
+    def list_holdings(self, *, lost: bool = False) -> SchedulerHoldings:
+        """Return everything that sequences hold.
+
+        Args:
+          lost: also count the blocks and slots that nobody holds.
+        """
         known = {each.sequence_id: each for each in self._running} | self._sequences
         return SchedulerHoldings(
             sequences=tuple(
@@ -247,8 +251,8 @@ class Scheduler:
                 )
                 for sequence_id, sequence in known.items()
             ),
-            num_lost_blocks=self._blocks.count_lost(known.values()),
-            num_lost_slots=self._running.num_lost_slots,
+            num_lost_blocks=self._blocks.count_lost(known.values()) if lost else 0,
+            num_lost_slots=self._running.num_lost_slots if lost else 0,
         )
 
     def rates(self) -> StepRates:
