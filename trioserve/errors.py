@@ -20,6 +20,7 @@
       - QueueFull                   429
       - RendererFull                429
       - BackgroundFull              429
+      - KeyLimitReached             429
       - DeadlineUnreachable         503
       - RendererStuck               503
       - MemoryFull                  503
@@ -71,6 +72,7 @@ __all__ = [
     "QueueFull",
     "RendererFull",
     "BackgroundFull",
+    "KeyLimitReached",
     "DeadlineUnreachable",
     "RendererStuck",
     "MemoryFull",
@@ -382,6 +384,24 @@ class BackgroundFull(Unavailable):
         super().__init__(
             f"{num_running} responses are already being generated in the background; "
             "please try again later.",
+            retry_after_seconds=retry_after_seconds,
+        )
+
+
+class KeyLimitReached(Unavailable):
+    """Raised when a key has used up one of its limits.
+
+    Args:
+      limit: the limit and its value, as in the file with keys.
+    """
+
+    status = 429
+    code = "RateLimitError"
+
+    def __init__(self, name: str, *, limit: str, retry_after_seconds: int) -> None:
+        super().__init__(
+            f"The API key {name!r} has reached its limit ({limit}); please try again "
+            "later.",
             retry_after_seconds=retry_after_seconds,
         )
 

@@ -16,7 +16,8 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
-from trioserve.http.keys import Key, KeyRing
+from trioserve.http.key_file import Key
+from trioserve.http.keys import KeyRing
 from trioserve.http.routes import ROUTES
 from trioserve.testing.server import FakeServer, open_fake_server
 
@@ -200,3 +201,45 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         KeyRing(HttpConfig(api_key_file=str(tmp_path / "long")))
     with pytest.raises(InvalidConfig, match="cannot read .*: No such file"):
         KeyRing(HttpConfig(api_key_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("weight=2", Key(name="ann", weight=2.0)),
+        ("weight=0.5 admin", Key(name="ann", weight=0.5, is_admin=True)),
+        (
+            "admin max_requests=8 tokens_per_minute=60000",
+            Key(name="ann", is_admin=True, max_requests=8, tokens_per_minute=60_000),
+        ),
+    ],
+)
+def test_a_line_has_words_behind_the_key(
+    write: Callable[[str], HttpConfig], words: str, key: Key
+) -> None:
+    assert KeyRing(write(f"ann sk-a {words}\n")).check(show("sk-a")) == key
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("weight=0", "line 1 needs a weight from 0.01 to 100"),
+        ("weight=-1", "line 1 needs a weight"),
+        ("weight=nan", "line 1 needs a weight"),
+        ("weight=", "line 1 needs a weight"),
+        ("max_requests=0", "line 1 needs a max_requests from 1 to 1000000"),
+        ("max_requests=1.5", "line 1 needs a max_requests"),
+        ("tokens_per_minute=many", "line 1 needs a tokens_per_minute"),
+        ("max_requests=1 max_requests=2", "line 1 has max_requests twice"),
+        ("admin admin", "line 1 has admin twice"),
+        ("weight", "line 1 must have a name and a key"),
+        ("admin=yes", "line 1 must have a name and a key"),
+        ("sk-b", "line 1 must have a name and a key"),
+    ],
+)
+def test_a_wrong_word_is_refused_without_the_keys(
+    write: Callable[[str], HttpConfig], words: str, reason: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=reason) as caught:
+        KeyRing(write(f"ann sk-a {words}\n"))
+    assert "sk-" not in str(caught.value)

@@ -32,7 +32,9 @@ from .connection.scope import ScopedConnection, ScopedRequest
 from .connection.time_limit import HEADER as TIMEOUT_HEADER
 from .endpoints.admin import answer_metrics
 from .endpoints.resumed import resume_stream
+from .key_use import Ticket
 from .probes import AsgiApp, Probe, ProbesFirst
+from .rate_limit_fields import list_anthropic_limits, list_openai_limits
 from .rates import log_rates
 from .request_id import ANTHROPIC_HEADER
 from .respond import EVENTS, make_error, make_json
@@ -87,6 +89,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     app.before_request(_check_key(state, probes.keys()))
     app.after_request(_count_request(state))
     app.after_request(_name_request)
+    app.after_request(_tell_limits)
 
     def find_engine() -> TokenEngine | TensorEngine | None:
         return None if state.engine is None else state.engine.engine
@@ -143,6 +146,9 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
             with scoped.time_limit.until_answer(scoped.progress):
                 if EVENTS in route.answers and LAST_EVENT in scoped.headers:
                     return resume_stream(state, scoped)
+                if route.request is not None:
+                    scoped.ticket.use.check()
+                    scoped.resources.enter_context(scoped.ticket.hold())
                 return await route.handler(state, scoped)
         except DeadlineExceeded:
             scoped.cancellation.begin()
@@ -177,6 +183,7 @@ def _check_key(
         if rule is None or rule.rule not in open_paths:
             scoped = _current_request()
             scoped.live.key = state.keys.check(scoped.headers)
+            scoped.ticket = Ticket(state.key_uses.find(scoped.live.key))
 
     return check
 
@@ -196,6 +203,17 @@ async def _name_request(response: Response) -> Response:
     """Add the id of the request under the name that Anthropic's clients read."""
     if _speaks_anthropic(request.path):
         response.headers[ANTHROPIC_HEADER] = str(_current_request().id)
+    return response
+
+
+async def _tell_limits(response: Response) -> Response:
+    """Add the tokens that are left to the key, as its clients read them."""
+    use = _current_request().ticket.use
+    response.headers.update(
+        list_anthropic_limits(use)
+        if _speaks_anthropic(request.path)
+        else list_openai_limits(use)
+    )
     return response
 
 

@@ -12,7 +12,7 @@ import trio
 from ..errors import RequestCancelled, RequestNotFound
 from ..observe import Owner
 from .cancellation import Cancellation
-from .keys import Key
+from .key_file import Key
 from .lifecycle import Lifecycle
 from .progress import Phase, Progress
 from .wire.descriptions import RequestCard

@@ -20,7 +20,7 @@ import trio
 from ..config import HttpConfig, parse_bytes
 from ..errors import StreamNotFound
 from .background import BackgroundTasks
-from .keys import Key
+from .key_file import Key
 from .live_requests import LiveRequest, LiveRequests
 from .stream_log import StreamLog
 

@@ -26,6 +26,7 @@ from .bodies.memory_budget import MemoryBudget
 from .cors import Cors
 from .ended_request import RequestSink
 from .keepalive import KeepAlive
+from .key_use import KeyUses
 from .keys import KeyRing
 from .lifecycle import Lifecycle
 from .live_requests import LiveRequests
@@ -69,6 +70,7 @@ class ServerState:
     resumable: ResumableStreams = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False)
+    key_uses: KeyUses = field(init=False, default_factory=KeyUses)
     counts: RequestCounts = field(init=False, default_factory=RequestCounts)
     request_log: RequestLog | None = field(init=False, default=None)
     traces: Traces | None = field(init=False, default=None)

@@ -22,6 +22,7 @@ class StreamMeter:
 
     Args:
       times: measures each delta with tokens, and the end of each sequence.
+      charge: is called with the number of new tokens of the answer.
 
     Attributes:
       prompts: the prompts of the request.
@@ -30,8 +31,14 @@ class StreamMeter:
       finish_reasons: the reasons for which sequences have ended so far.
     """
 
-    def __init__(self, stream: TextStream, times: StreamTimes) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        times: StreamTimes,
+        charge: Callable[[int], None] = lambda num_tokens: None,
+    ) -> None:
         self.stream = stream
+        self._charge = charge
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
         self.is_writing = False
         self.on_deadline: Callable[[], None] = lambda: None
@@ -94,6 +101,7 @@ class StreamMeter:
         self._num_cached_tokens[delta.index] = delta.num_cached_tokens
         self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.token_ids:
+            self._charge(len(delta.token_ids))
             self._times.note_tokens(
                 delta.index, len(delta.token_ids), trio.current_time()
             )

@@ -24,6 +24,7 @@ from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
 from ..ended_request import EndedRequest, SamplingFacts, TokenCounts, TraceHeaders
 from ..keepalive import KeepAlive
+from ..key_use import Ticket
 from ..live_requests import LiveRequest
 from ..progress import Progress
 from ..request_id import HEADER, RequestId
@@ -51,6 +52,7 @@ class ScopedRequest(TrioRequest):
       arrived_at: trio.current_time() when the head of the request had come.
       time_limit: ends the request at its deadline.
       live: shows the request to others.
+      ticket: the request's part in the use of its key.
       id: the id in the answer and in the log.
       progress: the phase of the request.
       cancellation: measures it, if there is one.
@@ -74,6 +76,7 @@ class ScopedRequest(TrioRequest):
     arrived_at: float
     time_limit: TimeLimit
     live: LiveRequest
+    ticket: Ticket
     id: RequestId
     progress: Progress
     cancellation: Cancellation
@@ -178,6 +181,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
             progress=scoped.progress,
             cors=state.cors,
         )
+        # Until its key is known.
+        scoped.ticket = Ticket(state.key_uses.find(None))
         scoped.resumable = state.resumable
         scoped.cancellation = Cancellation(
             scoped.id, scoped.progress, state.counts, state.after_aborts

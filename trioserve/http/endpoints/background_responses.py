@@ -22,6 +22,7 @@ from ..connection.scope import ScopedRequest
 from ..connection.time_limit import LAST_WORDS_SECONDS
 from ..event_connection import open_events
 from ..event_log import EventLog
+from ..key_use import Ticket
 from ..respond import respond_json, run_writing
 from ..response_store import StoredResponse, Turn
 from ..state import ServerState
@@ -53,6 +54,7 @@ async def answer_in_background(
         state,
         call,
         streams=streams,
+        ticket=request.ticket,
         arrived_at=request.arrived_at,
         limits=request.time_limit.limit_stream(call.chat.max_queue_seconds),
     )
@@ -112,6 +114,7 @@ class _Running:
 
     Args:
       streams: keep the events, so that clients can follow them.
+      ticket: counts the request and its tokens.
       arrived_at: trio.current_time() when the request came.
       limits: the time that it may take.
     """
@@ -122,6 +125,7 @@ class _Running:
         call: ResponseCall,
         *,
         streams: bool,
+        ticket: Ticket,
         arrived_at: float,
         limits: StreamLimits,
     ) -> None:
@@ -129,6 +133,7 @@ class _Running:
         self._state = state
         self._call = call
         self._streams = streams
+        self._ticket = ticket
         self._arrived_at = arrived_at
         self._limits = limits
         self._scope = trio.CancelScope()
@@ -205,6 +210,7 @@ class _Running:
             call.engine,
             [call.prompt],
             call.sampling,
+            ticket=self._ticket,
             arrived_at=self._arrived_at,
             limits=self._limits,
         ) as meter:

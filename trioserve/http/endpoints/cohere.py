@@ -80,7 +80,7 @@ async def _pool(
         engine, task, dimensions=body.output_dimension, param="output_dimension"
     )
     _check_bits(body, body.output_dimension or engine.pooling.num_outputs)
-    return await engine.pool(
+    pooled = await engine.pool(
         body.plain_texts,
         params,
         _make_options(body, engine),
@@ -89,6 +89,8 @@ async def _pool(
         param=body.param,
         on_submit=call.note_submitted,
     )
+    call.note_pooled(pooled.num_tokens)
+    return pooled
 
 
 def _check_bits(body: CohereEmbedRequest, size: int) -> None:

@@ -21,6 +21,7 @@ from ..decode.message_mappings import to_chat_options
 from ..decode.requests import GenerationRequest
 from ..decode.sampling import naming_sampling, to_sampling
 from ..ended_request import SamplingFacts
+from ..key_use import Ticket
 from ..respond import tell_time
 from ..state import ServerState
 from ..stream_meter import StreamMeter
@@ -149,6 +150,7 @@ async def open_stream(
     meter = await request.generation.enter_async_context(
         open_meter(
             *(state, body, engine, prompts, sampling),
+            ticket=request.ticket,
             arrived_at=request.arrived_at,
             limits=request.time_limit.limit_stream(body.max_queue_seconds),
         )
@@ -173,12 +175,14 @@ async def open_meter(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     *,
+    ticket: Ticket,
     arrived_at: float,
     limits: StreamLimits,
 ) -> AsyncIterator[StreamMeter]:
     """Generate until the block is left.
 
     Args:
+      ticket: counts the request and its tokens.
       arrived_at: trio.current_time() when the request came.
       limits: the time that the stream may take.
     """
@@ -199,6 +203,7 @@ async def open_meter(
             forced_tools=body.forced_tools,
         )
     async with AsyncExitStack() as exits:
+        exits.enter_context(ticket.hold())
         with naming_sampling(body):
             stream = await exits.enter_async_context(
                 engine.open_text(
@@ -215,4 +220,6 @@ async def open_meter(
         times = StreamTimes(
             state.counts, arrived_at=arrived_at, submitted_at=submitted_at
         )
-        yield StreamMeter(stream, times)
+        meter = StreamMeter(stream, times, ticket.use.charge)
+        ticket.use.charge(meter.num_prompt_tokens)
+        yield meter

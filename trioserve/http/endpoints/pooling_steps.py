@@ -71,6 +71,7 @@ class PoolingCall:
     def note_pooled(self, num_tokens: int) -> None:
         """Note the tokens of all texts of the request."""
         self.request.num_pooled_tokens = num_tokens
+        self.request.ticket.use.charge(num_tokens)
 
     async def respond(
         self,

@@ -14,12 +14,13 @@ from ..request_counts import RequestCounts
 from ..state import ServerState
 from .engine import ENGINE, GENERATION, POOLING, TEXT
 from .images import IMAGES
+from .keys import KEYS
 from .rendering import RENDERER, STRUCTURES, TEMPLATES
 from .requests import GENERATION_REQUESTS, REQUESTS
 from .server import LOOP, SERVER
 
 METRICS: Rows[Any] = (
-    *(*SERVER, *LOOP, *REQUESTS, *GENERATION_REQUESTS),
+    *(*SERVER, *LOOP, *KEYS, *REQUESTS, *GENERATION_REQUESTS),
     *(*ENGINE, *GENERATION, *TEXT, *POOLING),
     *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
@@ -34,6 +35,7 @@ def collect_families(state: ServerState) -> Iterator[Family]:
     """Yield all metrics with their values."""
     yield from collect_rows(SERVER, state)
     yield from collect_rows(LOOP, state.loop_stall.statistics())
+    yield from collect_rows(KEYS, state.key_uses)
     yield from collect_rows(REQUESTS, state.counts)
     if state.engine is not None:
         yield from _collect_engine(state.engine, state.counts)
