@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import trio
+
 from ..._version import __version__
 from ...observe import (
     SLOW_STEP_SECONDS,
@@ -45,6 +47,11 @@ SERVER: Rows[ServerState] = (
         "trioserve_http_requests_active",
         "HTTP requests that are being answered.",
         lambda state: state.lifecycle.num_active,
+    ),
+    GaugeMetric(
+        "trioserve_tasks",
+        "Tasks of the event loop; some belong to connections that wait for a request.",
+        lambda state: trio.lowlevel.current_statistics().tasks_living,
     ),
     GaugeMetric(
         "trioserve_http_bodies_bytes",
