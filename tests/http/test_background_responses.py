@@ -269,3 +269,35 @@ async def test_old_responses_are_freed_without_any_request(
         while server.state.responses.statistics().num_responses:
             await trio.sleep(0.01)
         assert server.state.responses.dropped["age"] == 1
+
+
+async def test_a_response_belongs_to_its_key(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("ann mine\nbob yours\nroot all admin\n")
+    http = HttpConfig(api_key_file=str(keys))
+    async with open_both(tokenizer_folder, http=http) as (server, client):
+        mine, yours, admin = (
+            client.with_options(api_key=key) for key in ("mine", "yours", "all")
+        )
+        for background in (False, True):
+            response = await create(mine, background=background)
+            if background:
+                await poll(mine, response.id)
+            for call in (
+                yours.responses.retrieve,
+                yours.responses.delete,
+                yours.responses.cancel,
+                yours.responses.input_items.list,
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await call(response.id)
+            with pytest.raises(openai.BadRequestError, match="not found"):
+                await create(yours, previous_response_id=response.id)
+            for asker in (mine, admin):
+                assert (await asker.responses.retrieve(response.id)).id == response.id
+                again = await create(
+                    asker, previous_response_id=response.id, background=False
+                )
+                assert again.output_text == ANSWER

@@ -49,6 +49,22 @@ class Key:
     tokens_per_minute: int | None = None
 
 
+def name_key(key: Key | None) -> str | None:
+    """Return the name of a client's key; None without one.
+
+    What belongs to a key remembers its name, because the file may change.
+    """
+    return None if key is None else key.name
+
+
+def may_see(asker: Key | None, owner: str | None) -> bool:
+    """Whether the client with a key may see what belongs to the key of a name.
+
+    A key of an administrator sees all. Without keys, everybody sees all.
+    """
+    return asker is None or asker.is_admin or asker.name == owner
+
+
 def is_sendable(key: str) -> bool:
     """Whether all clients can send a key in a header."""
     return key.isascii() and key.isprintable() and " " not in key and bool(key)

@@ -12,7 +12,7 @@ import trio
 from ..errors import RequestCancelled, RequestNotFound
 from ..observe import Owner
 from .cancellation import Cancellation
-from .key_file import Key
+from .key_file import Key, may_see, name_key
 from .lifecycle import Lifecycle
 from .progress import Phase, Progress
 from .wire.descriptions import RequestCard
@@ -98,7 +98,7 @@ class LiveRequest:
             id=self.id,
             method=self._method,
             path=self._path,
-            key=None if self.key is None else self.key.name,
+            key=name_key(self.key),
             phase=self.phase,
             age_seconds=now - self._arrived_at,
             timeout_seconds=self._time_limit.seconds,
@@ -157,15 +157,11 @@ class LiveRequests:
         return ended
 
     def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
-        """Return the requests that another one may see: those of its own key.
-
-        A key of an administrator sees all. Without keys, everybody sees all.
-        """
-        sees_all = asker.key is None or asker.key.is_admin
+        """Return the requests that another one may see: those of its own key."""
         return [
             each
             for each in self
-            if each is not asker and (sees_all or _have_one_key(each, asker))
+            if each is not asker and may_see(asker.key, name_key(each.key))
         ]
 
     def find(self, request_id: str, asker: LiveRequest) -> list[LiveRequest]:
@@ -178,9 +174,3 @@ class LiveRequests:
         if not found:
             raise RequestNotFound(request_id)
         return found
-
-
-def _have_one_key(one: LiveRequest, other: LiveRequest) -> bool:
-    # By name, because the file may have changed since.
-    names = [each.key and each.key.name for each in (one, other)]
-    return names[0] == names[1]

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from ..errors import ResponseNotFound, ResponseTooLarge
 from .event_log import EventLog
+from .key_file import Key, may_see
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class StoredResponse:
     """One response.
 
     Attributes:
+      owner: the name of the key that began it; None without keys.
       earlier: the turns before it, oldest first.
       turn: its own items; without output while it is running.
       content: its JSON; empty while it is running.
@@ -67,6 +69,7 @@ class StoredResponse:
     """
 
     id: str
+    owner: str | None = None
     earlier: tuple[Turn, ...] = ()
     turn: Turn
     content: bytes = b""
@@ -193,24 +196,30 @@ class ResponseStore:
             kept.num_own_bytes = num_bytes
             self._make_room(now)
 
-    def find(self, response_id: str, now: float) -> StoredResponse:
+    def find(
+        self, response_id: str, now: float, asker: Key | None = None
+    ) -> StoredResponse:
         """Return a response.
 
+        Args:
+          asker: the key of the client that wants it.
+
         Raises:
-          ResponseNotFound
+          ResponseNotFound: there is none, or it belongs to another key.
         """
         self.drop_old(now)
-        if response_id not in self._kept:
+        kept = self._kept.get(response_id)
+        if kept is None or not may_see(asker, kept.response.owner):
             raise ResponseNotFound(response_id)
-        return self._kept[response_id].response
+        return kept.response
 
-    def remove(self, response_id: str, now: float) -> None:
+    def remove(self, response_id: str, now: float, asker: Key | None = None) -> None:
         """Forget a response; one that is running is cancelled.
 
         Raises:
-          ResponseNotFound
+          ResponseNotFound: as find.
         """
-        self.find(response_id, now)
+        self.find(response_id, now, asker)
         self._end(response_id)
 
     def drop_old(self, now: float) -> None:

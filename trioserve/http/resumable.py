@@ -20,7 +20,7 @@ import trio
 from ..config import HttpConfig, parse_bytes
 from ..errors import StreamNotFound
 from .background import BackgroundTasks
-from .key_file import Key
+from .key_file import Key, name_key
 from .live_requests import LiveRequest, LiveRequests
 from .stream_log import StreamLog
 
@@ -154,7 +154,11 @@ class ResumableStreams:
         """
         parts = _EVENT_ID.fullmatch(event_id)
         stream = None if parts is None else self._streams.get(parts[1])
-        if parts is None or stream is None or not _is_same(stream.live.key, key):
+        if (
+            parts is None
+            or stream is None
+            or name_key(stream.live.key) != name_key(key)
+        ):
             raise StreamNotFound()
         number = int(parts[2]) + 1
         stream.log.check(number)
@@ -190,8 +194,3 @@ class ResumableStreams:
                 del self._streams[stream.id]
                 return True
         return False
-
-
-def _is_same(one: Key | None, other: Key | None) -> bool:
-    # By name, because the file of the keys may have changed since.
-    return (one and one.name) == (other and other.name)

@@ -24,6 +24,7 @@ from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
 from ..ended_request import EndedRequest, SamplingFacts, TokenCounts, TraceHeaders
 from ..keepalive import KeepAlive
+from ..key_file import name_key
 from ..key_use import Ticket
 from ..live_requests import LiveRequest
 from ..progress import Progress
@@ -94,7 +95,7 @@ class ScopedRequest(TrioRequest):
         now, meter, answer = trio.current_time(), self.meter, self.answer
         return EndedRequest(
             id=str(self.id),
-            key=None if self.live.key is None else self.live.key.name,
+            key=name_key(self.live.key),
             method=self.method,
             path=self.path,
             route=None if self.url_rule is None else self.url_rule.rule,

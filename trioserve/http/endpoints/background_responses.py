@@ -240,6 +240,7 @@ class _Running:
         call = self._call
         return StoredResponse(
             id=call.writer.response.id,
+            owner=call.owner,
             earlier=call.earlier,
             turn=Turn(input=call.input, output=b"[]"),
             is_background=True,

@@ -36,6 +36,7 @@ from ..decode.response_requests import (
 )
 from ..decode.structured import has_value
 from ..event_log import EventLog
+from ..key_file import Key, name_key
 from ..request_id import make_request_id
 from ..respond import tell_time
 from ..response_store import ResponseStore, StoredResponse, Turn
@@ -62,6 +63,7 @@ class ResponseCall:
       writer: writes the response.
       earlier: the turns of the previous responses.
       input: the stored form of the request's own items; empty if it is not stored.
+      owner: the name of the client's key; None without keys.
     """
 
     engine: TextEngine
@@ -72,6 +74,7 @@ class ResponseCall:
     writer: ResponseWriter
     earlier: tuple[Turn, ...]
     input: bytes
+    owner: str | None
 
     def to_stored(self, log: EventLog | None = None) -> StoredResponse:
         """Return the response as it is stored when it has ended.
@@ -82,6 +85,7 @@ class ResponseCall:
         response = self.writer.response
         return StoredResponse(
             id=response.id,
+            owner=self.owner,
             earlier=self.earlier,
             turn=Turn(input=self.input, output=encode(response.output)),
             content=encode(response),
@@ -105,7 +109,7 @@ async def prepare(
       Unavailable: too much waits for the engine or the renderer.
     """
     stores = _check_store(state, body)
-    previous = _find_previous(state, body)
+    previous = _find_previous(state, body, request.live.key)
     earlier = () if previous is None else previous.turns
     num_bytes = request.body.num_bytes + sum(turn.num_bytes for turn in earlier)
     conversation = await run_reading(
@@ -133,6 +137,7 @@ async def prepare(
         ),
         earlier=earlier,
         input=conversation.input,
+        owner=name_key(request.live.key),
     )
 
 
@@ -166,11 +171,15 @@ def _check_size(
     return True
 
 
-def _find_previous(state: ServerState, body: ResponseRequest) -> StoredResponse | None:
+def _find_previous(
+    state: ServerState, body: ResponseRequest, asker: Key | None
+) -> StoredResponse | None:
     if body.previous_response_id is None:
         return None
     try:
-        previous = state.responses.find(body.previous_response_id, trio.current_time())
+        previous = state.responses.find(
+            body.previous_response_id, trio.current_time(), asker
+        )
     except ResponseNotFound as error:
         # OpenAI answers 400, because the path was found.
         raise InvalidParameter("previous_response_id", str(error)) from None

@@ -46,7 +46,7 @@ async def answer_delete_response(
 ) -> Response:
     """Forget a response."""
     response_id = _read_id(request)
-    state.responses.remove(response_id, trio.current_time())
+    state.responses.remove(response_id, trio.current_time(), request.live.key)
     return respond_json(DeletedResponse(id=response_id))
 
 
@@ -122,7 +122,9 @@ def _find_place(items: list[tuple[str, msgspec.Raw]], after: str | None) -> int:
 
 
 def _find(state: ServerState, request: ScopedRequest) -> StoredResponse:
-    return state.responses.find(_read_id(request), trio.current_time())
+    return state.responses.find(
+        _read_id(request), trio.current_time(), request.live.key
+    )
 
 
 def _read_id(request: ScopedRequest) -> str:
