@@ -1,7 +1,7 @@
 """Every error that leaves trioserve, with its HTTP status and code.
 
     TrioserveError
-    * RequestError                  the client can mend it; has `param`
+    * RequestError                  the client can mend it
       - InvalidParameter            400
       - ContextLengthExceeded       400
       - NotSupported                400
@@ -9,6 +9,7 @@
       - ModelNotFound               404
       - ResponseNotFound            404
       - RequestNotFound             404
+      - StreamNotFound              404
       - ResponseTooLarge            400
       - EndpointOff                 404
       - TaskNotServed               400
@@ -27,8 +28,9 @@
       - DescriptorsFull             503
       - ShuttingDown                503
       - EngineRestarting            503
-    * RequestCancelled              499; somebody ended the request by its id
-    * DeadlineExceeded              504; the request's own time limit has passed
+    * RequestEnded                  ended before its time, by the client's wish
+      - RequestCancelled            499; somebody ended the request by its id
+      - DeadlineExceeded            504; the request's own time limit has passed
     * InternalError                 500; a defect of the server ended only this request
     * EngineDied                    500; the engine is broken, nothing can be retried
     * EngineStalled                 503; only an answer of /progressz
@@ -61,6 +63,7 @@ __all__ = [
     "ModelNotFound",
     "ResponseNotFound",
     "RequestNotFound",
+    "StreamNotFound",
     "ResponseTooLarge",
     "EndpointOff",
     "TaskNotServed",
@@ -79,6 +82,7 @@ __all__ = [
     "DescriptorsFull",
     "ShuttingDown",
     "EngineRestarting",
+    "RequestEnded",
     "RequestCancelled",
     "DeadlineExceeded",
     "InternalError",
@@ -107,10 +111,17 @@ def find_first(errors: ExceptionGroup[ErrorT]) -> ErrorT:
 
 
 class TrioserveError(Exception):
-    """The root of the tree; never raised itself."""
+    """The root of the tree; never raised itself.
+
+    Attributes:
+      status: of the answer, in HTTP.
+      code: the family of the error, for clients.
+      param: the field of the request that is wrong, if there is one.
+    """
 
     status = 500
     code = "InternalServerError"
+    param: str | None = None
 
 
 class RequestError(TrioserveError):
@@ -487,7 +498,11 @@ class EngineRestarting(Unavailable):
         )
 
 
-class RequestCancelled(TrioserveError):
+class RequestEnded(TrioserveError):
+    """Raised when a request ends before its time, because its client wants that."""
+
+
+class RequestCancelled(RequestEnded):
     """Raised when a request is cancelled by another one; nginx's status for it is 499."""
 
     status = 499
@@ -497,7 +512,7 @@ class RequestCancelled(TrioserveError):
         super().__init__("The request was cancelled by DELETE /v1/requests.")
 
 
-class DeadlineExceeded(TrioserveError):
+class DeadlineExceeded(RequestEnded):
     """Raised when a request has used up its time before its answer began."""
 
     status = 504

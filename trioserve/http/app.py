@@ -20,7 +20,7 @@ from ..errors import (
     InternalError,
     ModelNotFound,
     PayloadTooLarge,
-    RequestCancelled,
+    RequestEnded,
     RequestError,
     TrioserveError,
     Unauthorized,
@@ -230,13 +230,11 @@ async def _respond_error(error: TrioserveError) -> Response:
     if isinstance(error, UnsupportedMediaType) and error.header == "Content-Encoding":
         # RFC 9110, 15.5.16: the header says that the coding was wrong, not the type.
         headers["Accept-Encoding"] = error.wanted
-    if isinstance(
-        error, (RequestError, Unavailable, DeadlineExceeded, RequestCancelled)
-    ):
+    if isinstance(error, (RequestError, Unavailable, RequestEnded)):
         _forget_frames(error)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, (DeadlineExceeded, RequestCancelled)):
+    if isinstance(error, RequestEnded):
         # OpenAI's and Anthropic's clients would send the request again.
         headers["X-Should-Retry"] = "false"
     if _speaks_anthropic(request.path):

@@ -33,7 +33,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
             error=ErrorDetail(
                 message=str(error),
                 type=error.code,
-                param=getattr(error, "param", None),
+                param=error.param,
                 code=error.status,
             )
         )
