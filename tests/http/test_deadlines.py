@@ -278,7 +278,7 @@ async def test_a_stream_of_http2_that_is_not_read_is_reset(
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 100})
     fields = {":method": "POST", ":path": PATH, ":scheme": "http", ":authority": "h"}
-    fields |= {"content-type": "application/json", "x-request-timeout": "0.3"}
+    fields |= {"content-type": "application/json", "x-request-timeout": "0.8"}
     client.send_headers(1, list(fields.items()))
     body = json.dumps({**PROMPT, "stream": True}).encode()
     client.send_data(1, body, end_stream=True)
