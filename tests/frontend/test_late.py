@@ -19,6 +19,7 @@ from trioserve.frontend import StreamLimits, TextEngine, TextParams
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeDevice, FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer
+from trioserve.types.client import Client
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams
@@ -70,6 +71,7 @@ class Clients:
     """Clients of one engine, whose prompts differ."""
 
     engine: TextEngine
+    client: Client = Client()
     num_asked: int = 0
 
     async def ask(
@@ -90,6 +92,7 @@ class Clients:
             SamplingParams(max_tokens=1000),
             TextParams(),
             limits=limits,
+            client=self.client,
         ) as stream:
             async for delta in stream:
                 if delta.finish_reason == "deadline":
@@ -103,7 +106,9 @@ class Clients:
                 nursery.start_soon(self.ask)
 
     def forecast(self, num_prompt: int = NUM_PROMPT) -> Forecast:
-        demand = Demand(num_prompt_tokens=num_prompt, max_tokens=1000)
+        demand = Demand(
+            num_prompt_tokens=num_prompt, max_tokens=1000, client=self.client
+        )
         forecast = self.engine.engine.forecast(demand)
         assert forecast is not None
         return forecast
@@ -228,6 +233,19 @@ async def test_a_request_that_nobody_could_finish_needs_its_first_token_only(
     limits = replace(limits, ends_at=trio.current_time() + 2 * forecast.first)
     with pytest.raises(DeadlineUnreachable):
         await clients.ask(limits)
+
+
+async def test_a_client_does_not_wait_for_all_requests_of_another(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    ann = replace(clients, client=Client(name="ann"))
+    for _ in range(80):
+        nursery.start_soon(ann.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    bob = replace(clients, client=Client(name="bob"))
+    assert ann.forecast().total > 4 * bob.forecast().total
+    seconds = await bob.ask()
+    assert seconds < ann.forecast().total / 3
 
 
 async def measure_goodput(

@@ -177,3 +177,27 @@ async def test_texts_that_are_pooled_count(
         assert answer.status_code == 200
         refused = await post(server, "bob", body, "/v1/embeddings")
         assert refused.status_code == 429
+
+
+async def test_a_key_does_not_wait_behind_the_requests_of_another(
+    tokenizer_folder: Path, config: HttpConfig
+) -> None:
+    answered: list[str] = []
+    async with open_fake_server(
+        tokenizer_folder, http=config, step_seconds=0.002, max_num_seqs=2
+    ) as server:
+
+        async def ask(name: str) -> None:
+            answer = await post(server, name, {"prompt": [5], "max_tokens": 20})
+            assert answer.status_code == 200
+            answered.append(name)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for _ in range(30):
+                    nursery.start_soon(ask, "carl")
+                while server.engine.statistics().scheduler.num_waiting < 20:
+                    await trio.sleep(0.005)
+                num_before = len(answered)
+                nursery.start_soon(ask, "bob")
+    assert answered.index("bob") <= num_before + 6

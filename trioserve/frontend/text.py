@@ -17,6 +17,7 @@ from ..render import (
     ToolTable,
     count_characters,
 )
+from ..types.client import Client
 from ..types.logits import LogitsProcessor
 from ..types.prompt import Prompt
 from ..types.sampling import SamplingParams
@@ -59,6 +60,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         num_characters: int,
         sampling: SamplingParams,
         limits: StreamLimits = StreamLimits(),
+        client: Client = Client(),
         *,
         num_ids: int = 0,
     ) -> Iterator[list[Prompt]]:
@@ -70,6 +72,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         Args:
           num_characters: approximate length of its text; a token id counts as one.
           limits: the time that it may take.
+          client: the one that it belongs to.
           num_ids: the number of these token ids.
 
         Yields:
@@ -84,7 +87,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         num_tokens = num_ids + self._ratio.estimate(num_characters - num_ids)
         num_tokens = min(num_tokens, longest)
         self.engine.check_room(num_prompts * sampling.n, num_tokens)
-        self._check_time(num_tokens, num_prompts, sampling, limits)
+        self._check_time(num_tokens, num_prompts, sampling, limits, client)
         prompts: list[Prompt] = []
         with self.renderer.room.enter(num_characters):
             yield prompts
@@ -104,11 +107,13 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         splits_reasoning: bool = False,
         tools: Sequence[Mapping[str, object]] = (),
         limits: StreamLimits = StreamLimits(),
+        client: Client = Client(),
     ) -> AsyncIterator[TextStream]:
         """Generate from rendered prompts until the block is left.
 
         Args:
           limits: the time that the stream may take.
+          client: the one that it belongs to.
           splits_reasoning: separate reasoning from the answer, if the server has a parser
             for that; for chats.
           tools: the tools that the prompts show to the model, as OpenAI's clients send
@@ -146,9 +151,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 calls_lead=is_joined,
             )
 
-        self._check_time(_count_tokens(prompts), len(prompts), sampling, limits)
+        self._check_time(_count_tokens(prompts), len(prompts), sampling, limits, client)
         async with self.engine.open_stream(
-            prompts, sampling, priority=priority
+            prompts, sampling, priority=priority, client=client
         ) as tokens:
             yield TextStream(
                 tokens,
@@ -167,6 +172,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         num_prompts: int,
         sampling: SamplingParams,
         limits: StreamLimits,
+        client: Client,
     ) -> None:
         """Refuse a request that other requests would make late.
 
@@ -176,7 +182,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         if not limits.needs_forecast:
             return
         demand = _make_demand(num_tokens, num_prompts, sampling)
-        forecast = self.engine.forecast(demand)
+        forecast = self.engine.forecast(replace(demand, client=client))
         if forecast is None:
             return
         try:

@@ -14,6 +14,7 @@ import re
 from typing import Any, Final
 
 from ..errors import InvalidConfig
+from ..types.client import Client
 
 KEY_RULE: Final = "a key has visible ASCII characters alone, and at least one"
 
@@ -47,6 +48,11 @@ class Key:
     weight: float = 1.0
     max_requests: int | None = None
     tokens_per_minute: int | None = None
+
+    @property
+    def client(self) -> Client:
+        """Its requests as those of a client of the engine."""
+        return Client(name=self.name, weight=self.weight)
 
 
 def name_key(key: Key | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
 
@@ -31,6 +32,7 @@ class _Request:
     """
 
     __slots__ = (
+        "client",
         "has_begun",
         "has_token",
         "num_open",
@@ -41,8 +43,12 @@ class _Request:
     )
 
     def __init__(
-        self, ids: Sequence[SequenceId], prompt_lengths: Sequence[int]
+        self,
+        ids: Sequence[SequenceId],
+        prompt_lengths: Sequence[int],
+        client: Client,
     ) -> None:
+        self.client = client
         self.num_open = len(ids)
         self.num_prompt_tokens = sum(prompt_lengths)
         self.has_begun = False
@@ -54,6 +60,17 @@ class _Request:
     def measure_prompt(self, sequence_id: SequenceId) -> int:
         """Return the length of a sequence's prompt."""
         return self._lengths[(sequence_id - self._first_id) // self._per_prompt]
+
+
+class _Queue:
+    """The part of a client in the queue."""
+
+    __slots__ = ("num_requests", "num_tokens", "weight")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.weight = 1.0
 
 
 class Backlog:
@@ -76,6 +93,8 @@ class Backlog:
         self.num_context_tokens = 0
         self.num_output_tokens = 0
         self._requests: dict[SequenceId, _Request] = {}
+        # Of the clients with requests that have no token yet.
+        self._queues: dict[str, _Queue] = {}
         # Tokens of the answers of running sequences.
         self._num_output: dict[SequenceId, int] = {}
         self._num_finished = 0
@@ -99,9 +118,35 @@ class Backlog:
             return self.num_output_tokens / max(1, self.num_running)
         return self._output_tokens / self._weight
 
-    def add(self, ids: Sequence[SequenceId], prompt_lengths: Sequence[int]) -> None:
+    def count_before(self, client: Client, num_tokens: int) -> tuple[float, float]:
+        """Return the requests and the tokens that go before a new request of a client.
+
+        Other clients go before it by their weights, as far as they have work.
+
+        Args:
+          num_tokens: prompt tokens of the request.
+        """
+        own = self._queues.get(client.name, _Queue())
+        requests, tokens = float(own.num_requests), float(own.num_tokens)
+        for name, queue in self._queues.items():
+            if name != client.name:
+                ratio = queue.weight / client.weight
+                requests += min(queue.num_requests, ratio * (own.num_requests + 1))
+                tokens += min(queue.num_tokens, ratio * (own.num_tokens + num_tokens))
+        return requests, tokens
+
+    def add(
+        self,
+        ids: Sequence[SequenceId],
+        prompt_lengths: Sequence[int],
+        client: Client = Client(),
+    ) -> None:
         """Count a request; its sequences have successive ids."""
-        request = _Request(ids, prompt_lengths)
+        request = _Request(ids, prompt_lengths, client)
+        queue = self._queues.setdefault(client.name, _Queue())
+        queue.weight = client.weight
+        queue.num_requests += 1
+        queue.num_tokens += request.num_prompt_tokens
         # At once, because there may be thousands.
         self._requests.update(dict.fromkeys(ids, request))
         self.num_open_requests += 1
@@ -162,11 +207,18 @@ class Backlog:
 
     def _note_begun(self, request: _Request) -> None:
         """Note that the device has begun with a request."""
-        self.num_queued_requests -= not request.has_begun
+        if not request.has_begun:
+            self.num_queued_requests -= 1
+            self._queues[request.client.name].num_requests -= 1
         request.has_begun = True
 
     def _note_token(self, request: _Request) -> None:
         """Note that a request has a token."""
         if not request.has_token:
             self.num_queued_tokens -= request.num_prompt_tokens
+            queue = self._queues[request.client.name]
+            queue.num_tokens -= request.num_prompt_tokens
+            # Invariant: a request begins before it has a token.
+            if not queue.num_tokens:
+                del self._queues[request.client.name]
         request.has_token = True

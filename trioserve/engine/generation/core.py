@@ -17,6 +17,7 @@ from ...scheduler import (
     SchedulerStatistics,
     StepRates,
 )
+from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import StepResult, TokenDelta
@@ -42,6 +43,7 @@ class SequenceGroup:
       seed: sequence k of n samples with seed + k.
       priority: requests with a lower number go first.
       request_id: for reports to people.
+      client: the one that it belongs to.
     """
 
     first_id: SequenceId
@@ -50,6 +52,7 @@ class SequenceGroup:
     seed: int
     priority: int = 0
     request_id: str = ""
+    client: Client = Client()
 
     @property
     def num_sequences(self) -> int:
@@ -173,7 +176,7 @@ class LocalCore:
             for prompt in group.prompts
             for _ in range(group.sampling.n)
         ]
-        flow = Flow(group.priority, group.request_id)
+        flow = Flow(group.priority, group.request_id, group.client)
         return [
             scheduling.Sequence(
                 sequence_id=SequenceId(number),

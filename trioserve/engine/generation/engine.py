@@ -16,6 +16,7 @@ from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner, name_owner, round_retry
 from ...scheduler import SchedulerCounters, SchedulerStatistics
+from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.model_info import ModelInfo
 from ...types.output import TokenDelta
@@ -112,13 +113,19 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
 
     @asynccontextmanager
     async def open_stream(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, *, priority: int = 0
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        client: Client = Client(),
     ) -> AsyncIterator[TokenStream]:
         """Generate sampling.n sequences from each prompt, until the block is left.
 
         Args:
           prompts: sequence k of prompt i has the index i * n + k in the deltas.
           priority: requests with a lower number go first; see SchedulerConfig.
+          client: the one that it belongs to.
 
         Raises:
           InvalidParameter, ContextLengthExceeded: see check_priority and check_request.
@@ -131,7 +138,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._check_room(len(prompts) * sampling.n)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         self._check_tokens(sum(lengths))
-        group = self._make_group(prompts, sampling, priority)
+        group = self._make_group(prompts, sampling, priority, client)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
             len(ids),
@@ -141,7 +148,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         )
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
-            self._backlog.add(ids, lengths)
+            self._backlog.add(ids, lengths, client)
             self.note_offer(sum(lengths))
             self._note_held()
             try:
@@ -208,7 +215,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         return max(num_free // 2, self._max_num_running - num_held, min(1, num_free))
 
     def _make_group(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, priority: int
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        priority: int,
+        client: Client,
     ) -> SequenceGroup:
         group = SequenceGroup(
             first_id=SequenceId(self._next_id),
@@ -217,6 +228,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
             priority=priority,
             request_id=name_owner(),
+            client=client,
         )
         self._next_id += group.num_sequences
         return group

@@ -1,7 +1,7 @@
 """Estimates of the time until a request is answered, from measured speeds and open work.
 
     queue     waits until enough sequences have ended for a free slot, and until the prompts
-              before it are computed
+              before it are computed; other clients are before it by their weights
     first     its own prompt, and a step for its first token
     total     its other tokens, one a step, while prompts of later requests take a part of
               each step
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import math
 
 from ...scheduler import StepRates
+from ...types.client import Client
 from .backlog import Backlog
 
 # Steps that must be measured before their speed is trusted; step_cost.py takes as many
@@ -48,12 +49,14 @@ class Demand:
     Args:
       num_prompt_tokens: of all prompts; the sequences of a prompt share them.
       min_tokens, max_tokens: bounds of the tokens of each sequence.
+      client: the one that it belongs to.
     """
 
     num_prompt_tokens: int
     num_sequences: int = 1
     min_tokens: int = 1
     max_tokens: float = math.inf
+    client: Client = Client()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +134,14 @@ class Forecaster:
         rows, gap = self._predict_gap(rates, num_new)
         prompt = rates.predict_prompt(demand.num_prompt_tokens)
         usual_prompt = rates.predict_prompt(int(backlog.mean_prompt_tokens))
+        num_before, num_tokens_before = backlog.count_before(
+            demand.client, demand.num_prompt_tokens
+        )
+        num_free = self._num_slots - backlog.num_running
+        num_missing = max(0, num_before + num_new - num_free)
         queue = max(
-            self._count_missing(num_new) * (usual_prompt + length * gap / rows),
-            rates.token * backlog.num_queued_tokens / _MAX_PROMPT_SHARE,
+            num_missing * (usual_prompt + length * gap / rows),
+            rates.token * num_tokens_before / _MAX_PROMPT_SHARE,
         )
         first = queue + prompt + gap
         # All slots that become free are taken again. Then each of these sequences brings a
@@ -157,9 +165,3 @@ class Forecaster:
         rows = max(1, min(rows, self._num_slots))
         context = backlog.num_context_tokens * rows / max(1, backlog.num_running)
         return rows, rates.predict_decoding(rows, int(context))
-
-    def _count_missing(self, num_new: int) -> int:
-        """Return how many sequences must end before those of a new request have slots."""
-        backlog = self._backlog
-        num_free = self._num_slots - backlog.num_running
-        return max(0, backlog.num_queued_requests + num_new - num_free)

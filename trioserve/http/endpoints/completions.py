@@ -78,9 +78,13 @@ async def _render(
     options = make_tokenize_options(body, sampling, engine)
     engine.renderer.check_sizes(body.texts, options)
     limits = request.time_limit.limit_stream(body.max_queue_seconds)
-    num_ids = sum(map(len, body.id_lists))
     with engine.admit(
-        body.num_prompts, body.num_characters, sampling, limits, num_ids=num_ids
+        body.num_prompts,
+        body.num_characters,
+        sampling,
+        limits,
+        request.ticket.use.key.client,
+        num_ids=sum(map(len, body.id_lists)),
     ) as prompts:
         sampling = await tokenize_bad_words(body, engine, sampling)
         prompts += [

@@ -122,7 +122,9 @@ async def render_chat(
     sampling = make_sampling(body, engine)
     num_characters = await count_characters(engine.renderer.workers, messages)
     limits = request.time_limit.limit_stream(body.max_queue_seconds)
-    with engine.admit(1, num_characters, sampling, limits) as prompts:
+    with engine.admit(
+        1, num_characters, sampling, limits, request.ticket.use.key.client
+    ) as prompts:
         sampling = await tokenize_bad_words(body, engine, sampling)
         prompt = await engine.renderer.render_chat(
             messages,
@@ -214,6 +216,7 @@ async def open_meter(
                     splits_reasoning=isinstance(body, ChatRequest),
                     tools=tools,
                     limits=limits,
+                    client=ticket.use.key.client,
                 )
             )
         state.counts.count_params(sampling)

@@ -3,6 +3,7 @@
 scheduler        admits, plans, preempts and frees sequences; its docstring has the policy
 sequence         one sequence, and the flow of one request's sequences
 queue            waiting flows, in the order of their turns
+shared_queue     a queue for each client
 running          running sequences and their slots
 prompts          the prompts of a step, and the admission of new ones
 draft            a step while it is planned

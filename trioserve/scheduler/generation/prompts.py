@@ -13,9 +13,9 @@ from collections import deque
 
 from .block_tables import BlockTables
 from .draft import Draft
-from .queue import WaitingQueue
 from .running import RunningSequences
 from .sequence import Sequence
+from .shared_queue import SharedQueue
 
 # The most cached tokens that one step looks up for new sequences, except for the last of
 # them. They cost nothing of the step's budget, but 25 ns each on the event loop.
@@ -30,7 +30,7 @@ class PromptPlanner:
     """
 
     def __init__(
-        self, running: RunningSequences, waiting: WaitingQueue, blocks: BlockTables
+        self, running: RunningSequences, waiting: SharedQueue, blocks: BlockTables
     ) -> None:
         self.num_admitted_tokens = 0
         self._running = running
@@ -110,7 +110,8 @@ class PromptPlanner:
             sequence.place = sequence.flow.place
             sequence.flow.turn = self._now
         self._running.enter(sequence)
-        self._waiting.pop()
+        self._waiting.pop(sequence)
+        self._waiting.charge_prompt(sequence)
         if not sequence.output_token_ids:
             sequence.num_cached_tokens = sequence.num_computed
             self.num_admitted_tokens += sequence.num_tokens

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 import operator
 
+from ...types.client import Client
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from .sequence import Sequence
@@ -76,8 +77,18 @@ class RunningSequences:
         )
 
     def find_last(self) -> Sequence:
-        """Return the sequence that is preempted first."""
-        return max(self._sequences, key=_get_standing)
+        """Return the sequence that is preempted first.
+
+        It belongs to the client that holds the most blocks for its weight.
+        """
+        held: Counter[Client] = Counter()
+        for sequence in self._sequences:
+            held[sequence.flow.client] += len(sequence.block_ids)
+        heaviest = max(held, key=lambda client: held[client] / client.weight)
+        return max(
+            (each for each in self._sequences if each.flow.client == heaviest),
+            key=_get_standing,
+        )
 
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a slot; its place among all must be set."""

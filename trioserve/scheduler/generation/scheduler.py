@@ -12,6 +12,11 @@ sequence of the request (Flow in sequence.py). The lowest place is first.
 * One level lets a request pass those that came up to LEVEL_SECONDS before it. Only requests
   that come within a bounded time can pass a waiting one, so none waits for ever.
 
+Clients share the device by their weights (client_shares.py): the next place is that of the
+client that has used least, and the order above is that of its own requests. If blocks are
+missing, a sequence of the client is preempted that holds most of them for its weight. Requests
+without a client are all of one.
+
 The clock is the sum of all steps' seconds: time in which the device idles does not count,
 because nothing waits then.
 
@@ -62,9 +67,9 @@ from .counts import (
 from .draft import Draft
 from .micro_batches import MicroBatches
 from .prompts import PromptPlanner
-from .queue import WaitingQueue
 from .running import RunningSequences
 from .sequence import Sequence
+from .shared_queue import SharedQueue
 from .time_share import TimeShare
 
 
@@ -110,7 +115,7 @@ class Scheduler:
         self._blocks = BlockTables(num_blocks, block_size, prefix_caching)
         self._sequences: dict[SequenceId, Sequence] = {}
         self._running = RunningSequences(max_num_seqs)
-        self._waiting = WaitingQueue()
+        self._waiting = SharedQueue()
         self._prompts = PromptPlanner(self._running, self._waiting, self._blocks)
         self._in_flight: dict[int, list[Sequence]] = {}
         # Steps in flight from which the cost is learned: their sizes, and the number of
@@ -145,7 +150,7 @@ class Scheduler:
         if flow.entry is None and flow.num_running == 0:
             flow.turn = self._step_seconds
         self._sequences[sequence.sequence_id] = sequence
-        self._waiting.push(sequence)
+        self._waiting.enter(sequence)
 
     def abort(self, sequence_id: SequenceId) -> None:
         """End a sequence; no output follows. An unknown one has ended already."""
@@ -290,6 +295,7 @@ class Scheduler:
                 decoding = [each for each in decoding if each.slot is not None]
                 prompts = [each for each in prompts if each.slot is not None]
             draft.add_decoding(decoding)
+            self._waiting.charge_decoding(decoding)
             for sequence in decoding:
                 draft.add(sequence, 1)
                 self._blocks.register(sequence)
@@ -406,6 +412,7 @@ class Scheduler:
             self._waiting.drop(sequence)
         else:
             self._leave(sequence)
+        self._waiting.leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Take back the slot and the blocks of a running sequence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from ...types.client import Client
 from ...types.ids import BlockId, SequenceId
 from ...types.output import NOT_SAMPLED, FinishReason, TokenLogprobs
 from ...types.plan import SlotStart
@@ -22,6 +23,7 @@ class Flow:
     Args:
       priority: requests with a lower number go first.
       request_id: for reports to people.
+      client: the one that it belongs to.
 
     Attributes:
       turn: when its next sequence came to the head of its line, in seconds: with the
@@ -31,6 +33,7 @@ class Flow:
     """
 
     __slots__ = (
+        "client",
         "priority",
         "request_id",
         "turn",
@@ -39,7 +42,10 @@ class Flow:
         "_waiting",
     )
 
-    def __init__(self, priority: int = 0, request_id: str = "") -> None:
+    def __init__(
+        self, priority: int = 0, request_id: str = "", client: Client = Client()
+    ) -> None:
+        self.client = client
         self.priority = priority
         self.request_id = request_id
         self.turn = 0.0

@@ -1,0 +1,175 @@
+"""Clients share the device by their weights, however many requests they send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.client_shares import ClientShares
+from trioserve.testing.fake_device import FakeDevice
+from trioserve.types.client import Client
+from trioserve.types.ids import SequenceId
+from trioserve.types.sampling import SamplingParams
+
+ANN, BOB = Client(name="ann"), Client(name="bob")
+
+
+class Bench:
+    """A scheduler whose clients send requests, each of one sequence.
+
+    Attributes:
+      tokens: computed so far, by client.
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        options = {
+            "num_blocks": 1024,
+            "block_size": 4,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "max_model_len": 512,
+        }
+        self.scheduler = Scheduler(**(options | changes))
+        self.device = FakeDevice(block_size=4, reads_blocks=True)
+        self.tokens: Counter[str] = Counter()
+        self.waiting: Counter[str] = Counter()
+        self._sequences: list[Sequence] = []
+
+    def ask(self, client: Client, *, num_prompt: int = 4, num_output: int = 8) -> None:
+        number = len(self._sequences)
+        sequence = Sequence(
+            sequence_id=SequenceId(number),
+            prompt_token_ids=tuple(100 * number + i for i in range(num_prompt)),
+            sampling=SamplingParams(max_tokens=num_output),
+            seed=number,
+            arrival=number,
+            flow=Flow(client=client),
+        )
+        self._sequences.append(sequence)
+        self.waiting[client.name] += 1
+        self.scheduler.add(sequence)
+
+    def step(self) -> bool:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        slots = {
+            each.slot: each.flow.client
+            for each in self._sequences
+            if each.slot is not None
+        }
+        for row in plan.rows:
+            self.tokens[slots[row.slot].name] += row.num_tokens
+        self.waiting.subtract(slots[start.slot].name for start in plan.starts)
+        self.scheduler.update(plan, self.device.step(plan), seconds=1.0)
+        self.scheduler.check()
+        return True
+
+    def run(self, num_steps: int, **shapes: tuple[Client, dict[str, int]]) -> None:
+        """Run steps while clients always have requests that wait.
+
+        Args:
+          shapes: the client, and the shape of its requests.
+        """
+        for _ in range(num_steps):
+            for client, shape in shapes.values():
+                while self.waiting[client.name] < 20:
+                    self.ask(client, **shape)
+            self.step()
+
+    def run_all(self) -> None:
+        while self.step():
+            pass
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {}),
+        # One has short prompts and long answers, the other the reverse.
+        ({"num_prompt": 2, "num_output": 24}, {"num_prompt": 24, "num_output": 2}),
+    ],
+)
+def test_tokens_are_shared_by_weight(
+    weight: float, one: dict[str, int], other: dict[str, int]
+) -> None:
+    bench = Bench()
+    ann = Client(name="ann", weight=weight)
+    bench.run(400, ann=(ann, one), bob=(BOB, other))
+    ratio = bench.tokens["ann"] / bench.tokens["bob"]
+    assert ratio == pytest.approx(weight, rel=0.2)
+    bench.run_all()
+    assert bench.scheduler.statistics().num_waiting == 0
+
+
+def test_a_new_client_does_not_wait_behind_the_requests_of_another() -> None:
+    bench = Bench()
+    for _ in range(400):
+        bench.ask(ANN)
+    for _ in range(20):
+        bench.step()
+    bench.ask(BOB, num_output=1)
+    num_steps = 0
+    while bench.waiting["bob"]:
+        bench.step()
+        num_steps += 1
+    # All slots are taken; one becomes free after eight steps at most.
+    assert num_steps <= 9
+
+
+def test_time_without_work_is_not_saved_up() -> None:
+    bench = Bench()
+    bench.run(200, ann=(ANN, {}))
+    before = bench.tokens["ann"]
+    bench.run(200, ann=(ANN, {}), bob=(BOB, {}))
+    gained = bench.tokens["ann"] - before
+    assert gained == pytest.approx(bench.tokens["bob"], rel=0.2)
+
+
+def test_a_client_that_pauses_for_a_moment_still_owes() -> None:
+    bench = Bench()
+    # Bob always has work; Ann's long prompts run ahead of her share.
+    for _ in range(30):
+        bench.run(8, bob=(BOB, {}))
+        if not bench.waiting["ann"]:
+            bench.ask(ANN, num_prompt=64, num_output=1)
+    assert bench.tokens["ann"] <= 1.4 * bench.tokens["bob"]
+
+
+def test_blocks_are_taken_from_the_client_that_holds_most() -> None:
+    """Of twenty blocks each sequence of Ann takes ten in the end."""
+    bench = Bench(num_blocks=20, max_model_len=80)
+    bench.ask(ANN, num_prompt=8, num_output=32)
+    bench.ask(ANN, num_prompt=8, num_output=32)
+    bench.step()
+    bench.ask(BOB, num_prompt=4, num_output=32)
+    while bench.waiting["bob"] == 1 or bench._sequences[2].slot is not None:
+        assert bench.step()
+    # It was never preempted, although it came last.
+    assert bench._sequences[2].is_ended
+    assert bench.scheduler.counters().num_preemptions > 0
+    bench.run_all()
+    assert all(each.is_ended for each in bench._sequences)
+
+
+def test_idle_clients_are_forgotten() -> None:
+    shares = ClientShares[list[int]](list)
+    for name in map(str, range(1000)):
+        shares.enter(Client(name=name))
+        shares.charge(Client(name=name), 5.0)
+        shares.leave(Client(name=name))
+    assert not list(shares)
+    shares.enter(ANN)
+    shares.enter(BOB)
+    shares.charge(BOB, 5.0)
+    shares.leave(BOB)
+    # It has used more than Ann.
+    assert len(list(shares)) == 2
+    shares.charge(ANN, 9.0)
+    shares.enter(Client(name="carl"))
+    shares.leave(Client(name="carl"))
+    assert len(list(shares)) == 1

@@ -1,0 +1,92 @@
+"""The waiting sequences of all clients, who take turns by their shares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ..client_shares import ClientShares
+from .queue import WaitingQueue
+from .sequence import Flow, Sequence
+
+# A row reads the cache of its sequence, and the memory is not free for others. A token in
+# the cache counts so much of a computed token in each step: the ratio of their costs in
+# ordinary steps (_SCALES in step_cost.py).
+_HELD = 1 / 64
+
+
+class SharedQueue:
+    """A queue of waiting sequences for each client.
+
+    A client pays for a prompt when it is admitted, and for each token and what it holds in the
+    cache when the token is planned.
+    """
+
+    def __init__(self) -> None:
+        self._shares = ClientShares(WaitingQueue)
+        self._num_sequences = 0
+
+    def __len__(self) -> int:
+        return self._num_sequences
+
+    def enter(self, sequence: Sequence) -> None:
+        """Count a new sequence as work of its client, and let it wait."""
+        self._shares.enter(sequence.flow.client)
+        self.push(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Count the end of a sequence, which does not wait any more."""
+        self._shares.leave(sequence.flow.client)
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait."""
+        self._num_sequences += 1
+        self._find(sequence.flow).push(sequence)
+
+    def peek(self) -> Sequence | None:
+        """Return the next sequence, or None."""
+        for queue in self._shares:
+            if (first := queue.peek()) is not None:
+                return first
+        return None
+
+    def pop(self, sequence: Sequence) -> None:
+        """Remove the sequence that `peek` returned."""
+        self._num_sequences -= 1
+        self._find(sequence.flow).pop()
+
+    def drop(self, sequence: Sequence) -> None:
+        """Remove a sequence that has ended."""
+        self._num_sequences -= 1
+        self._find(sequence.flow).drop(sequence)
+
+    def update(self, flow: Flow) -> None:
+        """Bring the entry of a flow up to date."""
+        self._find(flow).update(flow)
+
+    def charge_prompt(self, sequence: Sequence) -> None:
+        """Let the client of an admitted sequence pay for its prompt."""
+        if self._shares.are_shared:
+            self._shares.charge(sequence.flow.client, sequence.num_uncomputed)
+
+    def charge_decoding(self, sequences: Iterable[Sequence]) -> None:
+        """Let the clients of sequences pay for a token of each."""
+        if self._shares.are_shared:
+            for sequence in sequences:
+                work = 1 + _HELD * sequence.num_computed
+                self._shares.charge(sequence.flow.client, work)
+
+    def check(self, flows: Collection[Flow]) -> None:
+        """Assert that each queue is in order.
+
+        Args:
+          flows: all flows with waiting sequences.
+        """
+        total = 0
+        for client in {flow.client for flow in flows}:
+            queue = self._shares.find(client)
+            queue.check([flow for flow in flows if flow.client == client])
+            total += len(queue)
+        assert total == len(self), "every sequence that waits is counted"
+
+    def _find(self, flow: Flow) -> WaitingQueue:
+        return self._shares.find(flow.client)
