@@ -35,14 +35,14 @@ async def fill(server: FakeServer, client: httpx.AsyncClient) -> None:
     for _ in range(2):
         await client.post(PATH, json={"prompt": [5], "max_tokens": 20, "n": 4})
     async with trio.open_nursery() as nursery:
-        for _ in range(20):
+        for _ in range(60):
             body = {"prompt": [5] * 20, "max_tokens": 200}
             nursery.start_soon(lambda: client.post(PATH, json=body))
 
 
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
-    """A server with so much work that a request waits for seconds."""
+    """A server with so much work that a request waits for minutes."""
     config = HttpConfig(request_timeout=0.6)
     async with (
         open_fake_server(
@@ -50,16 +50,16 @@ async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
             http=config,
             step_seconds=0.02,
             max_num_seqs=4,
-            max_queued_tokens=1000,
+            max_queued_tokens=5000,
         ) as server,
         httpx.AsyncClient(
-            base_url=server.url, timeout=30, headers={"X-Request-Timeout": "30"}
+            base_url=server.url, timeout=None, headers={"X-Request-Timeout": "1000"}
         ) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(fill, server, client)
         with trio.fail_after(20):
-            while server.engine.statistics().scheduler.num_waiting < 16:
+            while server.engine.statistics().scheduler.num_waiting < 50:
                 await trio.sleep(0.01)
             yield server
         nursery.cancel_scope.cancel()
@@ -82,7 +82,7 @@ async def test_a_request_that_would_be_late_is_refused(server: FakeServer) -> No
                 assert 1 <= int(answer.headers["retry-after"]) <= 60
                 if answer.status_code == 503:
                     assert error["param"] == param
-        body = {"prompt": TOO_LONG, "timeout": 30, "max_queue_seconds": 0.5}
+        body = {"prompt": TOO_LONG, "timeout": 900, "max_queue_seconds": 0.5}
         answer = await client.post(PATH, json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["param"] == "max_queue_seconds"
@@ -90,7 +90,7 @@ async def test_a_request_that_would_be_late_is_refused(server: FakeServer) -> No
         assert f"trioserve_requests_refused_late_total {4 * 4 + 1}.0" in metrics
         # With enough time the tokenizer has its say.
         for path, body in BODIES.items():
-            answer = await client.post(path, json=body | {"timeout": 29})
+            answer = await client.post(path, json=body | {"timeout": 900})
             assert answer.status_code == 400
 
 
@@ -99,7 +99,7 @@ async def test_its_tokens_are_counted_when_they_are_known(server: FakeServer) ->
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
         while server.engine.statistics().num_queued_tokens == 0:
             await trio.sleep(0.01)
-        body: dict[str, Any] = {"prompt": [[5] * 100] * 12, "timeout": 30}
+        body: dict[str, Any] = {"prompt": [[5] * 100] * 60, "timeout": 900}
         answer = await client.post(PATH, json=body)
         assert answer.status_code == 429
         assert "prompt tokens are already" in answer.json()["error"]["message"]
@@ -119,7 +119,7 @@ async def test_an_option_lets_late_requests_in(tokenizer_folder: Path) -> None:
     ):
         nursery.start_soon(fill, server, client)
         with trio.fail_after(20):
-            while server.engine.statistics().scheduler.num_waiting < 16:
+            while server.engine.statistics().scheduler.num_waiting < 50:
                 await trio.sleep(0.01)
             body = {"prompt": [5], "timeout": 0.5}
             assert (await client.post(PATH, json=body)).status_code == 504
