@@ -259,3 +259,26 @@ async def test_a_follower_can_be_cancelled_again_and_again(
             path = f"/v1/responses/{response_id}"
             assert (await http.get(path)).json()["status"] == "in_progress"
             await http.post(f"{path}/cancel")
+
+
+async def test_an_administrator_cancels_the_requests_of_one_key(
+    open_client: Callable[..., Any], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("ann sk-ann\nbob sk-bob\nroot sk-root admin\n")
+    async with open_client(http=HttpConfig(api_key_file=str(keys))) as client:
+        for name in ("ann", "bob"):
+            client.begin(name, f"sk-{name}")
+            await client.wait_for("decode", name, "sk-root")
+        for name, key in [("bob", "sk-ann"), ("eve", "sk-root")]:
+            answer = await client.ask("DELETE", f"{LIVE}?key={name}", key)
+            assert answer.json()["data"] == []
+        # A slip must not cancel everything.
+        slip = await client.ask("DELETE", f"{LIVE}?keys=ann", "sk-root")
+        assert slip.status_code == 400
+        assert slip.json()["error"]["param"] == "keys"
+        assert sorted(await client.list_ids("sk-root")) == ["ann", "bob"]
+        await client.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
+        assert (await client.wait_answer("ann")).status_code == 499
+        listed = await client.ask("GET", f"{LIVE}?key=bob", "sk-root")
+        assert [each["id"] for each in listed.json()["data"]] == ["bob"]

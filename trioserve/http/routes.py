@@ -76,6 +76,7 @@ def _render_openapi(root_path: str | None) -> bytes:
     return msgspec.json.encode(openapi_document(__version__, ROUTES, root_path))
 
 
+_OF_KEY = {"key": "The name of a key; only its requests."}
 _NO_REQUEST: Final = {"404": "No such request is being answered."}
 _NO_RESPONSE: Final = {
     "400": "A parameter is wrong.",
@@ -284,6 +285,7 @@ _ADMIN: Final = (
         paths=("/v1/requests",),
         handler=answer_requests,
         summary="List the requests that the server is answering.",
+        query=_OF_KEY,
         answers={JSON: descriptions.RequestList},
     ),
     Route(
@@ -291,6 +293,7 @@ _ADMIN: Final = (
         paths=("/v1/requests",),
         handler=answer_cancel_requests,
         summary="Cancel all requests that the server is answering.",
+        query=_OF_KEY,
         answers={JSON: descriptions.RequestList},
     ),
     Route(

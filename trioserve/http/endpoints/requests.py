@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from quart import Response
 
-from ...errors import RequestNotFound
+from ...errors import InvalidParameter, RequestNotFound
 from ..connection.scope import ScopedRequest
+from ..key_file import name_key
 from ..live_requests import LiveRequest
 from ..request_details import describe_request
 from ..respond import respond_json
@@ -18,7 +19,7 @@ _MAX_DETAILED = 16
 
 async def answer_requests(state: ServerState, request: ScopedRequest) -> Response:
     """List the requests that this one may see."""
-    return _show(state.live.list_visible(request.live))
+    return _show(_select(state, request))
 
 
 async def answer_request(state: ServerState, request: ScopedRequest) -> Response:
@@ -39,12 +40,29 @@ async def answer_cancel_requests(
     if request.path.endswith("/"):
         # The id of a script was empty.
         raise RequestNotFound("")
-    return _cancel(state.live.list_visible(request.live))
+    return _cancel(_select(state, request))
 
 
 async def answer_cancel_request(state: ServerState, request: ScopedRequest) -> Response:
     """Cancel the requests with an id."""
     return _cancel(_find(state, request))
+
+
+def _select(state: ServerState, request: ScopedRequest) -> list[LiveRequest]:
+    """Return the visible requests, or those of the key that the query names.
+
+    Raises:
+      InvalidParameter: the query names something else. To ignore that would cancel all.
+    """
+    for name in request.args:
+        if name != "key":
+            raise InvalidParameter(name[:64], "is not known; only key is taken")
+    wanted = request.args.get("key")
+    return [
+        each
+        for each in state.live.list_visible(request.live)
+        if wanted is None or name_key(each.key) == wanted
+    ]
 
 
 def _find(state: ServerState, request: ScopedRequest) -> list[LiveRequest]:
