@@ -45,7 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"processes", "render", "scheduler", "weights"},
     "asgi": SHARED | {"http", "processes", "startup"},
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
-    "__main__": SHARED | {"_version", "pipeline", "processes", "simulation", "startup"},
+    "top": {"errors", "config"},
+    "__main__": SHARED
+    | {"_version", "pipeline", "processes", "simulation", "startup", "top"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
     | {"engine", "executor", "frontend", "http", "processes", "render", "scheduler"},

@@ -2,10 +2,11 @@
 
     trioserve serve [MODEL] [--config FILE] [--port PORT] ...
     trioserve simulate [--pipeline-parallel-size N] [--trace FILE] ...
+    trioserve top [--url URL] [--api-key KEY] [--once]
 
 Under torchrun `serve` is the server in the process of rank 0, and a stage elsewhere.
 
-Exit codes: 0 after a requested stop, 2 for a mistake that the user can correct (a
+Exit codes: 0 after a requested stop, 1 if `top` cannot ask its server, 2 for a mistake that the user can correct (a
 wrong option, a model that cannot be found), 3 if the engine failed, 128 + N if a second
 signal N cut the drain short. A signal that comes before the server has begun to load a model
 kills the process, which shells report as 128 + N, too.
@@ -38,6 +39,7 @@ usage: trioserve COMMAND ...
 
   trioserve serve [MODEL] [options]   serve a model over an OpenAI-compatible API
   trioserve simulate [options]        play a load on a simulated pipeline, without a model
+  trioserve top [options]             show the running requests of a server, live
   trioserve --version                 print the version
 
 For example, the default model on port 8000:
@@ -66,6 +68,15 @@ usage: trioserve simulate [options]
 Play a load on a pipeline of simulated stages, in virtual time: without a model,
 with the real scheduler. Defaults are in brackets. --help=WORD explains the
 options whose names contain WORD, and --help=all explains all.
+"""
+
+_TOP_HELP = """\
+usage: trioserve top [options]
+
+Show the running requests of a server in the terminal, live; keys sort and
+cancel them. If the output is no terminal, print one table.
+Defaults are in brackets. --help=WORD explains the options whose names
+contain WORD, and --help=all explains all.
 """
 
 # Values that users write behind a switch by mistake; they would be read as a model.
@@ -123,6 +134,8 @@ def _run_command(arguments: Sequence[str]) -> int:
             return _serve(rest)
         case ["simulate", *rest]:
             return _simulate(rest)
+        case ["top", *rest]:
+            return _top(rest)
         case ["--version" | "-V"]:
             return _print(f"trioserve {__version__}\n")
         case ["--help" | "-h", *_]:
@@ -194,6 +207,16 @@ def _simulate(arguments: Sequence[str]) -> int:
         raise StartupError(f"simulate: {line.words[0]!r} is not an option")
     config = build_config(SimulateConfig, line.values)
     return _print(report_simulation(config))
+
+
+def _top(arguments: Sequence[str]) -> int:
+    from .config import build_config
+    from .top import TopConfig, run_top
+
+    line = _read_arguments(TopConfig, arguments, _TOP_HELP)
+    if line.words:
+        raise StartupError(f"top: {line.words[0]!r} is not an option")
+    return run_top(build_config(TopConfig, line.values), _print)
 
 
 def parse_serve(arguments: Sequence[str]) -> ServeConfig:
