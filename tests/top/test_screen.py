@@ -66,13 +66,15 @@ async def open_terminal(
 ) -> AsyncIterator[Terminal]:
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    # With these, curses would not ask the terminal for its size.
+    env = {k: v for k, v in os.environ.items() if k not in ("LINES", "COLUMNS")}
     process = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-m", "trioserve", "top", "--interval", "0.1", *arguments],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        env={**os.environ, "TERM": term},
+        env={**env, "TERM": term},
     )
     os.close(slave)
     try:
@@ -85,7 +87,7 @@ async def open_terminal(
 @asynccontextmanager
 async def open_server(folder: Path) -> AsyncIterator[tuple[FakeServer, trio.Nursery]]:
     config = HttpConfig(api_key=("sk-a",))
-    async with open_fake_server(folder, step_seconds=0.05, http=config) as server:
+    async with open_fake_server(folder, step_seconds=0.25, http=config) as server:
         with trio.fail_after(30):  # noqa: ASYNC100
             async with trio.open_nursery() as nursery:
                 yield server, nursery
