@@ -14,6 +14,7 @@
       - EndpointOff                 404
       - TaskNotServed               400
       - UploadTooSlow               408
+      - ReaderTooSlow               408; only in streams
       - PayloadTooLarge             413
       - UnsupportedMediaType        415
       - MalformedRequest            400, 431, 501 or 505
@@ -68,6 +69,7 @@ __all__ = [
     "EndpointOff",
     "TaskNotServed",
     "UploadTooSlow",
+    "ReaderTooSlow",
     "PayloadTooLarge",
     "UnsupportedMediaType",
     "MalformedRequest",
@@ -288,6 +290,18 @@ class UploadTooSlow(RequestError):
         super().__init__(
             f"The request body arrived too slowly: {num_bytes} bytes, or the rest, "
             f"must arrive within {seconds:g} seconds."
+        )
+
+
+class ReaderTooSlow(RequestError):
+    """Raised in a stream whose client has left too many tokens unread."""
+
+    status = 408
+    code = "RequestTimeout"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The stream was ended, because too much of it was waiting to be read."
         )
 
 

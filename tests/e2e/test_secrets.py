@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+import json
 from pathlib import Path
 import runpy
 import shutil
@@ -40,6 +41,7 @@ def test_a_server_takes_new_secrets_while_it_runs(
 ) -> None:
     certificate, key = make_certificate(tmp_path)
     keys, path = tmp_path / "keys", tmp_path / "socket"
+    requests = tmp_path / "requests"
     keys.write_text("ann sk-a")
 
     def ask(token: str) -> int:
@@ -58,6 +60,7 @@ def test_a_server_takes_new_secrets_while_it_runs(
                 *("--kv-cache-memory", "16MiB", "--num-threads", "1"),
                 *("--tls-certfile", str(certificate), "--tls-keyfile", str(key)),
                 *("--api-key-file", str(keys), "--api-key", "sk-secret"),
+                *("--request-log", str(requests)),
             ],
         )
 
@@ -71,6 +74,8 @@ def test_a_server_takes_new_secrets_while_it_runs(
         assert server.url == f"https://unix:{path}"
         tokens = ("sk-a", "sk-b", "sk-secret")
         assert [ask(token) for token in tokens] == [200, 401, 200]
+        # The log of requests is moved away, as logrotate does it.
+        first = requests.rename(tmp_path / "requests.1")
         # ask() verifies the new certificate from here on.
         make_certificate(tmp_path)
         keys.write_text("bob sk-b")
@@ -83,5 +88,11 @@ def test_a_server_takes_new_secrets_while_it_runs(
         certificate.write_bytes(good)
         assert [ask(token) for token in tokens] == [401, 200, 200]
         assert server.stop() == 0
+        names = [
+            [json.loads(x)["key"] for x in each.read_text().splitlines()]
+            for each in (first, requests)
+        ]
+        assert names[0] == ["ann", None, "key 1"]
+        assert names[1] == [None, "bob", "key 1"] * 2
         assert "sk-" not in server.read_log()
         assert not path.exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -54,6 +56,27 @@ async def test_unread_deltas_are_joined() -> None:
             stop_token_id=3,
         )
     ]
+
+
+async def test_unread_deltas_have_a_weight() -> None:
+    stream, _ = make_stream(2)
+    assert stream.num_unread_bytes == 0
+    top = ((1, -1.0),) * 20
+    [logprobs] = make_logprobs(1)
+    rich = msgspec.structs.replace(logprobs, top=top)
+    weights = []
+    for delta in (make_delta(1), make_delta(1, index=1), make_delta(1)):
+        stream.push_nowait(delta)
+        weights.append(stream.num_unread_bytes)
+    assert weights == [weights[0], 2 * weights[0], 3 * weights[0]]
+    stream.push_nowait(make_delta(1, index=1, logprobs=(rich,)))
+    # Each alternative has two numbers and a tuple.
+    least = 20 * (sys.getsizeof(top[0]) + sys.getsizeof(0) + sys.getsizeof(0.0))
+    assert least < stream.num_unread_bytes - weights[2] < 2 * least
+    stream.stop(0)
+    assert stream.num_unread_bytes > least
+    await anext(stream)
+    assert stream.num_unread_bytes == 0
 
 
 async def test_sequences_are_not_joined_with_each_other() -> None:

@@ -1,4 +1,4 @@
-"""A client that takes nothing is dropped, and its request ends."""
+"""A client that takes nothing is dropped, and what clients leave unread is bounded."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import trio
 
 from trioserve.config import HttpConfig
 from trioserve.errors import InvalidConfig
+from trioserve.http import unread
 from trioserve.testing.server import FakeServer, open_fake_server
 
 # More than the kernel buffers on its way to a client that reads nothing.
@@ -50,12 +51,12 @@ async def connect(server: FakeServer) -> trio.SocketStream:
     return trio.SocketStream(client)
 
 
-async def ask_http1(client: trio.SocketStream) -> None:
+async def ask_http1(client: trio.SocketStream, body: bytes = BODY) -> None:
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: h\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    await client.send_all(head.encode() + BODY)
+    await client.send_all(head.encode() + body)
 
 
 async def ask_http2(client: trio.SocketStream, *, window: int) -> None:
@@ -90,6 +91,50 @@ async def test_a_client_that_takes_nothing_is_dropped(
     while server.engine.statistics() != fresh:
         await trio.sleep(0.01)
     assert sum(server.state.counts.cancelled.values()) == 1
+
+
+async def read_all(client: trio.SocketStream) -> bytes:
+    data = bytearray()
+    async for part in client:
+        data += part
+        if data.endswith(b"0\r\n\r\n"):
+            break
+    return bytes(data)
+
+
+async def test_what_clients_leave_unread_is_bounded(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "_LOOK_SECONDS", 0.02)
+    http = HttpConfig(max_unread_memory="1MiB")
+    async with open_fake_server(
+        tokenizer_folder, http=http, step_seconds=0.005, max_num_seqs=80
+    ) as server:
+        fresh, limit = server.engine.statistics(), server.state.unread
+        with trio.fail_after(20):
+            async with (
+                await trio.open_tcp_stream("127.0.0.1", server.port) as slow,
+                await trio.open_tcp_stream("127.0.0.1", server.port) as fast,
+            ):
+                await ask_http1(slow)
+                await ask_http1(fast, BODY.replace(b'"n": 64', b'"n": 2'))
+                answer = await read_all(fast)
+                while not limit.num_ended:
+                    await trio.sleep(0.01)
+                assert limit.num_bytes < 2**20
+                # The device is free before the client reads.
+                while server.engine.statistics().scheduler.num_running:
+                    await trio.sleep(0.01)
+                end = await read_all(slow)
+            while server.engine.statistics() != fresh:
+                await trio.sleep(0.01)
+    assert answer.count(b'"finish_reason":"length"') == 2
+    assert b"error" not in answer
+    assert limit.num_ended == 1
+    # The client can still read why.
+    *_, error, done = end.strip().split(b"data: ")
+    assert done.startswith(b"[DONE]")
+    assert b'"type":"RequestTimeout"' in error and b'"code":408' in error
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])

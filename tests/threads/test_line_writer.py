@@ -51,6 +51,17 @@ def test_lines_are_added_in_order(opened: Open, tmp_path: Path) -> None:
     assert writer.num_dropped == 1
 
 
+def test_a_dash_is_standard_output(
+    opened: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = opened(Path("-"))
+    writer.write(b"one\n")
+    writer.reopen()
+    writer.write(b"two\n")
+    writer.close(10)
+    assert capfd.readouterr().out == "one\ntwo\n"
+
+
 def test_others_cannot_read_a_new_file(opened: Open, tmp_path: Path) -> None:
     opened(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o7 == 0

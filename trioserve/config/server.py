@@ -53,6 +53,8 @@ class HttpConfig:
         IPv6; by default there is no limit. Behind a proxy all clients have one address.
       write_timeout: Time for a client to take 64 KiB of its answer, in seconds; or all that
         waits, if that is less. A slower client is dropped, and its request ends.
+      max_unread_memory: Memory for tokens that clients have not taken yet. Beyond it, the
+        streams with the most of them end with an error.
       sse_keepalive: Longest silence of a stream, in seconds; then a comment is sent, so
         that proxies keep the stream open. 0 sends none.
       request_log: File to which a line of JSON is added for each request; - stands for
@@ -97,6 +99,7 @@ class HttpConfig:
     max_connections: int | None = None
     max_connections_per_address: int | None = None
     write_timeout: float = 30.0
+    max_unread_memory: str = "256MiB"
     sse_keepalive: float = 15.0
     request_log: str | None = None
     otlp_traces_endpoint: str | None = None
@@ -140,6 +143,7 @@ class HttpConfig:
                 f"{endpoint!r} is no http:// or https:// address",
             )
         check_seconds("write_timeout", self.write_timeout)
+        parse_bytes("max_unread_memory", self.max_unread_memory)
         check_seconds("sse_keepalive", self.sse_keepalive, may_be_zero=True)
         check_seconds("drain_timeout", self.drain_timeout, may_be_zero=True)
         check_seconds("progress_timeout", self.progress_timeout)

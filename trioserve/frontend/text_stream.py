@@ -87,6 +87,11 @@ class TextStream:
         """Whether there is an unread delta."""
         return self._tokens.has_pending
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """The approximate memory of the unread deltas."""
+        return self._tokens.num_unread_bytes
+
     def take_nowait(self) -> TextDelta:
         """Take the next delta.
 

@@ -99,6 +99,7 @@ def create_http_app(state: ServerState) -> ServingApp:
         await app.nursery.start(state.resumable.tasks.run)
         app.nursery.start_soon(state.drop_old_responses)
         app.nursery.start_soon(state.keepalive.run)
+        app.nursery.start_soon(state.unread.run)
         app.nursery.start_soon(log_rates, find_engine)
         app.nursery.start_soon(state.audit.run)
 

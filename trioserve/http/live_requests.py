@@ -28,6 +28,8 @@ class LiveStream(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_output_tokens(self) -> int: ...
+    @property
+    def num_unread_bytes(self) -> int: ...
     def fail(self, error: Exception) -> None: ...
 
 
@@ -105,6 +107,11 @@ class LiveRequest:
             prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
             completion_tokens=0 if stream is None else stream.num_output_tokens,
         )
+
+    def fail(self, error: Exception) -> None:
+        """End the stream of the request by an error."""
+        assert self.stream is not None, "the engine has the request"
+        self.stream.fail(error)
 
     def cancel(self) -> None:
         """End the request: its client gets an error."""

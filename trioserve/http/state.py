@@ -35,6 +35,7 @@ from .request_log import RequestLog
 from .response_store import ResponseStore
 from .resumable import ResumableStreams
 from .traces import Traces
+from .unread import UnreadLimit
 
 # So responses stay in memory for a tenth longer than they are served.
 _DROPS_PER_AGE = 10
@@ -67,6 +68,7 @@ class ServerState:
     background: BackgroundTasks = field(init=False)
     cors: Cors = field(init=False)
     keepalive: KeepAlive = field(init=False)
+    unread: UnreadLimit = field(init=False)
     resumable: ResumableStreams = field(init=False)
     loop_stall: LoopStall = field(init=False, default_factory=LoopStall)
     live: LiveRequests = field(init=False)
@@ -93,6 +95,9 @@ class ServerState:
         )
         self.background = BackgroundTasks(self.config.max_background_responses)
         self.cors = Cors(self.config.allowed_origins)
+        self.unread = UnreadLimit(
+            parse_bytes("max_unread_memory", self.config.max_unread_memory), self.live
+        )
         self.keepalive = KeepAlive(self.config.sse_keepalive)
         self.resumable = ResumableStreams(self.config, self.live)
         self.audit = LeakAudit(self)

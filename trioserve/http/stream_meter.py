@@ -96,6 +96,11 @@ class StreamMeter:
         """The tokens of all sequences so far."""
         return self._times.num_tokens
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """The approximate memory of the tokens that nobody has read yet."""
+        return self.stream.num_unread_bytes
+
     def count(self, delta: TextDelta) -> None:
         """Count a delta that the stream has just given."""
         self._num_cached_tokens[delta.index] = delta.num_cached_tokens

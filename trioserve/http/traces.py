@@ -88,7 +88,9 @@ class Traces:
         # Ends the waits of a sender that tries again and again.
         self._exporter.shutdown()
         self._thread.join(_GIVE_UP_SECONDS)
-        self._errors.removeFilter(self._rare)
+        # A sender that has not given up still has something to say.
+        if not self._thread.is_alive():
+            self._errors.removeFilter(self._rare)
 
     def _run(self) -> None:
         while batch := self._wait():

@@ -19,6 +19,12 @@ StreamPhase = Literal["queue", "prefill", "decode"]
 # With this many, other tasks have their turn after a few milliseconds.
 _MAX_DELTA_TOKENS = 256
 
+# By sys.getsizeof: a delta with its two tuples, a number in a tuple, and an alternative, which
+# is a tuple of two numbers in a tuple. A token's own log probability takes two of the last.
+_DELTA_BYTES = 250
+_NUMBER_BYTES = 36
+_ENTRY_BYTES = 120
+
 
 class TokenStream(Owned):
     """An async iterator over the deltas of one request's sequences.
@@ -84,6 +90,18 @@ class TokenStream(Owned):
         """Whether there is an unread delta."""
         return bool(self._pending)
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """The approximate memory of the unread deltas.
+
+        The first delta of a sequence may have the log probabilities of the prompt. The
+        others are as large as the last one.
+        """
+        return sum(
+            _weigh(deltas[0]) + (len(deltas) - 1) * _weigh(deltas[-1])
+            for deltas in self._pending.values()
+        )
+
     def take_nowait(self) -> TokenDelta:
         """Take the next delta.
 
@@ -146,6 +164,17 @@ class TokenStream(Owned):
         self._finished.add(index)
         self._num_open -= 1
         self._wake(self._changed)
+
+
+def _weigh(delta: TokenDelta) -> int:
+    """Return the approximate memory of a delta, in bytes."""
+    num_bytes = _DELTA_BYTES + _NUMBER_BYTES * len(delta.token_ids)
+    for logprobs in (delta.logprobs, delta.prompt_logprobs):
+        if logprobs:
+            # All tokens of a request have as many alternatives, or one more.
+            num_entries = 2 + len(logprobs[-1].top)
+            num_bytes += _ENTRY_BYTES * num_entries * len(logprobs)
+    return num_bytes
 
 
 def _take(deltas: deque[TokenDelta]) -> TokenDelta:

@@ -68,6 +68,16 @@ SERVER: Rows[ServerState] = (
         "Lines of the request log that were not written, because the disk was slow or full.",
         lambda state: 0 if state.request_log is None else state.request_log.num_dropped,
     ),
+    GaugeMetric(
+        "trioserve_unread_bytes",
+        "Bytes of tokens that clients have not taken yet, approximately.",
+        lambda state: state.unread.num_bytes,
+    ),
+    CounterMetric(
+        "trioserve_unread_streams_ended_total",
+        "Streams that were ended because their clients left too many tokens unread.",
+        lambda state: state.unread.num_ended,
+    ),
     CounterMetric(
         "trioserve_traces_dropped_total",
         "Requests whose traces were not sent, because the collector was slow or dead.",
