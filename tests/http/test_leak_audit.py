@@ -154,6 +154,17 @@ async def test_a_socket_of_no_connection_is_found(
             os.close(leaked)
 
 
+async def test_a_thread_that_was_abandoned_is_found(tokenizer_folder: Path) -> None:
+    gate = threading.Event()
+    async with open_server(tokenizer_folder) as (server, client):
+        with trio.move_on_after(0.01):
+            await trio.to_thread.run_sync(gate.wait, abandon_on_cancel=True)
+        leaks = await find(server)
+        gate.set()
+        assert name(leaks) == [("threads", None)]
+        assert await server.state.audit.look() == []
+
+
 async def test_a_rising_number_of_descriptors_is_found(tokenizer_folder: Path) -> None:
     opened: list[socket.socket] = []
     async with open_server(tokenizer_folder) as (server, client):

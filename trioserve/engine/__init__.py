@@ -8,6 +8,7 @@ sequence early, and `Engine.close_requests` ends all requests with an error.
 
 engine, requests, restarts, priority    the base of both engines, and its parts
 core, loop                              the protocol of a core, and the loop that steps
+leaks                                   finds work that outlives its request
 generation/  pooling/                   one engine each, with its core
 process/                                cores in another process
 """

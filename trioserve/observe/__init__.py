@@ -1,5 +1,8 @@
 """Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
+Owner names the request that a task, a thread or a token belongs to, and Leak is one of these
+that outlives it.
+
 It uses trio and prometheus-client. It does not contain the names of metrics: they are
 in the tables of http/metrics/.
 """

@@ -15,7 +15,12 @@ from ...observe import LEAK_KINDS, Leak
 from ...observe.process_holdings import inspect_process
 from ..bodies.memory_budget import MemoryBudget
 from .process import ProcessAudit
-from .tasks import find_leaked_tasks, find_leaked_threads, find_leaked_tokens
+from .tasks import (
+    find_forgotten_threads,
+    find_leaked_tasks,
+    find_leaked_threads,
+    find_leaked_tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +128,7 @@ class LeakAudit:
         yield from self._own_process.find(inspect_process(), connections)
         if audit is not None and audit.process is not None:
             yield from self._engine_process.find(audit.process)
+        yield from find_forgotten_threads()
         if self._server.bodies.num_bytes:
             text = f"{self._server.bodies.num_bytes} bytes of bodies"
             yield Leak(kind="memory", key="bodies", request_id=None, text=text)

@@ -40,6 +40,17 @@ def find_leaked_threads(
             yield from _check("threads", call, call.owner, f"a {name}")
 
 
+def find_forgotten_threads() -> Iterator[Leak]:
+    """Yield threads of trio's own limiter; no request may run.
+
+    Requests use it for look-ups of names, which may hang longer than they.
+    """
+    limiter = trio.to_thread.current_default_thread_limiter()
+    for borrower in limiter.statistics().borrowers:
+        text = "a thread of trio's, such as the look-up of a name"
+        yield Leak(kind="threads", key=borrower, request_id=None, text=text)
+
+
 def _check(
     kind: LeakKind, thing: object, owner: Owner | None, text: str
 ) -> Iterator[Leak]:
