@@ -11,7 +11,11 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.testing.server import FakeServer, open_fake_server
+from trioserve.testing.server import (
+    FakeServer,
+    open_fake_pooling_server,
+    open_fake_server,
+)
 
 PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
@@ -124,3 +128,40 @@ async def test_an_option_lets_late_requests_in(tokenizer_folder: Path) -> None:
             body = {"prompt": [5], "timeout": 0.5}
             assert (await client.post(PATH, json=body)).status_code == 504
         nursery.cancel_scope.cancel()
+
+
+async def test_texts_that_would_be_late_are_refused(tokenizer_folder: Path) -> None:
+    """A step takes 0.1 s, and reads 256 tokens."""
+    async with (
+        open_fake_pooling_server(
+            tokenizer_folder, step_seconds=0.1, max_queued_tokens=60_000
+        ) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=None) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def ask(num_texts: int, **fields: Any) -> httpx.Response:
+            body = {"input": [[5] * 128] * num_texts, **fields}
+            return await client.post("/v1/embeddings", json=body)
+
+        with trio.fail_after(20):
+            await ask(20)
+            nursery.start_soon(ask, 400)
+            while server.engine.statistics().num_queued_tokens < 40_000:
+                await trio.sleep(0.01)
+            # It takes turns with the other request, so short ones are in time.
+            assert (await ask(1, timeout=5)).status_code == 200
+            refused = await ask(100, timeout=8)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["param"] == "timeout"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            refused = await ask(200)
+            assert refused.status_code == 429
+            assert "prompt tokens" in refused.json()["error"]["message"]
+            metrics = (await client.get("/metrics")).text
+            assert "trioserve_requests_refused_late_total 1.0" in metrics
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True), trio.move_on_after(5):
+            while server.engine.statistics().num_queued_tokens:
+                await trio.sleep(0.01)
+    assert server.engine.statistics().num_queued_tokens == 0

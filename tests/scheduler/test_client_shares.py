@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler import (
+    Flow,
+    PoolingFlow,
+    PoolingScheduler,
+    Scheduler,
+    Sequence,
+)
 from trioserve.scheduler.client_shares import ClientShares
-from trioserve.testing.fake_device import FakeDevice
+from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
+from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingRow
 from trioserve.types.sampling import SamplingParams
 
+device = FakePoolingDevice()
+
 ANN, BOB = Client(name="ann"), Client(name="bob")
+
+
+def make_row(num_tokens: int) -> PoolingRow:
+    ids = array("i", range(num_tokens))
+    return PoolingRow(
+        input=PoolingInput(token_ids=ids), params=PoolingParams(task="embed")
+    )
 
 
 class Bench:
@@ -173,3 +190,37 @@ def test_idle_clients_are_forgotten() -> None:
     shares.enter(Client(name="carl"))
     shares.leave(Client(name="carl"))
     assert len(list(shares)) == 1
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_texts_are_shared_by_weight(weight: float) -> None:
+    """Ann sends one request of many long texts, and Bob many of one short text."""
+    scheduler = PoolingScheduler(max_num_seqs=16, max_num_batched_tokens=256)
+    library = PoolingFlow(0, client=Client(name="ann", weight=weight))
+    for _ in range(1000):
+        scheduler.add(make_row(100), library)
+        scheduler.add(make_row(20), PoolingFlow(0, client=BOB))
+        scheduler.add(make_row(20), PoolingFlow(0, client=BOB))
+    tokens: Counter[int] = Counter()
+    for _ in range(120):
+        plan = scheduler.schedule()
+        assert plan is not None
+        for row in plan.rows:
+            tokens[row.input.num_tokens] += row.input.num_tokens
+        list(scheduler.update(plan, device.step(plan)))
+    assert tokens[100] / tokens[20] == pytest.approx(weight, rel=0.1)
+
+
+def test_texts_of_a_client_that_leaves_are_forgotten() -> None:
+    scheduler = PoolingScheduler(max_num_seqs=16, max_num_batched_tokens=256)
+    jobs = [
+        scheduler.add(make_row(10), PoolingFlow(0, client=Client(name=str(number))))
+        for number in range(200)
+    ]
+    scheduler.abort(jobs[:190])
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert len(plan.rows) == 10
+    list(scheduler.update(plan, device.step(plan)))
+    assert scheduler.schedule() is None
+    assert not list(scheduler._shares)

@@ -15,9 +15,10 @@ process/                                cores in another process
 
 from .core import EngineProcessDied
 from .engine import Engine
+from .forecast import Forecast
 from .generation.core import GenerationCore, LocalCore
 from .generation.engine import TokenEngine, TokenEngineStatistics
-from .generation.forecast import Demand, Forecast
+from .generation.forecast import Demand
 from .generation.token_stream import StreamPhase, TokenStream
 from .leaks import EngineAudit
 from .pooling.admission import check_params

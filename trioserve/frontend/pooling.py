@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ..engine import TensorEngine
 from ..errors import InvalidParameter, TaskNotServed
 from ..render import PoolingRenderer, TextInput, TextOptions, count_text, run_together
+from ..types.client import Client
 from ..types.pooling import (
     LongText,
     PoolingInfo,
@@ -27,6 +28,7 @@ from ..types.tensors import TensorBytes
 from .pooling_jobs import PoolingJobs, as_kind
 from .scoring import ScoreOptions, Scores, Scoring
 from .served import ServedModel
+from .stream_limits import StreamLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,6 +165,8 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         *,
         finish: Callable[[int, TensorBytes], T],
         priority: int = 0,
+        client: Client = Client(),
+        limits: StreamLimits = StreamLimits(),
         param: str = "input",
         on_submit: Callable[[], None] = lambda: None,
     ) -> Pooled[T]:
@@ -174,19 +178,32 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
           finish: converts a text's tensor, given the text's number; it is called in a
             renderer worker or, for few numbers, in the event loop.
           priority: requests with a lower number go first; equals take turns.
+          client: the one that the request belongs to.
+          limits: the time that the request may take; it is only looked at once.
           param: the request's field with the texts, for errors.
           on_submit: is called when the device can begin with some of the texts.
 
         Raises:
           all errors of PoolingRenderer.render_texts and TensorEngine.open_request, and
+          DeadlineUnreachable: other requests would make it late.
           RendererFull: other requests have too much text.
         """
         jobs = PoolingJobs(self.renderer, options or self._make_options(params.task))
+        num_characters = count_text(texts)
+        has_ids = bool(texts) and isinstance(texts[0], tuple)
+        num_tokens = num_characters if has_ids else self._ratio.estimate(num_characters)
+        self.check_deadline(num_tokens, limits, client)
         with (
             self.engine.open_request(
-                len(texts), params, priority=priority, param=param, on_submit=on_submit
+                len(texts),
+                params,
+                num_tokens=num_tokens,
+                priority=priority,
+                client=client,
+                param=param,
+                on_submit=on_submit,
             ) as request,
-            self.renderer.room.enter(count_text(texts)),
+            self.renderer.room.enter(num_characters),
         ):
 
             async def run(numbers: range) -> list[tuple[T, int]]:
@@ -197,10 +214,26 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
 
             batches = self.renderer.cut_batches(texts)
             done = await run_together([partial(run, batch) for batch in batches])
+        num_tokens = sum(num_tokens for part in done for _, num_tokens in part)
+        if not has_ids:
+            self._ratio.learn(num_characters, num_tokens)
         return Pooled(
             results=[result for part in done for result, _ in part],
-            num_tokens=sum(num_tokens for part in done for _, num_tokens in part),
+            num_tokens=num_tokens,
         )
+
+    def check_deadline(
+        self, num_tokens: int, limits: StreamLimits, client: Client
+    ) -> None:
+        """Refuse a request that other requests would make late.
+
+        Args:
+          num_tokens: tokens of its texts, about.
+
+        Raises:
+          DeadlineUnreachable
+        """
+        self._check_time(limits, lambda: self.engine.forecast(num_tokens, client))
 
     async def score(
         self,
@@ -209,6 +242,8 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         options: ScoreOptions | None = None,
         *,
         priority: int = 0,
+        client: Client = Client(),
+        limits: StreamLimits = StreamLimits(),
         on_submit: Callable[[], None] = lambda: None,
     ) -> Scores:
         """Score how well documents answer queries: one query for all, or one for each.
@@ -222,18 +257,24 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
           InvalidParameter: there are no queries or no documents, or several queries and
             not one for each document.
           TaskNotServed: the model cannot score.
+          DeadlineUnreachable: other requests would make it late.
         """
         resolved = options or ScoreOptions(text=self._make_options("classify"))
         if isinstance(queries, str):
             queries = [queries]
         self._check_pairs(queries, documents, resolved)
+        num_characters = count_text(queries) + count_text(documents)
+        num_tokens = self._ratio.estimate(num_characters)
+        self.check_deadline(num_tokens, limits, client)
         scoring = Scoring(
             engine=self.engine,
             renderer=self.renderer,
             queries=queries,
             documents=documents,
             options=resolved,
+            num_tokens=num_tokens,
             priority=priority,
+            client=client,
             on_submit=on_submit,
         )
         if self.pooling.task == "classify":

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from ..engine import TensorEngine, TensorRequest
 from ..render import PoolingRenderer, TextOptions, count_text, run_together
+from ..types.client import Client
 from ..types.pooling import PoolingInput, PoolingParams, QueryKey
 from ..types.tensors import TensorBytes
 from .pooling_jobs import PoolingJobs, as_kind
@@ -58,7 +59,9 @@ class Scoring:
     queries: Sequence[str]
     documents: Sequence[str]
     options: ScoreOptions
+    num_tokens: int
     priority: int
+    client: Client
     on_submit: Callable[[], None]
 
     async def score_pairs(self) -> Scores:
@@ -111,7 +114,9 @@ class Scoring:
             self.engine.open_request(
                 num_inputs,
                 params,
+                num_tokens=self.num_tokens,
                 priority=self.priority,
+                client=self.client,
                 param=self.options.document_param,
                 on_submit=self.on_submit,
             ) as request,

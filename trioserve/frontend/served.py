@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..engine import Engine
-from ..errors import RendererStuck
+from ..engine import Engine, Forecast
+from ..errors import DeadlineUnreachable, RendererStuck
 from ..render import BaseRenderer
 from ..types.model_info import ModelInfo
+from .stream_limits import StreamLimits
+from .text_ratio import TextRatio
 
 EngineT = TypeVar("EngineT", bound=Engine[Any, Any, Any])
 RendererT = TypeVar("RendererT", bound=BaseRenderer)
@@ -19,11 +22,16 @@ class ServedModel(Generic[EngineT, RendererT]):
     Args:
       engine: runs.
       renderer: is loaded.
+
+    Attributes:
+      num_refused_late: requests that were refused with DeadlineUnreachable.
     """
 
     def __init__(self, engine: EngineT, renderer: RendererT) -> None:
         self.engine = engine
         self.renderer = renderer
+        self.num_refused_late = 0
+        self._ratio = TextRatio()
 
     @property
     def info(self) -> ModelInfo:
@@ -51,6 +59,22 @@ class ServedModel(Generic[EngineT, RendererT]):
             raise RendererStuck()
         self.engine.check_room(1)
         self.renderer.room.check_room(1)
+
+    def _check_time(
+        self, limits: StreamLimits, predict: Callable[[], Forecast | None]
+    ) -> None:
+        """Refuse a request that other requests would make late.
+
+        Raises:
+          DeadlineUnreachable
+        """
+        if not limits.needs_forecast or (forecast := predict()) is None:
+            return
+        try:
+            limits.check(forecast)
+        except DeadlineUnreachable:
+            self.num_refused_late += 1
+            raise
 
     def stalled_seconds(self) -> float:
         """Return the seconds since the running step began; 0 if none runs."""

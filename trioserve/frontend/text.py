@@ -25,7 +25,6 @@ from .model_formats import ModelFormats
 from .served import ServedModel
 from .stream_limits import StreamLimits
 from .text_params import TextParams
-from .text_ratio import TextRatio
 from .text_stream import TextStream
 
 
@@ -35,9 +34,6 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
     Args:
       engine, renderer: see ServedModel.
       logits_processors: the plug-ins that the engine's device has.
-
-    Attributes:
-      num_refused_late: requests that were refused with DeadlineUnreachable.
     """
 
     def __init__(
@@ -50,8 +46,6 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         self._processors = {each.name: each for each in logits_processors}
         self._formats = ModelFormats(renderer)
         self._defaults = SamplingParams(**dict(engine.info.default_sampling))  # type: ignore[arg-type]
-        self._ratio = TextRatio()
-        self.num_refused_late = 0
 
     @contextmanager
     def admit(
@@ -87,7 +81,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         num_tokens = num_ids + self._ratio.estimate(num_characters - num_ids)
         num_tokens = min(num_tokens, longest)
         self.engine.check_room(num_prompts * sampling.n, num_tokens)
-        self._check_time(num_tokens, num_prompts, sampling, limits, client)
+        self._check_deadline(num_tokens, num_prompts, sampling, limits, client)
         prompts: list[Prompt] = []
         with self.renderer.room.enter(num_characters):
             yield prompts
@@ -151,7 +145,9 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 calls_lead=is_joined,
             )
 
-        self._check_time(_count_tokens(prompts), len(prompts), sampling, limits, client)
+        self._check_deadline(
+            _count_tokens(prompts), len(prompts), sampling, limits, client
+        )
         async with self.engine.open_stream(
             prompts, sampling, priority=priority, client=client
         ) as tokens:
@@ -166,7 +162,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
                 splits_tool_calls=table is not None,
             )
 
-    def _check_time(
+    def _check_deadline(
         self,
         num_tokens: int,
         num_prompts: int,
@@ -179,16 +175,10 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         Raises:
           DeadlineUnreachable
         """
-        if not limits.needs_forecast:
-            return
-        demand = _make_demand(num_tokens, num_prompts, sampling)
-        forecast = self.engine.forecast(replace(demand, client=client))
-        if forecast is None:
-            return
+        demand = _make_demand(num_tokens, num_prompts, sampling, client)
         try:
-            limits.check(forecast)
+            self._check_time(limits, lambda: self.engine.forecast(demand))
         except DeadlineUnreachable:
-            self.num_refused_late += 1
             self.engine.note_offer(num_tokens)
             raise
 
@@ -306,7 +296,9 @@ def _count_tokens(prompts: Sequence[Prompt]) -> int:
     return sum(len(prompt.token_ids) for prompt in prompts)
 
 
-def _make_demand(num_tokens: int, num_prompts: int, sampling: SamplingParams) -> Demand:
+def _make_demand(
+    num_tokens: int, num_prompts: int, sampling: SamplingParams, client: Client
+) -> Demand:
     shortest, longest = sampling.min_tokens, sampling.max_tokens
     # Only a stop string could end it earlier.
     if sampling.ignore_eos and longest is not None:
@@ -316,4 +308,5 @@ def _make_demand(num_tokens: int, num_prompts: int, sampling: SamplingParams) ->
         num_sequences=num_prompts * sampling.n,
         min_tokens=shortest,
         max_tokens=math.inf if longest is None else longest,
+        client=client,
     )

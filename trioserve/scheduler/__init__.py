@@ -8,6 +8,7 @@ The doors are Scheduler, and PoolingScheduler for models that read each input in
 Both have the methods add, abort, schedule, update and statistics.
 """
 
+from .flow_queue import PoolingFlow, PoolingJob
 from .generation.blocks import BlockPool
 from .generation.counts import (
     HeldSequence,
@@ -19,8 +20,6 @@ from .generation.scheduler import Scheduler
 from .generation.sequence import LEVEL_SECONDS, Flow, Sequence
 from .pooling import (
     PoolingCounters,
-    PoolingFlow,
-    PoolingJob,
     PoolingScheduler,
     PoolingStatistics,
 )

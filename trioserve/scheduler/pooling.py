@@ -14,6 +14,9 @@ requests it has its next turn 3 * 512 tokens later.
 A level of priority postpones a turn by LEVEL_TOKENS. Turns are times, and later requests
 have later turns: so a bounded number of tokens passes each input, and none waits for ever.
 
+Clients share the device by their weights (client_shares.py), and the requests of each take
+turns in this way. The clock is then that of the client.
+
 Source: Goyal, Vin and Cheng 1996 (Start-time Fair Queueing), section 2. There the clock is
 the turn of the input that is being read. That clock stands still while short requests
 follow each other, so a long request could wait for ever.
@@ -21,55 +24,15 @@ follow each other, so a long request could wait for ever.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-import heapq
+from dataclasses import dataclass, replace
 import itertools
 
 from ..types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ..types.tensors import TensorBytes
+from .client_shares import ClientShares
+from .flow_queue import FlowQueue, PoolingFlow, PoolingJob
 from .step_cost import StepCost, StepRates, StepSize
-
-# Tokens that one level of priority is worth. A guess: a small encoder on a CPU reads this
-# many in ten seconds.
-LEVEL_TOKENS = 65_536
-
-
-class PoolingFlow:
-    """The inputs of one request, which take turns with those of other requests.
-
-    Args:
-      priority: requests with a lower number go first.
-      request_id: for reports to people.
-    """
-
-    def __init__(self, priority: int, request_id: str = "") -> None:
-        self.priority = priority
-        self.request_id = request_id
-        # The turn of its next input, in tokens of the clock.
-        self.turn = 0
-        self.num_waiting = 0
-        # Waiting inputs, and aborted ones that have not been dropped yet.
-        self.jobs: deque[PoolingJob] = deque()
-        # Number of its valid entry in the scheduler's heap.
-        self.number = -1
-
-    @property
-    def place(self) -> int:
-        """The flow with the lowest place is next."""
-        return self.turn + LEVEL_TOKENS * self.priority
-
-
-class PoolingJob:
-    """One input on its way through the scheduler."""
-
-    __slots__ = ("row", "flow", "is_waiting")
-
-    def __init__(self, row: PoolingRow, flow: PoolingFlow) -> None:
-        self.row = row
-        self.flow = flow
-        self.is_waiting = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +74,11 @@ class PoolingScheduler:
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        # (place, number, flow) of each flow with waiting inputs, and old entries.
-        self._heap: list[tuple[int, int, PoolingFlow]] = []
-        self._num_flows = 0
+        self._shares = ClientShares(FlowQueue)
         self._num_waiting = 0
-        # Tokens of all planned inputs.
-        self._clock = 0
         self._in_flight: dict[int, list[PoolingJob]] = {}
         self._releases: list[QueryKey] = []
         self._num_kept = 0
-        self._numbers = itertools.count()
         self._step_ids = itertools.count()
         self._num_inputs = 0
         self._num_input_tokens = 0
@@ -135,26 +93,20 @@ class PoolingScheduler:
         one that is kept.
         """
         job = PoolingJob(row, flow)
-        flow.jobs.append(job)
-        flow.num_waiting += 1
         self._num_waiting += 1
-        if flow.num_waiting == 1:
-            self._num_flows += 1
-            flow.turn = max(flow.turn, self._clock)
-            self._push(flow)
+        self._shares.enter(flow.client).add(job)
         return job
 
     def abort(self, jobs: Iterable[PoolingJob]) -> None:
         """Drop waiting inputs; an input of a step in flight ends with the step."""
-        for job in jobs:
-            if job.is_waiting:
-                self._leave_queue(job)
-                _drop_aborted(job.flow)
-        # Old entries stay until they are the majority, so the cost of rebuilding the heap
-        # is spread over many of them.
-        if len(self._heap) > 64 and len(self._heap) > 2 * self._num_flows:
-            self._heap = [entry for entry in self._heap if _is_valid(entry)]
-            heapq.heapify(self._heap)
+        waiting = [job for job in jobs if job.is_waiting]
+        queues = {self._shares.find(job.flow.client) for job in waiting}
+        for job in waiting:
+            self._num_waiting -= 1
+            self._shares.find(job.flow.client).drop(job)
+            self._shares.leave(job.flow.client)
+        for queue in queues:
+            queue.compact()
 
     def release(self, key: QueryKey) -> None:
         """Let the next step forget the result under a key, if there is one."""
@@ -189,6 +141,8 @@ class PoolingScheduler:
         self._num_inputs += len(jobs)
         self._num_input_tokens += plan.num_tokens
         self._cost.learn(_measure(plan), seconds)
+        for job in jobs:
+            self._shares.leave(job.flow.client)
         return zip(jobs, result.tensors, strict=True)
 
     def statistics(self) -> PoolingStatistics:
@@ -208,46 +162,33 @@ class PoolingScheduler:
         )
 
     def rates(self) -> StepRates:
-        """Return the measured speed of steps."""
-        return self._cost.list_rates()
+        """Return the measured speed of steps.
+
+        A token's seconds have their part of the fixed ones of a full step.
+        """
+        rates = self._cost.list_rates()
+        fixed = rates.fixed / self._max_num_batched_tokens
+        return replace(rates, token=rates.token + fixed)
 
     def _take_jobs(self) -> list[PoolingJob]:
         jobs: list[PoolingJob] = []
         budget = self._max_num_batched_tokens
-        while len(jobs) < self._max_num_seqs and (flow := self._find_next()):
-            num_tokens = flow.jobs[0].row.input.num_tokens
+        while len(jobs) < self._max_num_seqs and (job := self._find_next()):
+            num_tokens = job.row.input.num_tokens
             budget -= num_tokens
             if budget < 0 and jobs:
                 break
-            # Each waiting flow gets as many tokens before this one's next turn.
-            flow.turn += num_tokens * self._num_flows
-            self._clock += num_tokens
-            jobs.append(flow.jobs.popleft())
-            self._leave_queue(jobs[-1])
-            if flow.num_waiting:
-                self._push(flow)
+            self._shares.find(job.flow.client).pop(job)
+            self._shares.charge(job.flow.client, num_tokens)
+            self._num_waiting -= 1
+            jobs.append(job)
         return jobs
 
-    def _find_next(self) -> PoolingFlow | None:
-        """Return the next flow, with its next job in front, or None."""
-        while self._heap and not _is_valid(self._heap[0]):
-            heapq.heappop(self._heap)
-        if not self._heap:
-            return None
-        flow = self._heap[0][2]
-        while not flow.jobs[0].is_waiting:
-            flow.jobs.popleft()
-        return flow
-
-    def _push(self, flow: PoolingFlow) -> None:
-        flow.number = next(self._numbers)
-        heapq.heappush(self._heap, (flow.place, flow.number, flow))
-
-    def _leave_queue(self, job: PoolingJob) -> None:
-        job.is_waiting = False
-        job.flow.num_waiting -= 1
-        self._num_waiting -= 1
-        self._num_flows -= job.flow.num_waiting == 0
+    def _find_next(self) -> PoolingJob | None:
+        for queue in self._shares:
+            if (job := queue.peek()) is not None:
+                return job
+        return None
 
 
 def _measure(plan: PoolingPlan) -> StepSize:
@@ -255,14 +196,3 @@ def _measure(plan: PoolingPlan) -> StepSize:
     for row in plan.rows:
         size.add_row(0, row.input.num_tokens)
     return size
-
-
-def _is_valid(entry: tuple[int, int, PoolingFlow]) -> bool:
-    _, number, flow = entry
-    return flow.number == number and flow.num_waiting > 0
-
-
-def _drop_aborted(flow: PoolingFlow) -> None:
-    """Drop the aborted inputs of a flow, once they are the majority."""
-    if len(flow.jobs) > 64 and len(flow.jobs) > 2 * flow.num_waiting:
-        flow.jobs = deque(job for job in flow.jobs if job.is_waiting)

@@ -162,6 +162,7 @@ def _finish_pooling(
         info=core.info,
         pooling=core.pooling,
         max_num_inputs=count_sequences(config.scheduler),
+        max_queued_tokens=config.scheduler.max_queued_tokens,
         scheduling_policy=config.scheduler.scheduling_policy,
     )
     served = PoolingEngine(engine, renderer, long_texts=config.pooling.long_texts)

@@ -203,6 +203,7 @@ async def open_fake_pooling_server(
     step_seconds: float = 0.001,
     fail_at_step: int | None = None,
     max_queued_requests: int = 4096,
+    max_queued_tokens: int | None = None,
     max_model_len: int = 256,
 ) -> AsyncIterator[FakePoolingServer]:
     """Serve a pooling model until the block is left."""
@@ -221,6 +222,7 @@ async def open_fake_pooling_server(
         info=info,
         pooling=pooling,
         max_num_inputs=_MAX_RUNNING + max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
     )
     renderer = load_pooling_renderer(
         tokenizer_folder,

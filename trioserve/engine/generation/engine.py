@@ -14,7 +14,7 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
-from ...observe import Owner, name_owner, round_retry
+from ...observe import Owner, name_owner
 from ...scheduler import SchedulerCounters, SchedulerStatistics
 from ...types.client import Client
 from ...types.ids import SequenceId
@@ -23,11 +23,13 @@ from ...types.output import TokenDelta
 from ...types.prompt import Prompt
 from ...types.sampling import SamplingParams
 from ..engine import Engine
+from ..forecast import Forecast
 from ..priority import check_priority
+from ..queued_tokens import check_queued_tokens
 from .admission import check_request
 from .backlog import Backlog
 from .core import GenerationCore, SequenceGroup
-from .forecast import Demand, Forecast, Forecaster
+from .forecast import Demand, Forecaster
 from .token_stream import TokenStream
 from .wake_queue import WakeQueue
 
@@ -182,19 +184,12 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         return {number: stream.owner for number, stream in self._streams.items()}
 
     def _check_tokens(self, num_new: int) -> None:
-        limit, num_queued = self._max_queued_tokens, self._backlog.num_queued_tokens
-        # A request that nothing waits before would never be taken otherwise.
-        if limit is not None and num_queued and num_queued + num_new > limit:
-            rates = self._core.rates()
-            raise QueueFull(
-                "prompt tokens",
-                num_open=num_queued,
-                num_possible=max(0, limit - num_queued),
-                num_new=num_new,
-                retry_after_seconds=round_retry(
-                    rates.token * (num_queued + num_new - limit)
-                ),
-            )
+        check_queued_tokens(
+            self._backlog.num_queued_tokens,
+            num_new,
+            self._max_queued_tokens,
+            self._core.rates(),
+        )
 
     def _forget_jobs(self) -> None:
         self._streams.clear()

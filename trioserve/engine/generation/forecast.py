@@ -26,11 +26,8 @@ import math
 
 from ...scheduler import StepRates
 from ...types.client import Client
+from ..forecast import MIN_STEPS, Forecast
 from .backlog import Backlog
-
-# Steps that must be measured before their speed is trusted; step_cost.py takes as many
-# until a long step may be an exception.
-_MIN_STEPS = 8
 
 # The largest part of the time that prompts take from streams: PROMPT_SHARE of
 # scheduler/generation/time_share.py.
@@ -57,23 +54,6 @@ class Demand:
     min_tokens: int = 1
     max_tokens: float = math.inf
     client: Client = Client()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The expected times of a request, in seconds from now.
-
-    Args:
-      queue: until the device begins with it.
-      first: until its first token.
-      total: until its last token.
-      alone: until its last token on an idle device.
-    """
-
-    queue: float
-    first: float
-    total: float
-    alone: float
 
 
 class OfferedPrompts:
@@ -126,7 +106,7 @@ class Forecaster:
           request costs nobody anything, and its steps correct wrong measurements.
         """
         backlog = self._backlog
-        if rates.num_steps < _MIN_STEPS or not backlog.num_open_requests:
+        if rates.num_steps < MIN_STEPS or not backlog.num_open_requests:
             return None
         length = max(1.0, backlog.expected_output_tokens)
         own = max(demand.min_tokens, min(length, demand.max_tokens))

@@ -17,6 +17,7 @@ from ...scheduler import (
     PoolingStatistics,
     StepRates,
 )
+from ...types.client import Client
 from ...types.pooling import PoolingPlan, PoolingResult, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
 from ..core import Core, CoreHoldings, HeldWork
@@ -42,6 +43,7 @@ class PoolingBatch:
     rows: tuple[PoolingRow, ...]
     priority: int = 0
     request_id: str = ""
+    client: Client = Client()
 
 
 PoolingOutputs = Iterable[tuple[JobId, TensorBytes]]
@@ -91,7 +93,7 @@ class LocalPoolingCore:
 
     def add(self, batch: PoolingBatch) -> None:
         flow = self._flows.setdefault(
-            batch.flow, PoolingFlow(batch.priority, batch.request_id)
+            batch.flow, PoolingFlow(batch.priority, batch.request_id, batch.client)
         )
         for number, row in enumerate(batch.rows, batch.first_job):
             job = self._scheduler.add(row, flow)

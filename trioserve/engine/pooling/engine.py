@@ -17,11 +17,15 @@ from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
 from ...observe import Owner
 from ...scheduler import PoolingCounters, PoolingStatistics
+from ...types.client import Client
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInfo, PoolingParams, PoolingRow, QueryKey
 from ..engine import Engine
+from ..forecast import Forecast
 from ..priority import check_priority
+from ..queued_tokens import check_queued_tokens
 from .admission import check_params
+from .backlog import PoolingBacklog
 from .core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .request import Results, TensorRequest
 
@@ -38,10 +42,12 @@ class TensorEngineStatistics:
     Args:
       num_requests: open requests.
       num_reserved: inputs that they announced.
+      num_queued_tokens: tokens of inputs that were not read.
     """
 
     num_requests: int
     num_reserved: int
+    num_queued_tokens: int
     scheduler: PoolingStatistics
 
 
@@ -52,6 +58,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
       core, info, scheduling_policy: see Engine.
       pooling: the tasks of the model.
       max_num_inputs: the most inputs of all open requests together; more are refused.
+      max_queued_tokens: the most tokens of inputs that were not read.
     """
 
     def __init__(
@@ -61,11 +68,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         info: ModelInfo,
         pooling: PoolingInfo,
         max_num_inputs: int,
+        max_queued_tokens: int | None = None,
         scheduling_policy: SchedulingPolicy = "fcfs",
     ) -> None:
         super().__init__(core, info=info, scheduling_policy=scheduling_policy)
         self.pooling = pooling
         self._max_num_inputs = max_num_inputs
+        self._max_queued_tokens = max_queued_tokens
+        self._backlog = PoolingBacklog()
         self._num_reserved = 0
         self._keys = itertools.count()
         self._flows = itertools.count()
@@ -81,6 +91,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         return TensorEngineStatistics(
             num_requests=len(self._requests),
             num_reserved=self._num_reserved,
+            num_queued_tokens=self._backlog.num_tokens,
             scheduler=self._core.statistics(),
         )
 
@@ -90,6 +101,10 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hand_out)
             await super().run(task_status=task_status)
+
+    def forecast(self, num_tokens: int, client: Client) -> Forecast | None:
+        """Forecast the time of a request that comes now; see PoolingBacklog."""
+        return self._backlog.predict(self._core.rates(), num_tokens, client)
 
     def check_room(self, num_new: int) -> None:
         """Refuse a request that has no room now; open_request does it by itself.
@@ -107,7 +122,9 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         num_inputs: int,
         params: PoolingParams,
         *,
+        num_tokens: int = 0,
         priority: int = 0,
+        client: Client = Client(),
         param: str = "input",
         on_submit: Callable[[], None] = lambda: None,
     ) -> Iterator[TensorRequest]:
@@ -119,12 +136,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         Args:
           num_inputs: number of inputs that will come, about; a long text that is cut
             into chunks counts once.
+          num_tokens: their tokens, about.
+          client: the one that it belongs to.
           priority: requests with a lower number go first; equals take turns.
           param: the request's field with the inputs, for errors.
           on_submit: is called when inputs have been given to the core.
 
         Raises:
-          QueueFull: other requests have too many inputs.
+          QueueFull: other requests have too many inputs or tokens.
           InvalidParameter, TaskNotServed: the model does not serve the task, or the
             priority is refused; see check_priority.
           EngineDied, ShuttingDown: no engine runs.
@@ -133,18 +152,21 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         check_priority(priority, self._scheduling_policy)
         check_params(params, self.info, self.pooling)
         self._check_room(num_inputs, param)
+        self._check_tokens(num_tokens)
         request = TensorRequest(
-            self, params, FlowId(next(self._flows)), priority, on_submit
+            self, params, FlowId(next(self._flows)), priority, client, on_submit
         )
         self._reserve(num_inputs)
         self._open[request.flow] = request
         try:
-            with self._requests.hold(request):
-                yield request
+            with self._requests.hold(request), self._backlog.hold(client):
+                try:
+                    yield request
+                finally:
+                    self.abort(request.kept.values())
         finally:
             del self._open[request.flow]
             self._reserve(-num_inputs)
-            self.abort(request.kept.values())
             self._core.close(request.flow, tuple(request.kept))
 
     # The door of TensorRequest.
@@ -160,12 +182,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         jobs = [JobId(number) for number in range(first, self._next_job)]
         for index, job in enumerate(jobs):
             self._owners[job] = results, index
+            self._backlog.add(job, rows[index].input.num_tokens, request.client)
         self._core.add(
             PoolingBatch(
                 flow=request.flow,
                 first_job=JobId(first),
                 rows=tuple(rows),
                 priority=request.priority,
+                client=request.client,
                 request_id="" if request.owner is None else str(request.owner.id),
             )
         )
@@ -174,6 +198,8 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
     def abort(self, jobs: Collection[JobId]) -> None:
         """Drop jobs that have no result yet."""
         living = [job for job in jobs if self._owners.pop(job, None)]
+        for job in living:
+            self._backlog.drop(job)
         if living:
             self._core.abort(living)
 
@@ -199,6 +225,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
                 ),
             )
 
+    def _check_tokens(self, num_new: int) -> None:
+        check_queued_tokens(
+            self._backlog.num_tokens,
+            num_new,
+            self._max_queued_tokens,
+            self._core.rates(),
+        )
+
     def _reserve(self, num_inputs: int) -> None:
         self._num_reserved += num_inputs
         self._pace.observe(trio.current_time(), self._num_reserved)
@@ -208,12 +242,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
 
     def _forget_jobs(self) -> None:
         self._owners.clear()
+        self._backlog.clear()
 
     def _deliver(self, outputs: PoolingOutputs) -> None:
         for job, tensor in outputs:
             owner = self._owners.pop(job, None)
             # A core in another process may not have heard of an abort yet.
             if owner is not None:
+                self._backlog.drop(job)
                 results, index = owner
                 if results.set(index, tensor):
                     self._completed.append(results)

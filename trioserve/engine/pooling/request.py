@@ -8,6 +8,7 @@ from typing import Protocol
 import trio
 
 from ...observe import Owned
+from ...types.client import Client
 from ...types.model_info import ModelInfo
 from ...types.pooling import PoolingInput, PoolingParams, PoolingRow, QueryKey
 from ...types.tensors import TensorBytes
@@ -39,7 +40,7 @@ class TensorRequest(Owned):
 
     Attributes:
       kept: key -> job of each input whose result the device keeps, or will keep.
-      flow, priority: by these its inputs take turns with those of other requests.
+      flow, priority, client: by these its inputs take turns with those of other requests.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class TensorRequest(Owned):
         params: PoolingParams,
         flow: FlowId,
         priority: int,
+        client: Client,
         on_submit: Callable[[], None],
     ) -> None:
         super().__init__()
         self.kept: dict[QueryKey, JobId] = {}
         self.flow = flow
         self.priority = priority
+        self.client = client
         self._queue = queue
         self._params = params
         self._on_submit = on_submit

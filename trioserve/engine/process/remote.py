@@ -127,6 +127,8 @@ class _RemoteCore(Generic[OutputsT, StatisticsT, CountersT]):
         return counters
 
     def rates(self) -> StepRates:
+        if self._report is None:
+            return StepRates()
         rates: StepRates = self._report.rates
         return rates
 

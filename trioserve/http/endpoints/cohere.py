@@ -86,6 +86,8 @@ async def _pool(
         _make_options(body, engine),
         finish=partial(_write_vector, body.types),
         priority=body.priority or 0,
+        client=call.client,
+        limits=call.limits,
         param=body.param,
         on_submit=call.note_submitted,
     )

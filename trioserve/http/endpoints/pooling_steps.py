@@ -11,8 +11,9 @@ import trio
 
 from ...engine import check_params
 from ...errors import InvalidParameter, TaskNotServed
-from ...frontend import Pooled, PoolingEngine
+from ...frontend import Pooled, PoolingEngine, StreamLimits
 from ...render import ChatInput, ChatOptions, TextInput, TextOptions
+from ...types.client import Client
 from ...types.pooling import LongText, PoolingParams, PoolingTask
 from ...types.tensors import TensorBytes
 from ..connection.scope import ScopedRequest
@@ -67,6 +68,14 @@ class PoolingCall:
     def note_submitted(self) -> None:
         """Note that the engine has got the first texts of the request."""
         self.request.progress.enter("prefill")
+
+    @property
+    def client(self) -> Client:
+        return self.request.ticket.use.key.client
+
+    @property
+    def limits(self) -> StreamLimits:
+        return self.request.time_limit.limit_stream(None)
 
     def note_pooled(self, num_tokens: int) -> None:
         """Note the tokens of all texts of the request."""
@@ -198,6 +207,8 @@ async def pool_texts(
         options,
         finish=finish,
         priority=body.priority or 0,
+        client=call.client,
+        limits=call.limits,
         param=body.param,
         on_submit=call.note_submitted,
     )

@@ -44,6 +44,8 @@ async def answer_score(state: ServerState, request: ScopedRequest) -> Response:
         body.texts_of(document_param),
         options,
         priority=body.priority or 0,
+        client=call.client,
+        limits=call.limits,
         on_submit=call.note_submitted,
     )
     call.note_pooled(scores.num_tokens)
@@ -64,6 +66,8 @@ async def answer_rerank(state: ServerState, request: ScopedRequest) -> Response:
         body.texts,
         options,
         priority=body.priority or 0,
+        client=call.client,
+        limits=call.limits,
         on_submit=call.note_submitted,
     )
     call.note_pooled(scores.num_tokens)

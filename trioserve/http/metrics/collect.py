@@ -12,7 +12,7 @@ from ...observe import Rows, collect_rows, render_families
 from ...render import PoolingRenderer, Renderer
 from ..request_counts import RequestCounts
 from ..state import ServerState
-from .engine import ENGINE, GENERATION, POOLING, TEXT
+from .engine import ENGINE, GENERATION, POOLING, SERVED
 from .images import IMAGES
 from .keys import KEYS
 from .rendering import RENDERER, STRUCTURES, TEMPLATES
@@ -21,7 +21,7 @@ from .server import LOOP, SERVER
 
 METRICS: Rows[Any] = (
     *(*SERVER, *LOOP, *KEYS, *REQUESTS, *GENERATION_REQUESTS),
-    *(*ENGINE, *GENERATION, *TEXT, *POOLING),
+    *(*SERVED, *ENGINE, *GENERATION, *POOLING),
     *(*RENDERER, *STRUCTURES, *TEMPLATES, *IMAGES),
 )
 
@@ -45,12 +45,12 @@ def collect_families(state: ServerState) -> Iterator[Family]:
 def _collect_engine(
     engine: TextEngine | PoolingEngine, counts: RequestCounts
 ) -> Iterator[Family]:
+    yield from collect_rows(SERVED, engine)
     yield from collect_rows(ENGINE, engine.engine)
     if isinstance(engine, PoolingEngine):
         yield from collect_rows(POOLING, engine.engine)
     else:
         yield from collect_rows(GENERATION, engine.engine)
-        yield from collect_rows(TEXT, engine)
         yield from collect_rows(GENERATION_REQUESTS, counts)
 
 

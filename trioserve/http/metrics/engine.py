@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine import TensorEngine, TokenEngine
-from ...frontend import TextEngine
+from ...frontend import PoolingEngine, TextEngine
 from ...observe import CounterMetric, GaugeMetric, Rows
 
 
@@ -18,6 +18,14 @@ def _count_prompt_tokens(engine: TokenEngine | TensorEngine) -> int:
         return engine.counters().num_input_tokens
     return engine.counters().num_prompt_tokens
 
+
+SERVED: Rows[TextEngine | PoolingEngine] = (
+    CounterMetric(
+        "trioserve_requests_refused_late_total",
+        "Requests refused because others would have made them late.",
+        lambda served: served.num_refused_late,
+    ),
+)
 
 ENGINE: Rows[TokenEngine | TensorEngine] = (
     GaugeMetric(
@@ -34,6 +42,11 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
         "trioserve_num_requests_waiting",
         "Sequences, or texts to be pooled, that wait for their turn on the device.",
         lambda engine: engine.statistics().scheduler.num_waiting,
+    ),
+    GaugeMetric(
+        "trioserve_num_prompt_tokens_waiting",
+        "Prompt tokens of requests without a first token, and of texts that were not read.",
+        lambda engine: engine.statistics().num_queued_tokens,
     ),
     CounterMetric(
         "trioserve_prompt_tokens_total",
@@ -54,26 +67,12 @@ ENGINE: Rows[TokenEngine | TensorEngine] = (
 )
 
 
-TEXT: Rows[TextEngine] = (
-    CounterMetric(
-        "trioserve_requests_refused_late_total",
-        "Requests refused because others would have made them late.",
-        lambda served: served.num_refused_late,
-    ),
-)
-
-
 def _find_kv_usage(engine: TokenEngine) -> float:
     scheduler = engine.statistics().scheduler
     return scheduler.num_used_blocks / scheduler.num_blocks
 
 
 GENERATION: Rows[TokenEngine] = (
-    GaugeMetric(
-        "trioserve_num_prompt_tokens_waiting",
-        "Prompt tokens of requests that have no token yet.",
-        lambda engine: engine.statistics().num_queued_tokens,
-    ),
     GaugeMetric(
         "trioserve_steps_in_flight",
         "Steps that the device works on or will begin next.",

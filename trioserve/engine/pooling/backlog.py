@@ -1,0 +1,95 @@
+"""The texts that wait to be read, and forecasts of the time until a request's are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import math
+
+from ...scheduler import StepRates
+from ...types.client import Client
+from ..forecast import MIN_STEPS, Forecast
+from .core import JobId
+
+
+class _Work:
+    """The part of a client."""
+
+    __slots__ = ("num_requests", "num_tokens", "weight")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.weight = 1.0
+
+
+class PoolingBacklog:
+    """Counts the tokens of all texts that the device has not read.
+
+    Attributes:
+      num_tokens: all of them.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._jobs: dict[JobId, tuple[_Work, int]] = {}
+        self._work: dict[str, _Work] = {}
+
+    @contextmanager
+    def hold(self, client: Client) -> Iterator[None]:
+        """Count a request of a client as open in the block."""
+        work = self._work.setdefault(client.name, _Work())
+        work.weight = client.weight
+        work.num_requests += 1
+        try:
+            yield
+        finally:
+            work.num_requests -= 1
+            if not work.num_requests:
+                del self._work[client.name]
+
+    def add(self, job: JobId, num_tokens: int, client: Client) -> None:
+        """Count a text of an open request."""
+        work = self._work[client.name]
+        self._jobs[job] = work, num_tokens
+        self._change(work, num_tokens)
+
+    def drop(self, job: JobId) -> None:
+        """Remove a text."""
+        work, num_tokens = self._jobs.pop(job)
+        self._change(work, -num_tokens)
+
+    def clear(self) -> None:
+        for job in list(self._jobs):
+            self.drop(job)
+
+    def predict(
+        self, rates: StepRates, num_tokens: int, client: Client
+    ) -> Forecast | None:
+        """Forecast the time of a request that comes now.
+
+        Other requests of its client take turns with it, and so do other clients by their
+        weights, as far as they have work.
+
+        Args:
+          num_tokens: tokens of its texts.
+
+        Returns:
+          None if too few steps were measured, or if no other request is open.
+        """
+        if rates.num_steps < MIN_STEPS or not self._work:
+            return None
+        own = self._work.get(client.name, _Work())
+        before = float(min(own.num_tokens, own.num_requests * num_tokens))
+        for name, work in self._work.items():
+            if name != client.name:
+                share = work.weight / client.weight * (before + num_tokens)
+                before += min(work.num_tokens, share)
+        alone = rates.fixed + rates.token * num_tokens
+        total = alone + rates.token * before
+        # A request has no answer before all its texts were read.
+        return Forecast(queue=0.0, first=-math.inf, total=total, alone=alone)
+
+    def _change(self, work: _Work, num_tokens: int) -> None:
+        work.num_tokens += num_tokens
+        self.num_tokens += num_tokens
