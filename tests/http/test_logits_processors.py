@@ -235,6 +235,27 @@ async def test_a_slow_plug_in_does_not_block_the_event_loop(
     assert answers[0].status_code == 200
 
 
+async def test_a_plug_in_that_never_ends_costs_its_own_request(
+    client: httpx.AsyncClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioserve.frontend.text.ARGUMENT_SECONDS", 0.05)
+    engine: Any = server.state.engine
+    workers = engine.renderer.workers
+    fresh = engine.engine.statistics()
+    Slow.go_on.clear()
+    try:
+        fields = COMPLETION | {"logits_processors": {"slow": {}}}
+        assert (await client.post("/v1/completions", json=fields)).status_code == 500
+        # Its thread goes on, but takes no worker's place.
+        assert (workers.statistics().busy, workers.statistics().abandoned) == (0, 1)
+        assert (await client.post("/v1/completions", json=COMPLETION)).is_success
+    finally:
+        Slow.go_on.set()
+    while workers.statistics().abandoned:
+        await trio.sleep(0.001)
+    assert engine.engine.statistics() == fresh
+
+
 async def test_a_client_that_leaves_while_arguments_are_read_leaves_nothing_behind(
     server: FakeServer,
 ) -> None:

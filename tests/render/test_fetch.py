@@ -352,6 +352,22 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time(
         await server.client_left.wait()
 
 
+class NoDns(NoNames):
+    """A DNS that never answers."""
+
+    async def getaddrinfo(self, *question: object) -> list[Any]:
+        return await trio.sleep_forever()
+
+
+async def test_a_name_that_is_never_resolved_is_given_up_in_time() -> None:
+    trio.socket.set_custom_hostname_resolver(NoDns())
+    domains = ("slow.test",)
+    text = await refuse(
+        "http://slow.test/", allowed_media_domains=domains, media_timeout=0.25
+    )
+    assert "took longer than 0.25 s" in text
+
+
 async def test_the_error_for_a_closed_port_does_not_name_the_address(
     server: WebServer,
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 import math
+from typing import Final
 
 from ..engine import Demand, TokenEngine
 from ..errors import DeadlineUnreachable, InvalidParameter, NotSupported
@@ -14,6 +15,7 @@ from ..render import (
     ChatOptions,
     Renderer,
     SequenceText,
+    TookTooLong,
     ToolTable,
     count_characters,
 )
@@ -26,6 +28,9 @@ from .served import ServedModel
 from .stream_limits import StreamLimits
 from .text_params import TextParams
 from .text_stream import TextStream
+
+# The time that plug-ins may take for the arguments of a request, which are a few numbers.
+ARGUMENT_SECONDS: Final = 10.0
 
 
 class TextEngine(ServedModel[TokenEngine, Renderer]):
@@ -256,11 +261,22 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         Raises:
           InvalidParameter: a plug-in refuses them with a ValueError. Any other error is a
             defect of the plug-in and passes through.
+          RuntimeError: they are not read in ARGUMENT_SECONDS.
+          RendererStuck: too many calls of plug-ins or templates do not end.
         """
         # The engine refuses unknown names.
         named = [p for p in sampling.logits_processors if p[0] in self._processors]
-        if named:
-            await self.renderer.workers.run(partial(self._read_arguments, named))
+        if not named:
+            return
+        try:
+            await self.renderer.workers.run_limited(
+                partial(self._read_arguments, named), ARGUMENT_SECONDS
+            )
+        except TookTooLong:
+            names = ", ".join(name for name, _ in named)
+            raise RuntimeError(
+                f"{names}: read_arguments takes longer than {ARGUMENT_SECONDS:g} s"
+            ) from None
 
     def _read_arguments(self, named: list[tuple[str, Mapping[str, object]]]) -> None:
         for name, arguments in named:

@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 
+from .stderr import open_handler
+
 # A record begins with its time, so a line that begins with spaces is no record.
 _INDENT = "    "
 
@@ -48,7 +50,7 @@ def set_up_logging(level: int | str, *, origin: str = "", again: bool = False) -
       again: replace an earlier set-up.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = open_handler(sys.stderr)
     origin = f"{origin} " if origin else ""
     handler.setFormatter(
         LineFormatter(f"%(asctime)s %(levelname)s {origin}%(name)s: %(message)s")

@@ -33,7 +33,7 @@ from .tools.detokenizer import SequenceText
 from .tools.forced_calls import list_schemas
 from .tools.tool_table import ToolTable
 from .workers.processes import open_template_processes
-from .workers.threads import RendererStatistics, RendererWorkers
+from .workers.threads import RendererStatistics, RendererWorkers, TookTooLong
 from .workers.together import run_together
 from .workers.workplace import Workplace
 
@@ -57,6 +57,7 @@ __all__ = [
     "TextOptions",
     "TextParts",
     "TokenizeOptions",
+    "TookTooLong",
     "ToolTable",
     "Workplace",
     "check_stop_strings",

@@ -45,6 +45,7 @@ class TimeLimit:
         self._longest = _or_inf(config.max_request_timeout)
         self._seconds = math.inf
         self._is_cancelled = False
+        self._is_working = False
         self._param = "request_timeout"
         self._refuses_late = config.refuse_late
         self._set(min(_or_inf(config.request_timeout), self._longest))
@@ -100,8 +101,16 @@ class TimeLimit:
         self._work = trio.CancelScope(deadline=self._deadline + grace_seconds)
         if self._is_cancelled:
             self._work.cancel()
-        with self._work:
-            yield
+        # A process that was stopped for longer than the last words find both times over at
+        # once. If both scopes were cancelled then, the client would not learn why.
+        self._is_working = True
+        self._end_at(math.inf)
+        try:
+            with self._work:
+                yield
+        finally:
+            self._is_working = False
+            self._end_at(max(self._deadline, trio.current_time()) + LAST_WORDS_SECONDS)
         if self._work.cancelled_caught:
             if self._is_cancelled:
                 raise RequestCancelled()
@@ -114,7 +123,7 @@ class TimeLimit:
           is_streaming: its stream ends by itself.
         """
         self._is_cancelled = True
-        self._end_at(min(self.whole.deadline, trio.current_time() + LAST_WORDS_SECONDS))
+        self._end_at(trio.current_time() + LAST_WORDS_SECONDS)
         if not is_streaming:
             self._work.cancel()
 
@@ -136,10 +145,13 @@ class TimeLimit:
     def _set(self, seconds: float) -> None:
         self._seconds = seconds
         self._work.deadline = self._deadline
-        if not self._is_cancelled:
+        if not self._is_working:
             self._end_at(self._deadline + LAST_WORDS_SECONDS)
 
     def _end_at(self, time: float) -> None:
+        if self._is_cancelled:
+            # A cancellation has set a time, which becomes no later.
+            time = min(time, self.whole.deadline)
         # Writes are shielded from the cancellation of their request.
         self.whole.deadline = self._peer.lost_at = time
 

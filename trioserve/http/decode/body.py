@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from werkzeug.http import parse_options_header
 
-from ...errors import UnsupportedMediaType
+from ...errors import MemoryFull, UnsupportedMediaType
 from ...frontend import PoolingEngine, TextEngine
 from ...observe.log_lines import escape
 from ..connection.scope import ScopedRequest
@@ -25,6 +25,9 @@ _SMALL_BYTES: Final = 65_536
 
 # The speed of the decoder with token ids. With text, it is four times as fast.
 _DECODED_BYTES_PER_SECOND: Final = 8e8
+
+# The most memory that CPython takes for a character, which has a byte or more in a body.
+_BYTES_PER_CHARACTER: Final = 4
 
 
 RequestT = TypeVar("RequestT", bound=ModelRequest)
@@ -98,12 +101,30 @@ def decode_chunks(
     max_model_len: int,
     request_id: str = "",
 ) -> RequestT:
-    """Join the parts of a body and decode it. This blocks, and empties `chunks`."""
-    content = b"".join(chunks)
+    """Join the parts of a body and decode it. This blocks, and empties `chunks`.
+
+    Raises:
+      MemoryFull: the system has no memory for that.
+    """
+    try:
+        content = b"".join(chunks)
+        _probe_memory(len(content))
+    except MemoryError:
+        raise MemoryFull("bodies") from None
     chunks.clear()
     body = decode_body(request_type, content, max_model_len)
     log_unknown_fields(content, request_type, request_id)
     return body
+
+
+def _probe_memory(num_bytes: int) -> None:
+    """Raise MemoryError if there is no memory for the texts of a body.
+
+    msgspec 0.22 ends the process if it cannot allocate a text. The pages of these zeros are
+    never touched, so they cost microseconds.
+    """
+    if num_bytes > _SMALL_BYTES:
+        bytes(_BYTES_PER_CHARACTER * num_bytes)
 
 
 async def read_json_body(request: ScopedRequest) -> list[bytes | bytearray]:

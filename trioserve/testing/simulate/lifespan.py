@@ -29,3 +29,5 @@ async def open_lifespan(app: Any) -> AsyncIterator[None]:
         await tell("startup")
         yield
         await tell("shutdown")
+        # As hypercorn does: quart's background tasks would take seconds more.
+        nursery.cancel_scope.cancel()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ...http.metrics import collect_families
 from ...types.logits import LogitsProcessor, LogitsRow
 from .answers import AnswerChecks, Wrong, find_key
 from .client import Client, Reply, cancel_requests
@@ -27,9 +26,6 @@ _LONGEST_SECONDS = 3600.0
 
 # Longer than each timeout of the server: behind it, all that is held is held for ever.
 _SETTLING_SECONDS = 60.0
-
-# Gauges of caches, which outlive the requests that filled them.
-_CACHES = {"trioserve_prefix_cache_blocks"}
 
 
 class Breaking(LogitsProcessor):
@@ -113,7 +109,7 @@ async def _play_on(
     replies: list[Reply],
     problems: list[str],
 ) -> None:
-    fresh = _describe(server)
+    fresh = server.list_held()
     clients = [Client(server, plan) for plan in history.clients]
     cancelled: set[str | None] = set()
     async with trio.open_nursery() as nursery:
@@ -133,7 +129,7 @@ async def _play_on(
             problems.append(f"{reply.plan.id}: {wrong}")
     problems += _check_counts(server, history, replies)
     await trio.sleep(_SETTLING_SECONDS)
-    problems += _compare(fresh, _describe(server), has_ended=server.has_ended)
+    problems += _compare(fresh, server.list_held(), has_ended=server.has_ended)
 
 
 def _check_counts(
@@ -155,21 +151,6 @@ async def _cancel(
     await trio.sleep_until(plan.at)
     cancelled.add(plan.request_id)
     await cancel_requests(server, plan.request_id)
-
-
-def _describe(server: SimulatedServer) -> dict[str, object]:
-    """Return all that a server holds for its requests."""
-    held: dict[str, object] = {
-        f"{sample.name}{sample.labels or ''}": sample.value
-        for family in collect_families(server.state)
-        if family.type == "gauge" and family.name not in _CACHES
-        for sample in family.samples
-    }
-    held["engine"] = server.engine.statistics()
-    held["live requests"] = len(server.state.live)
-    held["threads"] = server.num_threads
-    held["connections"] = server.num_connections
-    return held
 
 
 def _compare(

@@ -32,6 +32,7 @@ from ...engine import LocalCore, TokenEngine
 from ...frontend import TextEngine
 from ...http import ServerState, create_http_app, guard_connections, make_config
 from ...http.connection.server import GuardedServer, make_context
+from ...http.metrics import collect_families
 from ...render import RendererWorkers, TextParts, load_text_parts, make_renderer
 from ...scheduler import Scheduler
 from ...types.logits import LogitsProcessor
@@ -42,6 +43,9 @@ from .device import TellingDevice, Texts
 from .lifespan import open_lifespan
 from .sockets import make_socket_pair
 from .threads import VirtualThreads
+
+# Gauges of caches, which outlive the requests that filled them.
+_CACHES = {"trioserve_prefix_cache_blocks"}
 
 
 class SimulatedModel:
@@ -130,6 +134,7 @@ class SimulatedServer:
             ),
             logits_processors=tuple(each.name for each in processors),
         )
+        self._ended = trio.Event()
         self.has_failed = False
         self.engine = self._make_engine(info)
         self.state = ServerState(config=limits.http)
@@ -149,15 +154,21 @@ class SimulatedServer:
         """Whether nobody listens any more."""
         return self.has_failed or self._context.terminated.is_set()
 
-    @property
-    def num_threads(self) -> int:
-        """Calls of the renderer that have not ended."""
-        return self._threads.num_running
-
-    @property
-    def num_connections(self) -> int:
-        """Connections that the server has not closed."""
-        return 0 if self._nursery is None else len(self._nursery.child_tasks)
+    def list_held(self) -> dict[str, object]:
+        """Return all that the server holds for its requests; the same as a fresh server."""
+        held: dict[str, object] = {
+            f"{sample.name}{sample.labels or ''}": sample.value
+            for family in collect_families(self.state)
+            if family.type == "gauge" and family.name not in _CACHES
+            for sample in family.samples
+        }
+        held["engine"] = self.engine.statistics()
+        held["live requests"] = len(self.state.live)
+        held["threads"] = self._threads.num_running
+        held["connections"] = (
+            0 if self._nursery is None else len(self._nursery.child_tasks)
+        )
+        return held
 
     def connect(
         self, *, capacity: int = 65_536, address: str | None = None
@@ -185,6 +196,10 @@ class SimulatedServer:
             self._nursery.start_soon(connection.run)
         return trio.SocketStream(client)
 
+    async def wait_ended(self) -> None:
+        """Wait until nothing of the server runs any more."""
+        await self._ended.wait()
+
     async def run(  # noqa: ASYNC128 (_serve calls started)
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
@@ -196,6 +211,7 @@ class SimulatedServer:
             async with open_lifespan(self._app):
                 await self._serve(task_status)
             nursery.cancel_scope.cancel()
+        self._ended.set()
 
     async def _call_app(
         self,
