@@ -35,7 +35,8 @@ class HttpConfig:
         a slower upload is answered 408.
       api_key: A key that clients may show; all others are answered 401. Probes need no
         key. Other users of the machine can read it in the list of processes.
-      api_key_file: File with a name and a key in each line. SIGHUP reads it again.
+      api_key_file: File with a name and a key in each line; the key's weight and limits
+        may follow. SIGHUP reads it again.
       guard_metrics: Let /metrics need a key, too.
       request_timeout: Time limit of a request that names none, in seconds; by default
         there is none. A request that reaches its limit is answered 504, or its stream
