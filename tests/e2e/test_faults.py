@@ -31,8 +31,10 @@ SERVE = (sys.executable, "-m", "trioserve", "serve")
 LONG = {"prompt": "Once upon", "max_tokens": 400, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "Once upon", "max_tokens": 4}
 
-# These are larger in a server that has answered requests.
+# These are larger in a server that has answered requests, or count the connection that asks
+# and the one before it.
 CHANGING = (
+    "trioserve_tasks",
     "trioserve_prefix_cache",
     "trioserve_slow_task",
     "trioserve_engine_stalled",
