@@ -162,7 +162,7 @@ async def test_a_forecast_is_near_the_truth(
     await trio.testing.wait_all_tasks_blocked()
     forecast = clients.forecast()
     seconds = await clients.ask()
-    assert 0.6 * seconds < forecast.total < 1.3 * seconds
+    assert 0.6 * seconds < forecast.total < 1.4 * seconds
     assert forecast.queue < forecast.first < forecast.total
     # A slot becomes free when an answer ends.
     assert (forecast.queue > forecast.alone) == (num_before == 40)
@@ -308,3 +308,57 @@ def test_limits_are_not_checked_unless_there_are_some() -> None:
     assert not StreamLimits(ends_at=1.0).needs_forecast
     assert StreamLimits(starts_by=1.0, refuses_late=True).needs_forecast
     assert math.isinf(StreamLimits().ends_at)
+
+
+async def test_many_prompts_are_no_long_one(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    engine = clients.engine.engine
+    one = engine.forecast(Demand(num_prompt_tokens=6400, num_prompts=1))
+    many = engine.forecast(Demand(num_prompt_tokens=6400, num_prompts=100))
+    assert one is not None and many is not None
+    assert many.first <= one.first * 1.1
+
+
+async def test_only_the_time_of_others_is_multiplied(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    forecast, now = clients.forecast(), trio.current_time()
+    added = forecast.total - forecast.alone
+    StreamLimits(ends_at=now + 0.99 * forecast.alone).check(forecast)
+    StreamLimits(ends_at=now + forecast.alone + 1.51 * added).check(forecast)
+    with pytest.raises(DeadlineUnreachable):
+        StreamLimits(ends_at=now + forecast.alone + 1.49 * added).check(forecast)
+    # The deadline itself answers what is over.
+    StreamLimits(ends_at=now + 60, starts_by=now).check(forecast)
+
+
+async def test_refused_requests_change_little_for_others(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    before = clients.forecast().total
+    limits = StreamLimits(ends_at=trio.current_time() + 25.0, refuses_late=True)
+    for _ in range(20):
+        with pytest.raises((DeadlineUnreachable, TimeoutError)):
+            await clients.ask(replace(limits, ends_at=trio.current_time() + 0.3), 8000)
+    assert clients.forecast().total < 1.5 * before
+
+
+async def test_the_first_of_several_sequences_needs_one_slot(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    for _ in range(5):
+        nursery.start_soon(clients.ask)
+    await trio.sleep(2.0)
+    engine = clients.engine.engine
+    few = engine.forecast(Demand(num_prompt_tokens=60, num_sequences=2))
+    many = engine.forecast(Demand(num_prompt_tokens=60, num_sequences=8))
+    assert few is not None and many is not None
+    assert few.queue == many.queue
+    assert many.total > few.total

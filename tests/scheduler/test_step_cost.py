@@ -149,3 +149,26 @@ def test_a_chunk_has_the_most_tokens_that_fit(context: int, seconds: float) -> N
     # Otherwise the largest measured step is the bound.
     if num_tokens < 512:
         assert cost.predict_row(context, num_tokens + 1) > seconds
+
+
+def test_rates_forget_slow_steps_and_trust_no_prompt_that_was_not_measured() -> None:
+    cost = StepCost()
+    for _ in range(200):
+        size = StepSize()
+        size.add_decoding(4, 400)
+        cost.learn(size, 0.02)
+    usual = cost.list_rates().predict_decoding(4, 400)
+    assert usual == pytest.approx(0.02, rel=0.05)
+    # Nothing tells the cost of a token from that of a row.
+    assert cost.list_rates().predict_prompt(4000) < 0.02
+    assert cost.list_rates().trusted_token == 0
+    for _ in range(5):
+        size = StepSize()
+        size.add_decoding(4, 400)
+        cost.learn(size, 0.1)
+    assert cost.list_rates().predict_decoding(4, 400) < 1.3 * usual
+    for _ in range(50):
+        size = StepSize()
+        size.add_row(0, 200)
+        cost.learn(size, 0.2)
+    assert cost.list_rates().predict_prompt(4000) > 2.0

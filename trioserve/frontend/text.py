@@ -184,7 +184,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         try:
             self._check_time(limits, lambda: self.engine.forecast(demand))
         except DeadlineUnreachable:
-            self.engine.note_offer(num_tokens)
+            self.engine.note_refused(demand)
             raise
 
     def _make_table(
@@ -321,6 +321,7 @@ def _make_demand(
         shortest = longest
     return Demand(
         num_prompt_tokens=num_tokens,
+        num_prompts=max(1, num_prompts),
         num_sequences=num_prompts * sampling.n,
         min_tokens=shortest,
         max_tokens=math.inf if longest is None else longest,

@@ -56,6 +56,9 @@ _NUM_ROUNDS = 3
 _MAX_TOKENS_RATIO = 2
 _MAX_PAIRS_RATIO = 4
 
+# In a step with so many tokens of prompts, these cost much more than its rows. A guess.
+_ENOUGH_TOKENS = 64
+
 # Brings the five terms of ordinary steps to the same magnitude.
 _SCALES = (1.0, 1 / 8, 1 / 64, 1 / 4096, 1 / 65_536)
 
@@ -92,9 +95,11 @@ class StepRates:
 
     Args:
       num_steps: steps that were measured; with 0 the other numbers mean nothing.
+      num_chunk_tokens: the most tokens of prompts in one of these steps.
     """
 
     num_steps: int = 0
+    num_chunk_tokens: int = 0
     fixed: float = 0.0
     row: float = 0.0
     token: float = 0.0
@@ -111,8 +116,24 @@ class StepRates:
         per_row = self.row + self.token + self.pair / 2
         return self.fixed + per_row * num_rows + (self.context + self.pair) * context
 
+    @property
+    def _has_chunks(self) -> bool:
+        """Whether enough tokens of prompts were measured."""
+        return self.num_chunk_tokens >= _ENOUGH_TOKENS
+
+    @property
+    def trusted_token(self) -> float:
+        """The seconds of a token of a prompt; 0 if not enough were measured."""
+        return self.token if self._has_chunks else 0.0
+
     def predict_prompt(self, num_tokens: int) -> float:
-        """Return the seconds that a prompt adds to the steps that compute it."""
+        """Return the seconds that a prompt adds to the steps that compute it.
+
+        Tokens beyond twice what was measured add nothing, unless that was enough to tell
+        the cost of a token from that of a row.
+        """
+        if not self._has_chunks:
+            num_tokens = min(num_tokens, 1 + _MAX_TOKENS_RATIO * self.num_chunk_tokens)
         return self.row + self.token * num_tokens + self.pair * num_tokens**2 / 2
 
 
@@ -122,6 +143,7 @@ class StepCost:
     def __init__(self) -> None:
         self._num_steps = 0
         self._largest = StepSize()
+        self._num_chunk_tokens = 0
         # Sums over past steps, for the normal equations: products * weights = sums.
         self._products = [[0.0] * 5 for _ in _SCALES]
         self._sums = [0.0] * 5
@@ -140,14 +162,17 @@ class StepCost:
         return self._coefficients[0]
 
     def list_rates(self, num_stages: int = 1) -> StepRates:
-        """Return what was learned.
+        """Return what was learned, without the slowness of the last steps.
+
+        A forecast is for a time when they are over, and after a pause nobody knows.
 
         Args:
           num_stages: stages of the pipeline, which take turns with the sequences.
         """
-        fixed, row, token, context, pair = self._coefficients
+        fixed, row, token, context, pair = map(operator.mul, self._weights, _SCALES)
         return StepRates(
             num_steps=self._num_steps,
+            num_chunk_tokens=self._num_chunk_tokens,
             fixed=num_stages * fixed,
             row=row,
             token=token,
@@ -201,6 +226,8 @@ class StepCost:
             self._follow(seconds / predicted)
             seconds = min(seconds, _MAX_RATIO * predicted)
         largest = self._largest
+        num_chunk_tokens = size.num_tokens - size.num_rows
+        self._num_chunk_tokens = max(self._num_chunk_tokens, num_chunk_tokens)
         largest.num_tokens = max(largest.num_tokens, size.num_tokens)
         largest.num_pairs = max(largest.num_pairs, size.num_pairs)
         self._add([term / seconds for term in terms])

@@ -93,10 +93,17 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         now, rates = trio.current_time(), self._core.rates()
         return self._forecaster.predict(now, rates, demand)
 
-    def note_offer(self, num_prompt_tokens: int) -> None:
-        """Count a request that came; open_stream does it by itself."""
-        rates = self._core.rates()
-        self._forecaster.note_offer(trio.current_time(), rates, num_prompt_tokens)
+    def note_refused(self, demand: Demand) -> None:
+        """Count a request that was refused because of its forecast."""
+        now, rates = trio.current_time(), self._core.rates()
+        self._forecaster.note_refused(now, rates, demand)
+
+    def _note_taken(self, prompt_lengths: Sequence[int]) -> None:
+        demand = Demand(
+            num_prompt_tokens=sum(prompt_lengths), num_prompts=len(prompt_lengths)
+        )
+        now, rates = trio.current_time(), self._core.rates()
+        self._forecaster.note_taken(now, rates, demand)
 
     def check_room(self, num_new: int, num_tokens: int = 0) -> None:
         """Refuse a request that has no room now, before anything is prepared for it.
@@ -151,7 +158,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
             self._backlog.add(ids, lengths, client)
-            self.note_offer(sum(lengths))
+            self._note_taken(lengths)
             self._note_held()
             try:
                 await self._core.add(group)

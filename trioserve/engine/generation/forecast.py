@@ -45,15 +45,22 @@ class Demand:
 
     Args:
       num_prompt_tokens: of all prompts; the sequences of a prompt share them.
+      num_prompts: they are taken to have the same length.
       min_tokens, max_tokens: bounds of the tokens of each sequence.
       client: the one that it belongs to.
     """
 
     num_prompt_tokens: int
+    num_prompts: int = 1
     num_sequences: int = 1
     min_tokens: int = 1
     max_tokens: float = math.inf
     client: Client = Client()
+
+    def predict_prompts(self, rates: StepRates) -> float:
+        """Return the seconds that its prompts take."""
+        mean = self.num_prompt_tokens // self.num_prompts
+        return self.num_prompts * rates.predict_prompt(mean)
 
 
 class OfferedPrompts:
@@ -94,9 +101,17 @@ class Forecaster:
         self._num_slots = num_slots
         self._offered = OfferedPrompts()
 
-    def note_offer(self, now: float, rates: StepRates, num_prompt_tokens: int) -> None:
-        """Count a request that came, whether it was taken or not."""
-        self._offered.note(now, rates.predict_prompt(num_prompt_tokens))
+    def note_taken(self, now: float, rates: StepRates, demand: Demand) -> None:
+        """Count a request that was taken."""
+        self._offered.note(now, demand.predict_prompts(rates))
+
+    def note_refused(self, now: float, rates: StepRates, demand: Demand) -> None:
+        """Count a request that was refused: at most as one with a usual prompt.
+
+        So a client with prompts too long for its deadlines does not make others late.
+        """
+        usual = rates.predict_prompt(int(self._backlog.mean_prompt_tokens))
+        self._offered.note(now, min(usual, demand.predict_prompts(rates)))
 
     def predict(self, now: float, rates: StepRates, demand: Demand) -> Forecast | None:
         """Forecast the times of a request that comes now.
@@ -110,38 +125,51 @@ class Forecaster:
             return None
         length = max(1.0, backlog.expected_output_tokens)
         own = max(demand.min_tokens, min(length, demand.max_tokens))
-        num_new = demand.num_sequences
-        rows, gap = self._predict_gap(rates, num_new)
-        prompt = rates.predict_prompt(demand.num_prompt_tokens)
+        rows, gap = self._predict_gap(rates, demand, length, own)
+        prompts = demand.predict_prompts(rates)
         usual_prompt = rates.predict_prompt(int(backlog.mean_prompt_tokens))
         num_before, num_tokens_before = backlog.count_before(
             demand.client, demand.num_prompt_tokens
         )
+        # Each sequence that ends leaves a slot, and the next one a while later.
         num_free = self._num_slots - backlog.num_running
-        num_missing = max(0, num_before + num_new - num_free)
+        turn = usual_prompt + length * gap / rows
+        num_missing = max(0, num_before + 1 - num_free)
         queue = max(
-            num_missing * (usual_prompt + length * gap / rows),
-            rates.token * num_tokens_before / _MAX_PROMPT_SHARE,
+            num_missing * turn,
+            rates.trusted_token * num_tokens_before / _MAX_PROMPT_SHARE,
         )
-        first = queue + prompt + gap
+        num_others = demand.num_sequences - 1
+        last_start = max(0, num_before + 1 + num_others - num_free) - num_missing
         # All slots that become free are taken again. Then each of these sequences brings a
         # prompt in the time of one answer.
         most = rows * usual_prompt / (rows * usual_prompt + length * gap)
         share = min(self._offered.find_share(now), most, _MAX_PROMPT_SHARE)
-        idle_gap = rates.predict_decoding(
-            num_new, demand.num_prompt_tokens + int(num_new * own / 2)
-        )
+        first = queue + prompts + gap
+        context = demand.num_prompt_tokens + int(demand.num_sequences * own / 2)
+        idle_gap = rates.predict_decoding(demand.num_sequences, context)
         return Forecast(
             queue=queue,
             first=first,
-            total=first + (own - 1) * gap / (1 - share),
-            alone=prompt + own * idle_gap,
+            total=first + last_start * turn + (own - 1) * gap / (1 - share),
+            alone=prompts + own * idle_gap,
         )
 
-    def _predict_gap(self, rates: StepRates, num_new: int) -> tuple[int, float]:
-        """Return the sequences that will run together, and the seconds of their step."""
-        backlog = self._backlog
+    def _predict_gap(
+        self, rates: StepRates, demand: Demand, length: float, own: float
+    ) -> tuple[int, float]:
+        """Return the sequences that will run together, and the seconds of their step.
+
+        Args:
+          length, own: tokens of a usual answer, and of one of this request.
+        """
+        backlog, num_new = self._backlog, demand.num_sequences
         rows = backlog.num_running + backlog.num_queued_requests + num_new
         rows = max(1, min(rows, self._num_slots))
-        context = backlog.num_context_tokens * rows / max(1, backlog.num_running)
+        num_joining = max(0, rows - backlog.num_running - num_new)
+        context = (
+            backlog.num_context_tokens
+            + num_joining * (backlog.mean_prompt_tokens + length / 2)
+            + num_new * (demand.num_prompt_tokens / demand.num_prompts + own / 2)
+        )
         return rows, rates.predict_decoding(rows, int(context))
