@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import openai
 import pytest
 import trio
 
-from trioserve.config import HttpConfig
-from trioserve.http import resumable
+from trioserve.config import STREAM_LOG_BYTES, HttpConfig
+from trioserve.errors import InvalidConfig
 from trioserve.testing.server import FakeServer, open_fake_server
 
 # The client leaves generators of its own to the garbage collector.
@@ -198,11 +199,10 @@ async def test_the_newest_connection_has_the_stream(
 @pytest.mark.parametrize(
     "last", ["7", "f" * 32 + "-0", "f" * 32, "-1", "a" * 32 + "-9999999999999999999"]
 )
-@pytest.mark.parametrize("seconds", [0, 20])
 async def test_an_unknown_event_is_404(
-    open_client: Callable[..., Any], last: str, seconds: float
+    open_client: Callable[..., Any], last: str
 ) -> None:
-    async with open_client(HttpConfig(resume_seconds=seconds)) as client:
+    async with open_client() as client:
         with pytest.raises(httpx.HTTPStatusError, match="Last-Event-ID") as caught:
             await client.read(last=last)
         assert caught.value.response.status_code == 404
@@ -258,7 +258,7 @@ async def test_without_the_option_events_have_no_ids_and_streams_end(
 async def test_the_number_of_streams_is_bounded(
     open_client: Callable[..., Any],
 ) -> None:
-    memory = f"{2 * resumable.LOG_BYTES}"
+    memory = f"{2 * STREAM_LOG_BYTES}"
     http = HttpConfig(resume_seconds=20, max_resume_memory=memory)
     async with open_client(http) as client:
         firsts = [await client.read(most=2) for _ in range(3)]
@@ -272,7 +272,7 @@ async def test_the_number_of_streams_is_bounded(
 async def test_a_stream_that_finds_no_room_has_no_ids(
     open_client: Callable[..., Any],
 ) -> None:
-    http = HttpConfig(resume_seconds=20, max_resume_memory=f"{resumable.LOG_BYTES}")
+    http = HttpConfig(resume_seconds=20, max_resume_memory=f"{STREAM_LOG_BYTES}")
     async with open_client(http, step_seconds=0.01) as client:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.read)
@@ -292,3 +292,90 @@ async def test_a_failed_engine_ends_a_stream_with_an_error(
     assert json.loads(events[-2]["data"])["error"]["code"] == 500
     assert events[-1]["data"] == "[DONE]"
     assert all("id" in event for event in events)
+
+
+async def test_openais_client_reads_events_with_ids_and_comments(
+    open_client: Callable[..., Any],
+) -> None:
+    http = HttpConfig(resume_seconds=20, sse_keepalive=0.02)
+    async with open_client(http, step_seconds=0.1) as client:
+        async with (
+            openai.AsyncOpenAI(
+                base_url=f"{client.server.url}/v1", api_key="none"
+            ) as official,
+            await official.chat.completions.create(
+                **BODIES[CHAT] | {"max_tokens": 5}, model="fake", stream=True
+            ) as chunks,
+        ):
+            ends = [chunk.choices[0].finish_reason async for chunk in chunks]
+    assert len(ends) > 3
+    assert ends[-1] == "length"
+
+
+async def test_a_stream_that_begins_is_not_driven_out_by_the_next_ones(
+    open_client: Callable[..., Any],
+) -> None:
+    memory = f"{STREAM_LOG_BYTES}"
+    http = HttpConfig(resume_seconds=20, max_resume_memory=memory)
+    async with open_client(http) as client:
+        ends: list[str] = []
+
+        async def read() -> None:
+            ends.append((await client.read(max_tokens=3))[-1]["data"])
+
+        for _ in range(4):
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(read)
+        assert ends == ["[DONE]"] * 24
+        assert client.server.engine.statistics().num_streams == 0
+
+
+async def test_other_requests_may_have_the_header(
+    open_client: Callable[..., Any],
+) -> None:
+    """It means something only where the server has given ids."""
+    header = {"Last-Event-ID": "7"}
+    async with open_client(HttpConfig()) as client:
+        answer = await client.client.post(CHAT, json=BODIES[CHAT], headers=header)
+        assert answer.status_code == 200
+    async with open_client() as client:
+        stored = await client.client.post("/v1/responses", json=BODIES["/v1/responses"])
+        path = f"/v1/responses/{stored.json()['id']}"
+        assert (await client.client.get(path, headers=header)).status_code == 200
+
+
+async def test_a_stream_belongs_to_its_path(open_client: Callable[..., Any]) -> None:
+    async with open_client() as client:
+        first = await client.read(most=2)
+        with pytest.raises(httpx.HTTPStatusError) as caught:
+            await client.read("/v1/completions", last=first[-1]["id"])
+        assert caught.value.response.status_code == 404
+        assert await client.read(last=first[-1]["id"])
+
+
+async def test_the_request_log_has_the_tokens_and_the_error_of_a_resumed_stream(
+    open_client: Callable[..., Any], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    http = HttpConfig(resume_seconds=20, request_log=str(log))
+    async with open_client(http, step_seconds=0.02) as client:
+        first = await client.read(most=2, max_tokens=200)
+        await client.wait_detached()
+        [card] = (await client.client.get("/v1/requests")).json()["data"]
+        await client.client.delete(f"/v1/requests/{card['id']}")
+        await client.read(last=first[-1]["id"])
+        cancelled = client.server.state.counts.cancelled
+        assert sum(cancelled.values()) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    begun, *_, resumed = [line for line in lines if line["path"] == CHAT]
+    assert begun["ending"] == "disconnected"
+    assert resumed["ending"] == "error"
+    assert resumed["error"] == "RequestCancelled"
+    assert resumed["tokens"]["completion"] >= begun["tokens"]["completion"] > 0
+
+
+def test_room_for_no_stream_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="256KiB"):
+        HttpConfig(resume_seconds=1, max_resume_memory="1KiB")
+    HttpConfig(max_resume_memory="1KiB")

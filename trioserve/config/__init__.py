@@ -17,10 +17,11 @@ from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPoli
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
 from .render import MediaConfig, RenderConfig
-from .server import BindConfig, HttpConfig, ProcessConfig
+from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig
 from .whole import EngineConfig, ServeConfig
 
 __all__ = [
+    "STREAM_LOG_BYTES",
     "DEFAULT_MODEL",
     "DEFAULT_MODEL_SAMPLING",
     "BindConfig",

@@ -18,6 +18,10 @@ _ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
+# The memory for the events of one stream that outlives its connection: about 840 tokens of a
+# chat.
+STREAM_LOG_BYTES = 2**18
+
 _HOST, _PORT = "127.0.0.1", 8000
 
 
@@ -150,7 +154,9 @@ class HttpConfig:
         check_seconds("progress_timeout", self.progress_timeout)
         parse_bytes("max_responses_memory", self.max_responses_memory)
         check_seconds("resume_seconds", self.resume_seconds, may_be_zero=True)
-        parse_bytes("max_resume_memory", self.max_resume_memory)
+        memory = parse_bytes("max_resume_memory", self.max_resume_memory)
+        if self.resume_seconds and memory < STREAM_LOG_BYTES:
+            raise InvalidConfig("max_resume_memory", "must be at least 256KiB")
         check_seconds("response_max_age", self.response_max_age, may_be_zero=True)
         check_at_least("max_background_responses", self.max_background_responses, 0)
 

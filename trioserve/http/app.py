@@ -18,6 +18,7 @@ from ..errors import (
     DeadlineExceeded,
     DescriptorsFull,
     InternalError,
+    InvalidConfig,
     ModelNotFound,
     PayloadTooLarge,
     RequestEnded,
@@ -65,7 +66,12 @@ class ServingApp(QuartTrio):
 
 
 def create_http_app(state: ServerState) -> ServingApp:
-    """Make the app of one server. `state.engine` may be set later."""
+    """Make the app of one server. `state.engine` may be set later.
+
+    Raises:
+      InvalidConfig: the root path is the beginning of a path of the API.
+    """
+    _check_root_path(state.config.root_path)
     app = ServingApp("trioserve", static_folder=None)
     app.state = state
     _set_up_paths(app.url_map)
@@ -129,6 +135,16 @@ class _NameConverter(BaseConverter):
     part_isolating = False
 
 
+def _check_root_path(root_path: str | None) -> None:
+    # A path with it and one without it could not be told apart.
+    if root_path and any(
+        f"{path}/".startswith(f"{root_path}/")
+        for route in ROUTES
+        for path in route.paths
+    ):
+        raise InvalidConfig("root_path", "is the beginning of a path of the API")
+
+
 def _set_up_paths(url_map: Map) -> None:
     url_map.converters["name"] = _NameConverter
     # A path with a slash at its end is served like the path without it, and not by a
@@ -138,6 +154,12 @@ def _set_up_paths(url_map: Map) -> None:
 
 
 def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]]:
+    takes_up = (
+        state.resumable.is_enabled
+        and route.method == "POST"
+        and EVENTS in route.answers
+    )
+
     # Handlers read the parts of the path from the request.
     async def handle(**view_args: str) -> Response:
         scoped = _current_request()
@@ -145,7 +167,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
         scoped.time_limit.take_header(scoped.headers.get(TIMEOUT_HEADER))
         try:
             with scoped.time_limit.until_answer(scoped.progress):
-                if EVENTS in route.answers and LAST_EVENT in scoped.headers:
+                if takes_up and LAST_EVENT in scoped.headers:
                     return resume_stream(state, scoped)
                 if route.request is not None:
                     scoped.ticket.use.check()

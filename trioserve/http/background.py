@@ -50,6 +50,11 @@ class BackgroundTasks:
             task_status.started()
             await trio.sleep_forever()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another task may begin."""
+        return self.num_running < self._limit
+
     async def start(self, work: BackgroundWork) -> None:
         """Begin a task, and wait until it has started.
 
@@ -60,7 +65,7 @@ class BackgroundTasks:
         """
         if self._nursery is None:
             raise ShuttingDown()
-        if self.num_running >= self._limit:
+        if not self.has_room:
             self.num_refused += 1
             seconds = self._pace.estimate_seconds(trio.current_time(), 1)
             raise BackgroundFull(

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 Fields = list[tuple[bytes, bytes]]
 
 # The headers that scripts may read besides the harmless ones.
-_EXPOSED: Final = b"Retry-After, Request-Id, X-Request-Id"
+_EXPOSED: Final = ", ".join(
+    [
+        *("Retry-After", "Request-Id", "X-Request-Id", "X-Should-Retry"),
+        *(f"X-RateLimit-{each}-Tokens" for each in ("Limit", "Remaining", "Reset")),
+        *(
+            f"Anthropic-RateLimit-Tokens-{each}"
+            for each in ("Limit", "Remaining", "Reset")
+        ),
+    ]
+).encode()
 
 _METHODS: Final = "DELETE, GET, POST"
 

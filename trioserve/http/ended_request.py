@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from ..types.output import FinishReason
 from .progress import Phase, Span
+
+# A path may be 64 KiB long, and many may wait for a log or a collector. Paths that exist are
+# shorter than this.
+MAX_PATH: Final = 512
 
 # How a request can end:
 #

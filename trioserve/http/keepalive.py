@@ -12,8 +12,9 @@ import trio
 
 logger = logging.getLogger(__name__)
 
-# Clients ignore lines that begin with a colon (the HTML standard, 9.2.6).
-COMMENT: Final = b": keep-alive\n\n"
+# Clients ignore lines that begin with a colon (the HTML standard, 9.2.6). No empty line
+# follows: where events have ids (--resume-seconds), OpenAI's client takes it for an event.
+COMMENT: Final = b": keep-alive\n"
 
 # A timer for each chunk would cost as much as the chunk. So one task looks at all streams,
 # so often in the time that a stream may be silent.

@@ -106,7 +106,7 @@ class ProbesFirst:
                     "more_body": False,
                 }
             )
-        answer.count_end(counts)
+        answer.note_end(counts)
         return True
 
 

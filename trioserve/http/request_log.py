@@ -13,9 +13,6 @@ from ..types.output import FinishReason
 from .ended_request import EndedRequest, Ending, TokenCounts
 from .progress import Phase
 
-# A path may be 64 KiB long. Paths that exist are shorter than this.
-_MAX_PATH: Final = 512
-
 # The time for the last lines when the server ends. A disk that hangs must not delay that.
 _CLOSE_SECONDS: Final = 2.0
 
@@ -85,7 +82,7 @@ def _to_line(ended: EndedRequest) -> RequestLine:
         id=ended.id,
         key=ended.key,
         method=ended.method,
-        path=ended.path[:_MAX_PATH],
+        path=ended.path,
         status=ended.status,
         ending=ended.ending,
         phase=ended.phase,

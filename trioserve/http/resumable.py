@@ -6,8 +6,8 @@ connection sends them from there. Without a connection it goes on for some secon
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
 import copy
 from functools import partial
 import math
@@ -17,17 +17,15 @@ from typing import Final
 
 import trio
 
-from ..config import HttpConfig, parse_bytes
+from ..config import STREAM_LOG_BYTES, HttpConfig, parse_bytes
 from ..errors import StreamNotFound
 from .background import BackgroundTasks
 from .key_file import Key, name_key
 from .live_requests import LiveRequest, LiveRequests
 from .stream_log import StreamLog
+from .stream_meter import StreamMeter
 
 HEADER: Final = "Last-Event-ID"
-
-# The events of 1,400 tokens.
-LOG_BYTES: Final = 2**18
 
 _EVENT_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})")
 
@@ -38,63 +36,75 @@ class ResumableStream:
     Args:
       live: the request that began it; only its key takes the stream up again.
       live_requests: show it while no connection does.
+      route: the path on which clients take it up again.
+      meter: counts its tokens.
+      comment: is sent where there is no event for long.
       seconds: the time that the stream lives without a connection.
 
     Attributes:
       scope: ends the stream.
+      connection: the block in which a connection sends it; None without one.
+      error: the type of the error with which it ended, if it did.
     """
 
     def __init__(
-        self, live: LiveRequest, live_requests: LiveRequests, seconds: float
+        self,
+        live: LiveRequest,
+        live_requests: LiveRequests,
+        *,
+        route: str,
+        meter: StreamMeter,
+        comment: bytes,
+        seconds: float,
     ) -> None:
         self.id = secrets.token_hex(16)
         # The request itself is shown, too, until it has ended.
         self.live = copy.copy(live)
-        self.log = StreamLog(self.id, LOG_BYTES)
+        self.route = route
+        self.meter = meter
+        self.comment = comment
+        self.log = StreamLog(self.id, STREAM_LOG_BYTES)
         self.scope = trio.CancelScope()
+        self.connection: trio.CancelScope | None = None
+        self.error: str | None = None
         self._live_requests = live_requests
         self._shown = ExitStack()
         self._seconds = seconds
-        self._connection: trio.CancelScope | None = None
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether a connection sends it."""
-        return self._connection is not None
+    def note_error(self, kind: str) -> None:
+        """Note that the stream ends with an error of a type."""
+        self.error = kind
 
-    @contextmanager
-    def attach(self, number: int) -> Iterator[None]:
-        """Send the stream by a connection in the block.
+    def claim(self, number: int) -> trio.CancelScope:
+        """Take the stream for another connection; its sender runs in the scope.
 
         A connection that sent it before ends: the client has lost it.
 
         Args:
-          number: the first event that is sent.
+          number: the first event that will be sent.
         """
-        if self._connection is not None:
-            self._connection.cancel()
-        self._connection = own = trio.CancelScope()
+        if self.connection is not None:
+            self.connection.cancel()
+        self.connection = trio.CancelScope()
         self._shown.close()
         self.scope.deadline = math.inf
         self.log.rewind(number)
-        try:
-            with own:
-                yield
-        finally:
-            if self._connection is own:
-                self._connection = None
-                self._wait_for_client()
+        return self.connection
+
+    def release(self, connection: trio.CancelScope) -> None:
+        """Say that a connection does not send the stream any more."""
+        if self.connection is not connection:
+            return
+        self.connection = None
+        self.scope.deadline = trio.current_time() + self._seconds
+        self.log.note_lost()
+        if not self.log.has_ended:
+            self._shown.enter_context(self._live_requests.hold(self.live))
 
     def end(self) -> None:
         """Say that no events follow."""
         self.log.end()
         self._shown.close()
-
-    def _wait_for_client(self) -> None:
-        self.log.note_lost()
-        self.scope.deadline = trio.current_time() + self._seconds
-        if not self.log.has_ended:
-            self._shown.enter_context(self._live_requests.hold(self.live))
 
 
 class ResumableStreams:
@@ -109,7 +119,7 @@ class ResumableStreams:
         self._live_requests = live_requests
         self._seconds = config.resume_seconds
         memory = parse_bytes("max_resume_memory", config.max_resume_memory)
-        self._most = memory // LOG_BYTES if self._seconds else 0
+        self._most = memory // STREAM_LOG_BYTES if self._seconds else 0
         # Oldest first.
         self._streams: dict[str, ResumableStream] = {}
         # Those that were driven out end a little later.
@@ -120,14 +130,31 @@ class ResumableStreams:
     def num_streams(self) -> int:
         return len(self._streams)
 
-    def open(self, live: LiveRequest) -> ResumableStream | None:
+    @property
+    def is_enabled(self) -> bool:
+        return self._seconds > 0
+
+    def open(
+        self, live: LiveRequest, *, route: str, meter: StreamMeter, comment: bytes
+    ) -> ResumableStream | None:
         """Make room for the stream of a request; None if there is none.
 
         There is none if connections send all the others, or streams are not resumable.
+        The caller claims and starts the stream at once.
         """
+        if not self.tasks.has_room:
+            # Streams that were driven out have not ended yet.
+            return None
         if len(self._streams) >= self._most and not self._drop_one():
             return None
-        stream = ResumableStream(live, self._live_requests, self._seconds)
+        stream = ResumableStream(
+            live,
+            self._live_requests,
+            route=route,
+            meter=meter,
+            comment=comment,
+            seconds=self._seconds,
+        )
         self._streams[stream.id] = stream
         return stream
 
@@ -140,25 +167,32 @@ class ResumableStreams:
         """Begin a stream.
 
         Args:
-          resources: are closed when the last event is in the log.
+          resources: the stream takes what they hold, and closes it when the last event
+            is in the log.
           write: writes the events into the log, and returns the last ones.
         """
-        await self.tasks.start(partial(self._run, stream, resources, write))
+        try:
+            await self.tasks.start(partial(self._run, stream, resources, write))
+        except BaseException:
+            self._forget(stream)
+            raise
 
-    def find(self, event_id: str, key: Key | None) -> tuple[ResumableStream, int]:
+    def find(
+        self, event_id: str, key: Key | None, route: str
+    ) -> tuple[ResumableStream, int]:
         """Return the stream of an event, and the number of the event behind that one.
 
+        The caller claims the stream at once.
+
         Raises:
-          StreamNotFound: it has ended for too long, is another key's, or has forgotten
-            the events behind that one.
+          StreamNotFound: it has ended for too long, is another key's or another path's, or
+            has forgotten the events behind that one.
         """
         parts = _EVENT_ID.fullmatch(event_id)
         stream = None if parts is None else self._streams.get(parts[1])
-        if (
-            parts is None
-            or stream is None
-            or name_key(stream.live.key) != name_key(key)
-        ):
+        if parts is None or stream is None:
+            raise StreamNotFound()
+        if name_key(stream.live.key) != name_key(key) or stream.route != route:
             raise StreamNotFound()
         number = int(parts[2]) + 1
         stream.log.check(number)
@@ -174,7 +208,7 @@ class ResumableStreams:
     ) -> None:
         try:
             with stream.live.owner.hold(), stream.scope:
-                async with resources:
+                async with resources.pop_all():
                     task_status.started()
                     await stream.log.append(await write())
                     stream.end()
@@ -184,13 +218,16 @@ class ResumableStreams:
                 await trio.sleep_forever()
         finally:
             stream.end()
-            self._streams.pop(stream.id, None)
+            self._forget(stream)
+
+    def _forget(self, stream: ResumableStream) -> None:
+        self._streams.pop(stream.id, None)
 
     def _drop_one(self) -> bool:
         """End the oldest stream that no connection sends."""
         for stream in self._streams.values():
-            if not stream.is_attached:
+            if stream.connection is None:
                 stream.scope.cancel()
-                del self._streams[stream.id]
+                self._forget(stream)
                 return True
         return False

@@ -97,9 +97,12 @@ class StreamLog:
     def note_sent(self, number: int) -> None:
         """Say that all events before a number were sent."""
         self._num_sent = max(self._num_sent, number)
+        # An event that is longer than the log stays no longer than that.
+        self._make_room(0)
         self._changed.unpark_all()
 
     def _list_from(self, number: int) -> list[bytes]:
+        assert number >= self._first, "what a connection will send is not forgotten"
         return [
             self._events[index]
             for index in range(number - self._first, len(self._events))

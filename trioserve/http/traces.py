@@ -98,7 +98,8 @@ class Traces:
                 self._send(batch)
             except Exception:
                 # The next batch may be better.
-                logger.exception("traces could not be sent")
+                self._count_dropped(batch)
+                self._errors.exception("traces could not be sent")
 
     def _wait(self) -> list[tuple[EndedRequest, int]]:
         """Wait for requests; returns nothing when there will be none."""
@@ -115,8 +116,11 @@ class Traces:
         spans = [span for each in batch for span in self._maker.make(*each)]
         # A batch of traces that are not sampled is empty.
         if spans and self._exporter.export(spans).name != "SUCCESS":
-            with self._changed:
-                self.num_dropped += len(batch)
+            self._count_dropped(batch)
+
+    def _count_dropped(self, batch: list[tuple[EndedRequest, int]]) -> None:
+        with self._changed:
+            self.num_dropped += len(batch)
 
 
 class _RareLines(logging.Filter):

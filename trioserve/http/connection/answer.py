@@ -99,13 +99,18 @@ class Answer:
             await cast(Callable[[bytes], Awaitable[None]], send_chunk)(data)
         self._note_loss()
 
-    def count_end(self, counts: RequestCounts) -> None:
-        """Count the request as cancelled, if its client left before the whole answer."""
+    def note_end(self, counts: RequestCounts | None) -> None:
+        """Note the end of the connection, perhaps before the whole answer was sent.
+
+        Args:
+          counts: count the request as cancelled then; None for one that goes on.
+        """
         if self._peer.is_answered:
             return
         self._has_left = True
         phase = self._progress.phase
-        counts.cancelled[phase,] += 1
+        if counts is not None:
+            counts.cancelled[phase,] += 1
         logger.debug("request %s: its client left in %s", self._id, phase)
 
     def _note_loss(self) -> None:

@@ -22,7 +22,13 @@ from ...observe import Owner, find_owner
 from ..bodies.memory_budget import name_peer
 from ..bodies.upload import ChunkedBody, UploadDeadline
 from ..cancellation import Cancellation
-from ..ended_request import EndedRequest, SamplingFacts, TokenCounts, TraceHeaders
+from ..ended_request import (
+    MAX_PATH,
+    EndedRequest,
+    SamplingFacts,
+    TokenCounts,
+    TraceHeaders,
+)
 from ..keepalive import KeepAlive
 from ..key_file import name_key
 from ..key_use import Ticket
@@ -97,7 +103,7 @@ class ScopedRequest(TrioRequest):
             id=str(self.id),
             key=name_key(self.live.key),
             method=self.method,
-            path=self.path,
+            path=self.path[:MAX_PATH],
             route=None if self.url_rule is None else self.url_rule.rule,
             status=answer.status,
             arrived_at=self.arrived_at,
@@ -203,7 +209,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped = cast(ScopedRequest, request)
         if not scoped.peer.is_answered and not scoped.is_resumable:
             scoped.cancellation.begin()
-        scoped.answer.count_end(cast(_HasState, self.app).state.counts)
+        counts = cast(_HasState, self.app).state.counts
+        scoped.answer.note_end(None if scoped.is_resumable else counts)
 
     async def handle_request(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from quart import Response
+import trio
 
 from ..connection.scope import ScopedRequest
 from ..event_connection import open_events
@@ -21,12 +22,24 @@ def resume_stream(state: ServerState, request: ScopedRequest) -> Response:
       ShuttingDown: the server drains.
     """
     state.lifecycle.check_open()
-    stream, number = state.resumable.find(request.headers[HEADER], request.live.key)
+    assert request.url_rule is not None, "the path has a route"
+    stream, number = state.resumable.find(
+        request.headers[HEADER], request.live.key, request.url_rule.rule
+    )
+    connection = stream.claim(number)
+    # Also if the answer never begins.
+    request.resources.callback(stream.release, connection)
     state.resumable.num_resumed += 1
-    request.live.stream = stream.live.stream
-    return respond_stream(partial(_send, request, stream, number))
+    request.live.stream = request.meter = stream.meter
+    request.progress.follow(stream.meter)
+    return respond_stream(partial(_send, request, stream, connection, number))
 
 
-async def _send(request: ScopedRequest, stream: ResumableStream, number: int) -> bytes:
-    async with open_events(request) as connection:
-        return await send_log(connection, stream, number)
+async def _send(
+    request: ScopedRequest,
+    stream: ResumableStream,
+    connection: trio.CancelScope,
+    number: int,
+) -> bytes:
+    async with open_events(request, stream.comment) as events:
+        return await send_log(request, events, stream, connection, number)

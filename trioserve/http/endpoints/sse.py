@@ -8,6 +8,7 @@ import logging
 from typing import Protocol
 
 from quart import Response
+import trio
 
 from ...errors import InternalError, TrioserveError
 from ...render import RendererWorkers
@@ -21,6 +22,8 @@ from ..stream_meter import StreamMeter
 from ..wire.logprobs import count_entries
 
 SendPart = Callable[[bytes], Awaitable[None]]
+# Writes the events of a stream, notes the type of its error, and returns the last events.
+Write = Callable[[SendPart, Callable[[str], None]], Awaitable[bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +62,13 @@ def respond_events(
       comment: sent when there is no event for long; clients ignore it.
     """
 
-    async def write(send: SendPart) -> bytes:
+    async def write(send: SendPart, note_error: Callable[[str], None]) -> bytes:
         sender = _EventSender(send, meter, writer, workers)
-        return await _write_events(request, sender, writer, opening, before_end)
+        return await _write_events(
+            request.id, note_error, sender, writer, opening, before_end
+        )
 
-    return respond_stream(partial(_send_events, request, comment, write))
+    return respond_stream(partial(_send_events, request, meter, comment, write))
 
 
 def respond_stream(send: Callable[[], Awaitable[bytes]]) -> Response:
@@ -94,37 +99,55 @@ async def _generate(  # noqa: ASYNC900
 
 
 async def send_log(
-    connection: EventConnection, stream: ResumableStream, number: int = 0
+    request: ScopedRequest,
+    events: EventConnection,
+    stream: ResumableStream,
+    connection: trio.CancelScope,
+    number: int = 0,
 ) -> bytes:
-    """Send the events of a stream, beginning with a number, as they come."""
-    with stream.attach(number):
-        while events := await stream.log.read(number):
-            await connection.send(b"".join(events))
-            number += len(events)
-            stream.log.note_sent(number)
+    """Send the events of a stream, beginning with a number, as they come.
+
+    Args:
+      connection: what `claim` has returned.
+    """
+    try:
+        with connection:
+            while found := await stream.log.read(number):
+                await events.send(b"".join(found))
+                number += len(found)
+                stream.log.note_sent(number)
+            if stream.error is not None:
+                request.answer.note_error(stream.error)
+    finally:
+        stream.release(connection)
     return b""
 
 
 async def _send_events(
-    request: ScopedRequest,
-    comment: bytes,
-    write: Callable[[SendPart], Awaitable[bytes]],
+    request: ScopedRequest, meter: StreamMeter, comment: bytes, write: Write
 ) -> bytes:
     """Send the events of a stream, and return the last of them."""
-    async with open_events(request, comment) as connection:
-        stream = request.resumable.open(request.live)
-        if stream is None:
-            return await write(connection.send)
-        request.is_resumable = True
-        generation = request.generation.pop_all()
-        await request.resumable.start(
-            stream, generation, partial(write, stream.log.append)
+    async with open_events(request, comment) as events:
+        assert request.url_rule is not None, "the path has a route"
+        stream = request.resumable.open(
+            request.live, route=request.url_rule.rule, meter=meter, comment=comment
         )
-        return await send_log(connection, stream)
+        if stream is None:
+            return await write(events.send, request.answer.note_error)
+        connection = stream.claim(0)
+        request.resources.callback(stream.release, connection)
+        request.is_resumable = True
+        await request.resumable.start(
+            stream,
+            request.generation,
+            partial(write, stream.log.append, stream.note_error),
+        )
+        return await send_log(request, events, stream, connection)
 
 
 async def _write_events(
-    request: ScopedRequest,
+    request_id: object,
+    note_error: Callable[[str], None],
     sender: _EventSender,
     writer: EventWriter,
     opening: bytes,
@@ -140,11 +163,11 @@ async def _write_events(
             before_end()
         return last
     except TrioserveError as error:
-        request.answer.note_error(error.code)
+        note_error(error.code)
         return sender.take_unsent() + writer.fail(error)
     except Exception:
-        logger.exception("the stream of request %s failed", request.id)
-        request.answer.note_error(InternalError.code)
+        logger.exception("the stream of request %s failed", request_id)
+        note_error(InternalError.code)
         return sender.take_unsent() + writer.fail(InternalError())
 
 
