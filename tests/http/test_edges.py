@@ -221,7 +221,7 @@ def test_a_limit_is_at_least_one(name: str) -> None:
 @pytest.mark.parametrize("root_path", ["/v1", "/v1/chat", "/score", "/metrics"])
 def test_a_root_path_that_begins_a_path_of_the_api_is_refused(root_path: str) -> None:
     state = ServerState(config=HttpConfig(root_path=root_path))
-    with pytest.raises(InvalidConfig, match="root_path"):
+    with pytest.raises(InvalidConfig, match="root-path"):
         create_http_app(state)
 
 
