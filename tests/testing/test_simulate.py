@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 import os
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import trio
 
-from trioserve.engine import TokenStream
+from trioserve.engine import TokenEngine, TokenStream
+from trioserve.engine.generation.backlog import Backlog
 from trioserve.frontend.stream_limits import StreamLimits
 from trioserve.frontend.text_stream import TextStream
 from trioserve.http.bodies.upload import ChunkedBody
@@ -33,6 +34,7 @@ from trioserve.testing.simulate import (
 from trioserve.testing.simulate.history import make_history
 from trioserve.testing.simulate.order import check_names
 from trioserve.testing.simulate.sockets import make_socket_pair
+from trioserve.types.ids import SequenceId
 from trioserve.types.output import TextDelta, TokenDelta
 
 # 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
@@ -138,6 +140,33 @@ def plant_mixed_choices(original: Callable[..., TextDelta]) -> Callable[..., Tex
     return render
 
 
+def plant_kept_lengths(original: Callable[..., None]) -> Callable[..., None]:
+    def drop(self: Backlog, ids: Iterable[SequenceId]) -> None:
+        before = dict(self._num_output)
+        original(self, ids)
+        self._num_output.update(before)
+
+    return drop
+
+
+def plant_kept_queue(original: Callable[..., None]) -> Callable[..., None]:
+    def note_token(self: Backlog, request: Any) -> None:
+        queues = dict(self._queues)
+        original(self, request)
+        self._queues.update(queues)
+
+    return note_token
+
+
+def plant_kept_streams(original: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: TokenEngine, ids: Iterable[SequenceId]) -> None:
+        before = {each: self._streams[each] for each in ids if each in self._streams}
+        original(self, ids)
+        self._streams.update(before)
+
+    return abort
+
+
 PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
     "blocks are not freed": (BlockTables, "release", plant_kept_blocks, "block"),
     "a token comes twice": (TokenStream, "push_nowait", plant_repeated_token, "choice"),
@@ -150,6 +179,24 @@ PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
     "a request stays live": (Lifecycle, "hold", plant_kept_request, "live"),
     "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies"),
     "a worker is held": (Turns, "_leave", plant_kept_token, ""),
+    "the length of an answer is kept": (
+        Backlog,
+        "drop",
+        plant_kept_lengths,
+        "engine is",
+    ),
+    "the queue of a client is kept": (
+        Backlog,
+        "_note_token",
+        plant_kept_queue,
+        "engine is",
+    ),
+    "an aborted stream is kept": (
+        TokenEngine,
+        "_abort",
+        plant_kept_streams,
+        "engine is",
+    ),
     "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice"),
 }
 

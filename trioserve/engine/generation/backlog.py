@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ...types.client import Client
 from ...types.ids import SequenceId
@@ -73,6 +74,27 @@ class _Queue:
         self.weight = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogStatistics:
+    """The present state; see Backlog.
+
+    Args:
+      num_sequences: sequences that have not ended.
+      num_clients: those with requests that have no token yet.
+      num_answers: answers that have begun.
+    """
+
+    num_open_requests: int
+    num_queued_requests: int
+    num_queued_tokens: int
+    num_running: int
+    num_context_tokens: int
+    num_output_tokens: int
+    num_sequences: int
+    num_clients: int
+    num_answers: int
+
+
 class Backlog:
     """Counts the work of open requests.
 
@@ -102,6 +124,20 @@ class Backlog:
         self._weight = 0.0
         self._prompt_tokens = 0.0
         self._output_tokens = 0.0
+
+    def statistics(self) -> BacklogStatistics:
+        """Return the present state."""
+        return BacklogStatistics(
+            num_open_requests=self.num_open_requests,
+            num_queued_requests=self.num_queued_requests,
+            num_queued_tokens=self.num_queued_tokens,
+            num_running=self.num_running,
+            num_context_tokens=self.num_context_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_sequences=len(self._requests),
+            num_clients=len(self._queues),
+            num_answers=len(self._num_output),
+        )
 
     @property
     def mean_prompt_tokens(self) -> float:

@@ -27,7 +27,7 @@ from ..forecast import Forecast
 from ..priority import check_priority
 from ..queued_tokens import check_queued_tokens
 from .admission import check_request
-from .backlog import Backlog
+from .backlog import Backlog, BacklogStatistics
 from .core import GenerationCore, SequenceGroup
 from .forecast import Demand, Forecaster
 from .token_stream import TokenStream
@@ -39,11 +39,14 @@ class TokenEngineStatistics:
     """The present state; equal to a fresh engine's when all is done.
 
     Args:
+      num_sequences: sequences of all streams that have not ended.
       num_queued_tokens: prompt tokens of requests that have no token yet.
     """
 
     num_streams: int
+    num_sequences: int
     num_queued_tokens: int
+    backlog: BacklogStatistics
     scheduler: SchedulerStatistics
 
 
@@ -84,7 +87,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         """Return the present state."""
         return TokenEngineStatistics(
             num_streams=len(self._requests),
+            num_sequences=len(self._streams),
             num_queued_tokens=self._backlog.num_queued_tokens,
+            backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 import math
 
 from ...scheduler import StepRates
@@ -23,6 +24,21 @@ class _Work:
         self.weight = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingBacklogStatistics:
+    """The present state.
+
+    Args:
+      num_tokens: of all texts that the device has not read.
+      num_jobs: these texts.
+      num_clients: those with open requests.
+    """
+
+    num_tokens: int
+    num_jobs: int
+    num_clients: int
+
+
 class PoolingBacklog:
     """Counts the tokens of all texts that the device has not read.
 
@@ -34,6 +50,14 @@ class PoolingBacklog:
         self.num_tokens = 0
         self._jobs: dict[JobId, tuple[_Work, int]] = {}
         self._work: dict[str, _Work] = {}
+
+    def statistics(self) -> PoolingBacklogStatistics:
+        """Return the present state."""
+        return PoolingBacklogStatistics(
+            num_tokens=self.num_tokens,
+            num_jobs=len(self._jobs),
+            num_clients=len(self._work),
+        )
 
     @contextmanager
     def hold(self, client: Client) -> Iterator[None]:

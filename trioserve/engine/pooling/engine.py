@@ -25,7 +25,7 @@ from ..forecast import Forecast
 from ..priority import check_priority
 from ..queued_tokens import check_queued_tokens
 from .admission import check_params
-from .backlog import PoolingBacklog
+from .backlog import PoolingBacklog, PoolingBacklogStatistics
 from .core import FlowId, JobId, PoolingBatch, PoolingCore, PoolingOutputs
 from .request import Results, TensorRequest
 
@@ -41,13 +41,18 @@ class TensorEngineStatistics:
 
     Args:
       num_requests: open requests.
+      num_flows: those of them that the core may have.
       num_reserved: inputs that they announced.
+      num_jobs: inputs that have no result yet.
       num_queued_tokens: tokens of inputs that were not read.
     """
 
     num_requests: int
+    num_flows: int
     num_reserved: int
+    num_jobs: int
     num_queued_tokens: int
+    backlog: PoolingBacklogStatistics
     scheduler: PoolingStatistics
 
 
@@ -90,8 +95,11 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         """Return the present state."""
         return TensorEngineStatistics(
             num_requests=len(self._requests),
+            num_flows=len(self._open),
             num_reserved=self._num_reserved,
+            num_jobs=len(self._owners),
             num_queued_tokens=self._backlog.num_tokens,
+            backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
 
