@@ -17,11 +17,15 @@ import trio
 import trio.testing
 
 from trioserve.config import HttpConfig
+from trioserve.engine import TokenStream
 from trioserve.http import ServerState
 from trioserve.http.audit import audit
+from trioserve.http.audit.process import ProcessAudit
+from trioserve.http.audit.tasks import find_leaked_tasks
 from trioserve.http.connection import list_connections
 from trioserve.http.metrics import render_metrics
 from trioserve.observe import Leak, Owner
+from trioserve.observe.process_holdings import ProcessHoldings
 from trioserve.processes import pack
 from trioserve.render.workers.threads import TookTooLong, hold_token
 from trioserve.testing.server import (
@@ -113,6 +117,77 @@ async def test_blocks_and_slots_that_nobody_holds_are_found(
         leaks = await find(server)
         assert name(leaks) == [("blocks", None), ("slots", None)]
         assert leaks[0].text == "3 KV blocks that nobody holds"
+        # The leak grows at each look, and only what was there twice counts.
+        counts = []
+        for _ in range(4):
+            scheduler._blocks._pool.allocate(2)
+            await server.state.audit.look()
+            counts.append(server.state.audit.num_leaks["blocks",])
+        assert counts == [3, 5, 7, 9]
+        [last] = await server.state.audit.look()
+        assert last.text == "11 KV blocks that nobody holds"
+        assert await server.state.audit.look() == []
+        assert server.state.audit.num_leaks["blocks",] == 11
+        assert server.state.audit.num_leaks["slots",] == 1
+
+
+async def test_streams_that_the_core_does_not_have_are_found(
+    tokenizer_folder: Path, is_remote: bool
+) -> None:
+    async with open_server(tokenizer_folder, is_remote=is_remote) as (server, client):
+        streams: Any = server.engine._streams
+        with Owner("forgotten").hold():
+            streams[1000] = TokenStream(1, lambda index: None, lambda task: None)
+        leaks = await find(server)
+        assert name(leaks) == [("slots", "forgotten")]
+        assert leaks[0].text == "work 1000, which the core does not have"
+        del streams[1000]
+        assert await server.state.audit.look() == []
+
+
+async def test_the_audit_of_many_tasks_lets_others_run() -> None:
+    num_turns = 0
+
+    async def count_turns() -> None:
+        nonlocal num_turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            num_turns += 1
+
+    async with trio.open_nursery() as nursery:
+        with Owner("ended").hold():
+            for _ in range(2500):
+                nursery.start_soon(trio.sleep_forever)
+        nursery.start_soon(count_turns)
+        leaks = await find_leaked_tasks()
+        nursery.cancel_scope.cancel()
+    assert len(leaks) == 2500
+    assert num_turns >= 3
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_slow_leak_of_descriptors_is_found(every: int) -> None:
+    process = ProcessAudit("the process")
+    found = [
+        len([*process.find(hold_pipes(10 + number // every))]) for number in range(100)
+    ]
+    # The fourth rise has lasted for five looks.
+    first = 4 * every + 4
+    assert found == [0] * first + [1] * (100 - first)
+
+
+def test_numbers_of_descriptors_that_fall_again_are_no_leak() -> None:
+    process = ProcessAudit("the process")
+    # Two are kept, and others come and go.
+    for number in range(1000):
+        extra = min(number // 100, 2) + (number * 7) % 5
+        assert not [*process.find(hold_pipes(10 + extra))]
+
+
+def hold_pipes(number: int) -> ProcessHoldings:
+    return ProcessHoldings(
+        memory=(), descriptors=tuple((each, f"pipe:[{each}]") for each in range(number))
+    )
 
 
 async def test_things_of_each_kind_are_found_with_their_request(
@@ -170,11 +245,11 @@ async def test_a_rising_number_of_descriptors_is_found(tokenizer_folder: Path) -
     async with open_server(tokenizer_folder) as (server, client):
         look = server.state.audit.look
         try:
-            for _ in range(3):
+            for _ in range(9):
                 assert await look() == []
                 opened += socket.socketpair()
             [leak] = await look()
-            assert "more each time" in leak.text
+            assert "more and more" in leak.text
         finally:
             for each in opened:
                 each.close()

@@ -39,15 +39,25 @@ def audit_core(
 def _find_leaked_work(
     holdings: CoreHoldings, known: Mapping[int, Owner | None]
 ) -> Iterator[Leak]:
+    held = {each.id for each in holdings.work}
+    for number, owner in known.items():
+        if owner is not None and owner.has_ended and number not in held:
+            text = f"work {number}, which the core does not have"
+            yield _make_leak("slots", number, str(owner.id), text)
     for each in holdings.work:
         owner = known.get(each.id)
         if each.id in known and (owner is None or not owner.has_ended):
             continue
-        request_id, key = each.request_id or None, ("work", each.id)
-        yield Leak(kind="slots", key=key, request_id=request_id, text=f"work {each.id}")
+        yield _make_leak("slots", each.id, each.request_id, f"work {each.id}")
         if each.num_blocks:
             text = f"{each.num_blocks} KV blocks of work {each.id}"
-            yield Leak(kind="blocks", key=key, request_id=request_id, text=text)
+            yield _make_leak("blocks", each.id, each.request_id, text)
+
+
+def _make_leak(kind: LeakKind, number: int, request_id: str, text: str) -> Leak:
+    return Leak(
+        kind=kind, key=("work", number), request_id=request_id or None, text=text
+    )
 
 
 def _find_lost(holdings: CoreHoldings) -> Iterator[Leak]:
@@ -58,5 +68,5 @@ def _find_lost(holdings: CoreHoldings) -> Iterator[Leak]:
     )
     for kind, number, name in lost:
         if number:
-            key, text = ("lost", number), f"{number} {name} that nobody holds"
-            yield Leak(kind=kind, key=key, request_id=None, text=text)
+            text = f"{number} {name} that nobody holds"
+            yield Leak(kind=kind, key="lost", request_id=None, text=text, number=number)

@@ -28,9 +28,11 @@ class Leak:
       key: identifies the thing from one look to the next.
       request_id: None if it is not known.
       text: describes the thing to people, without contents of requests.
+      number: of things; if it rises, more are lost.
     """
 
     kind: LeakKind
     key: Hashable
     request_id: str | None
     text: str
+    number: int = 1

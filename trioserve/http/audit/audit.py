@@ -65,8 +65,9 @@ class LeakAudit:
     def __init__(self, server: Watched) -> None:
         self._server = server
         self.list_connections: Callable[[], Collection[int]] | None = None
-        self._suspects: set[tuple[str, Hashable]] = set()
-        self._known: set[tuple[str, Hashable]] = set()
+        # Numbers of things: found by the last look, and counted.
+        self._suspects: dict[tuple[str, Hashable], int] = {}
+        self._known: dict[tuple[str, Hashable], int] = {}
         self._ended_ids: tuple[str, ...] = ()
         self._own_process = ProcessAudit("the server's process")
         self._engine_process = ProcessAudit("the engine process")
@@ -86,26 +87,28 @@ class LeakAudit:
                 logger.exception("the leak audit failed")
 
     async def look(self) -> list[Leak]:
-        """Look once; returns the leaks that were not known, and logs them."""
+        """Look once; returns the leaks that are new or have grown, and logs them."""
         found = {(each.kind, each.key): each for each in await self._find()}
         self.num_audits += 1
-        self._known &= found.keys()
-        new = [
-            leak
-            for name, leak in found.items()
-            if name in self._suspects and name not in self._known
-        ]
-        self._known.update((each.kind, each.key) for each in new)
-        self._suspects = set(found)
-        for each in new:
-            self.num_leaks[each.kind,] += 1
+        new = [leak for name, leak in found.items() if self._count(name, leak)]
+        self._suspects = {name: leak.number for name, leak in found.items()}
+        self._known = {name: self._known.get(name, 0) for name in found}
         # A new leak was there at the last look, so its request ended before that.
         _log(new, self._ended_ids)
         self._ended_ids = self._server.take_ended_ids()
         return new
 
+    def _count(self, name: tuple[str, Hashable], leak: Leak) -> int:
+        """Count the things that were there at the last look, and are not known yet."""
+        num_known = min(self._known.get(name, 0), leak.number)
+        num_twice = min(self._suspects.get(name, 0), leak.number)
+        self._known[name] = max(num_known, num_twice)
+        num_new = self._known[name] - num_known
+        self.num_leaks[leak.kind,] += num_new
+        return num_new
+
     async def _find(self) -> list[Leak]:
-        leaks = [*find_leaked_tasks()]
+        leaks = await find_leaked_tasks()
         looks_at_process = self._server.is_idle
         engine = self._server.engine
         audit = None

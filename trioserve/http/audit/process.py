@@ -4,22 +4,28 @@ The system does not say who opened a descriptor, so there are three rules:
 
 * Shared memory has the id of its request in its name.
 * A socket of a client must belong to a connection that the server knows.
-* The number of all other descriptors must not rise each time. Libraries open some late, and
-  keep them.
+* The number of all other descriptors must not rise again and again. Libraries open some late,
+  and keep them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
 import os
 import socket
 
 from ...observe import Leak
 from ...observe.process_holdings import ProcessHoldings
 
-# After so many rises in a row, the next one is a leak.
-_RISES = 2
+# So many rises in so many looks are a leak. These are guesses: a server opens fewer things
+# late, and a slower leak takes months to do harm.
+_RISES = 4
+_LOOKS = 120
+
+# A rise must last for so many looks, as connections of a burst do not. A guess, too.
+_LASTING_LOOKS = 5
 
 
 class ProcessAudit:
@@ -31,8 +37,7 @@ class ProcessAudit:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._num_others: int | None = None
-        self._num_rises = 0
+        self._numbers: deque[int] = deque(maxlen=_LOOKS)
 
     def find(
         self, holdings: ProcessHoldings, connections: Collection[int] | None = None
@@ -63,22 +68,25 @@ class ProcessAudit:
         yield from self._watch_number(unknown)
 
     def _watch_number(self, others: dict[int, str]) -> Iterator[Leak]:
-        num_before, self._num_others = self._num_others, len(others)
-        if num_before is None or len(others) <= num_before:
-            self._num_rises = 0
-            return
-        self._num_rises += 1
-        if self._num_rises >= _RISES:
+        self._numbers.append(len(others))
+        if _count_rises(self._numbers) >= _RISES:
             newest = others[max(others)]
             yield Leak(
                 kind="descriptors",
                 key=(self._name, "rising"),
                 request_id=None,
                 text=(
-                    f"{len(others)} descriptors of {self._name}, more each time, such as "
+                    f"{len(others)} descriptors of {self._name}, more and more, such as "
                     f"{newest}"
                 ),
             )
+
+
+def _count_rises(numbers: Iterable[int]) -> int:
+    """Count the rises that have lasted, and that no later fall has taken back."""
+    # The lowest number from each look on, the last one first.
+    lowest = [*accumulate(reversed([*numbers]), min)]
+    return len(set(lowest[_LASTING_LOOKS - 1 :])) - 1
 
 
 def _list_served(descriptors: Mapping[int, str]) -> list[int]:
