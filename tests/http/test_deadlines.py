@@ -18,6 +18,10 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
+from trioserve.errors import RequestCancelled
+from trioserve.http.connection.peer import Peer
+from trioserve.http.connection.time_limit import TimeLimit
+from trioserve.http.progress import Progress
 from trioserve.testing.server import (
     FakeServer,
     open_fake_pooling_server,
@@ -289,3 +293,13 @@ async def test_a_stream_of_http2_that_is_not_read_is_reset(
             while not is_reset:
                 events = client.receive_data(await stream.receive_some())
                 is_reset = any(isinstance(e, h2.events.StreamReset) for e in events)
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_cancel_behind_the_last_checkpoint_counts(is_streaming: bool) -> None:
+    """Otherwise the answer begins, and is cut a second later without an end."""
+    limit = TimeLimit(HttpConfig(), trio.current_time(), Peer())
+    ends = contextlib.nullcontext() if is_streaming else pytest.raises(RequestCancelled)
+    with ends, limit.until_answer(Progress()):
+        # A stream that has begun ends by itself.
+        limit.cancel(is_streaming=is_streaming)
