@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 import json
 from pathlib import Path
@@ -299,7 +299,7 @@ async def test_a_stream_of_http2_that_is_not_read_is_reset(
 async def test_a_cancel_behind_the_last_checkpoint_counts(is_streaming: bool) -> None:
     """Otherwise the answer begins, and is cut a second later without an end."""
     limit = TimeLimit(HttpConfig(), trio.current_time(), Peer())
-    ends = contextlib.nullcontext() if is_streaming else pytest.raises(RequestCancelled)
+    ends = nullcontext() if is_streaming else pytest.raises(RequestCancelled)
     with ends, limit.until_answer(Progress()):
         # A stream that has begun ends by itself.
         limit.cancel(is_streaming=is_streaming)
