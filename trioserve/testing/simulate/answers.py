@@ -247,9 +247,9 @@ def _read_part(data: Any, answer: _Answer) -> None:
 def _split_events(body: bytes) -> Iterator[bytes]:
     # The last one may not be whole.
     for event in body.split(b"\n\n")[:-1]:
-        if event.startswith(b":"):
-            # A comment, which keeps proxies from closing a silent stream.
-            continue
+        # Comments, which keep proxies from closing a silent stream, are lines of their own.
+        while event.startswith(b":"):
+            event = event.partition(b"\n")[2]
         _claim(event.startswith(b"data: "), f"{event!r} is no event")
         yield event.removeprefix(b"data: ")
 
