@@ -157,6 +157,40 @@ def test_a_client_that_pauses_for_a_moment_still_owes() -> None:
     assert bench.tokens["ann"] <= 1.4 * bench.tokens["bob"]
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_client_that_always_has_a_little_work_saves_nothing_up(is_full: bool) -> None:
+    """Bob's requests fill the device and wait, or all of them find a slot at once."""
+    bench = Bench()
+    for number in range(300):
+        if number % 20 == 0:
+            bench.ask(ANN, num_output=30)
+        if is_full:
+            bench.run(1, bob=(BOB, {}))
+        else:
+            bench.ask(BOB, num_output=4)
+            bench.step()
+    before = bench.tokens.copy()
+    assert before["bob"] > 3 * before["ann"]
+    bench.run(100, ann=(ANN, {}), bob=(BOB, {}))
+    gained = bench.tokens - before
+    assert gained["ann"] == pytest.approx(gained["bob"], rel=0.2)
+
+
+def test_a_new_client_begins_where_the_last_one_waited() -> None:
+    """Carl's stream runs all the time; Ann's requests follow each other beside it."""
+    bench = Bench()
+    carl = Client(name="carl")
+    bench.ask(carl, num_output=500)
+    for _ in range(100):
+        bench.ask(ANN)
+        bench.step()
+    before = bench.tokens.copy()
+    # Bob is new. He does not go before Ann because Carl has used little.
+    bench.run(100, bob=(BOB, {}), ann=(ANN, {}))
+    gained = bench.tokens - before
+    assert gained["ann"] == pytest.approx(gained["bob"], rel=0.2)
+
+
 def test_blocks_are_taken_from_the_client_that_holds_most() -> None:
     """Of twenty blocks each sequence of Ann takes ten in the end."""
     bench = Bench(num_blocks=20, max_model_len=80)
@@ -173,10 +207,37 @@ def test_blocks_are_taken_from_the_client_that_holds_most() -> None:
     assert all(each.is_ended for each in bench._sequences)
 
 
+def test_a_client_stays_one_when_its_weight_changes() -> None:
+    """Each sequence of Ann holds fewer blocks than Bob's; both together hold more."""
+    bench = Bench(num_blocks=20, max_model_len=80)
+    bench.ask(ANN, num_prompt=8, num_output=24)
+    bench.ask(Client(name="ann", weight=1.1), num_prompt=8, num_output=24)
+    bench.ask(BOB, num_prompt=16, num_output=32)
+    bench.step()
+    bob = bench._sequences[2]
+    while bob.slot is not None:
+        assert bench.step()
+    # It was never preempted.
+    assert bob.is_ended
+    assert bench.scheduler.counters().num_preemptions > 0
+    bench.run_all()
+
+
+def test_requests_wait_in_one_line_when_the_weight_changes() -> None:
+    bench = Bench(max_num_seqs=1)
+    for number in range(6):
+        bench.ask(Client(name="ann", weight=1.0 + number % 2))
+    # Each step checks the queue.
+    bench.run_all()
+    assert all(each.is_ended for each in bench._sequences)
+
+
 def test_idle_clients_are_forgotten() -> None:
     shares = ClientShares[list[int]](list)
     for name in map(str, range(1000)):
         shares.enter(Client(name=name))
+        shares.start_waiting(Client(name=name))
+        shares.end_waiting(Client(name=name))
         shares.charge(Client(name=name), 5.0)
         shares.leave(Client(name=name))
     assert not list(shares)
@@ -209,6 +270,26 @@ def test_texts_are_shared_by_weight(weight: float) -> None:
             tokens[row.input.num_tokens] += row.input.num_tokens
         list(scheduler.update(plan, device.step(plan)))
     assert tokens[100] / tokens[20] == pytest.approx(weight, rel=0.1)
+
+
+def test_a_text_in_each_step_saves_nothing_up() -> None:
+    """Two steps are in flight, so Ann always has a text that has not been read."""
+    scheduler = PoolingScheduler(max_num_seqs=16, max_num_batched_tokens=256)
+    tokens: Counter[int] = Counter()
+    plans = []
+    for number in range(300):
+        for _ in range(1 if number < 200 else 30):
+            scheduler.add(make_row(10), PoolingFlow(0, client=ANN))
+        for _ in range(30):
+            scheduler.add(make_row(20), PoolingFlow(0, client=BOB))
+        plan = scheduler.schedule()
+        assert plan is not None
+        plans.append(plan)
+        for row in plan.rows if number >= 200 else ():
+            tokens[row.input.num_tokens] += row.input.num_tokens
+        if len(plans) > 1:
+            list(scheduler.update(first := plans.pop(0), device.step(first)))
+    assert tokens[10] == pytest.approx(tokens[20], rel=0.1)
 
 
 def test_texts_of_a_client_that_leaves_are_forgotten() -> None:

@@ -6,10 +6,12 @@ in the ratio of their weights, however many requests they send.
 
     use of a       0      100      200             300
     use of b              100 (it came here)  150      250
-                          ^ the least use of those with work
+                          ^ the least use of those with waiting work
 
-A client that comes back has at least the least use of those with work: it does not save up
-the time in which it had none. And what it used too much is not forgotten while others work.
+A client whose work begins to wait has at least the least use of those whose work waits: it does
+not save up the time in which it asked for less than its share, also if some of its work ran all
+the time. If nobody waits, it has at least the use of the client that waited last. And what it
+used too much is not forgotten while others work.
 
 Source: Sheng et al. 2024 (Fairness in Serving Large Language Models), algorithm 2.
 """
@@ -29,15 +31,17 @@ class _Share(Generic[LineT]):
 
     Attributes:
       num_open: its work that has not ended; with 0 it is idle.
+      num_waiting: the part of it that waits for the device.
     """
 
-    __slots__ = ("line", "num_open", "used", "weight")
+    __slots__ = ("line", "num_open", "num_waiting", "used", "weight")
 
     def __init__(self, line: LineT) -> None:
         self.line = line
         self.weight = 1.0
         self.used = 0.0
         self.num_open = 0
+        self.num_waiting = 0
 
 
 class ClientShares(Generic[LineT]):
@@ -49,8 +53,9 @@ class ClientShares(Generic[LineT]):
 
     def __init__(self, make_line: Callable[[], LineT]) -> None:
         self._make_line = make_line
-        # Clients with work, and idle ones that have used more than these.
+        # Clients with work, the one that waited last, and idle ones that have used more.
         self._shares: dict[str, _Share[LineT]] = {}
+        self._last: _Share[LineT] | None = None
         self._num_active = 0
 
     @property
@@ -66,16 +71,29 @@ class ClientShares(Generic[LineT]):
         shares = sorted(self._shares.values(), key=lambda each: each.used)
         return iter([share.line for share in shares])
 
-    def enter(self, client: Client) -> LineT:
-        """Count new work of a client; returns its line."""
+    def enter(self, client: Client) -> None:
+        """Count new work of a client, which does not wait yet."""
         share = self._shares.get(client.name)
         if share is None:
             share = self._shares[client.name] = _Share(self._make_line())
         share.weight = client.weight
-        if not share.num_open:
-            share.used = max(share.used, self._find_least())
-            self._num_active += 1
+        self._num_active += share.num_open == 0
         share.num_open += 1
+
+    def start_waiting(self, client: Client) -> LineT:
+        """Count work that begins to wait, for the first time or again; returns its line."""
+        share = self._shares[client.name]
+        if not share.num_waiting:
+            share.used = max(share.used, self._find_floor())
+        share.num_waiting += 1
+        return share.line
+
+    def end_waiting(self, client: Client) -> LineT:
+        """Count work that waits no more: it runs now, or ends; returns its line."""
+        share = self._shares[client.name]
+        share.num_waiting -= 1
+        if not share.num_waiting:
+            self._last = share
         return share.line
 
     def leave(self, client: Client) -> None:
@@ -95,16 +113,23 @@ class ClientShares(Generic[LineT]):
         share = self._shares[client.name]
         share.used += work / share.weight
 
-    def _find_least(self) -> float:
-        """Return the least use of clients with work; 0 without any."""
-        used = [share.used for share in self._shares.values() if share.num_open]
-        return min(used, default=0.0)
+    def _find_floor(self) -> float:
+        """Return the least use that a client has when its work begins to wait."""
+        used = [share.used for share in self._shares.values() if share.num_waiting]
+        return min(used, default=self._last.used if self._last else 0.0)
 
     def _forget_idle(self) -> None:
         """Forget the idle clients whose use does not matter any more."""
-        least = self._find_least()
+        if not self._num_active:
+            self._shares, self._last = {}, None
+            return
+        kept = [share for share in self._shares.values() if self._is_needed(share)]
+        least = min(share.used for share in kept)
         self._shares = {
             name: share
             for name, share in self._shares.items()
-            if share.num_open or (self._num_active and share.used > least)
+            if self._is_needed(share) or share.used > least
         }
+
+    def _is_needed(self, share: _Share[LineT]) -> bool:
+        return share.num_open > 0 or share is self._last

@@ -94,7 +94,8 @@ class PoolingScheduler:
         """
         job = PoolingJob(row, flow)
         self._num_waiting += 1
-        self._shares.enter(flow.client).add(job)
+        self._shares.enter(flow.client)
+        self._shares.start_waiting(flow.client).add(job)
         return job
 
     def abort(self, jobs: Iterable[PoolingJob]) -> None:
@@ -103,7 +104,7 @@ class PoolingScheduler:
         queues = {self._shares.find(job.flow.client) for job in waiting}
         for job in waiting:
             self._num_waiting -= 1
-            self._shares.find(job.flow.client).drop(job)
+            self._shares.end_waiting(job.flow.client).drop(job)
             self._shares.leave(job.flow.client)
         for queue in queues:
             queue.compact()
@@ -178,7 +179,7 @@ class PoolingScheduler:
             budget -= num_tokens
             if budget < 0 and jobs:
                 break
-            self._shares.find(job.flow.client).pop(job)
+            self._shares.end_waiting(job.flow.client).pop(job)
             self._shares.charge(job.flow.client, num_tokens)
             self._num_waiting -= 1
             jobs.append(job)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 import operator
 
-from ...types.client import Client
 from ...types.output import StepResult
 from ...types.plan import StepPlan
 from .sequence import Sequence
@@ -81,12 +80,14 @@ class RunningSequences:
 
         It belongs to the client that holds the most blocks for its weight.
         """
-        held: Counter[Client] = Counter()
+        # By name, because a client's weight may have changed between two requests.
+        held: defaultdict[str, float] = defaultdict(float)
         for sequence in self._sequences:
-            held[sequence.flow.client] += len(sequence.block_ids)
-        heaviest = max(held, key=lambda client: held[client] / client.weight)
+            client = sequence.flow.client
+            held[client.name] += len(sequence.block_ids) / client.weight
+        heaviest = max(held, key=held.__getitem__)
         return max(
-            (each for each in self._sequences if each.flow.client == heaviest),
+            (each for each in self._sequences if each.flow.client.name == heaviest),
             key=_get_standing,
         )
 

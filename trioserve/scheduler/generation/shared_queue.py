@@ -40,7 +40,7 @@ class SharedQueue:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
         self._num_sequences += 1
-        self._find(sequence.flow).push(sequence)
+        self._shares.start_waiting(sequence.flow.client).push(sequence)
 
     def peek(self) -> Sequence | None:
         """Return the next sequence, or None."""
@@ -52,16 +52,16 @@ class SharedQueue:
     def pop(self, sequence: Sequence) -> None:
         """Remove the sequence that `peek` returned."""
         self._num_sequences -= 1
-        self._find(sequence.flow).pop()
+        self._shares.end_waiting(sequence.flow.client).pop()
 
     def drop(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended."""
         self._num_sequences -= 1
-        self._find(sequence.flow).drop(sequence)
+        self._shares.end_waiting(sequence.flow.client).drop(sequence)
 
     def update(self, flow: Flow) -> None:
         """Bring the entry of a flow up to date."""
-        self._find(flow).update(flow)
+        self._shares.find(flow.client).update(flow)
 
     def charge_prompt(self, sequence: Sequence) -> None:
         """Let the client of an admitted sequence pay for its prompt."""
@@ -82,11 +82,9 @@ class SharedQueue:
           flows: all flows with waiting sequences.
         """
         total = 0
-        for client in {flow.client for flow in flows}:
+        # A client's flows differ in its weight if that has changed.
+        for client in {flow.client.name: flow.client for flow in flows}.values():
             queue = self._shares.find(client)
-            queue.check([flow for flow in flows if flow.client == client])
+            queue.check([flow for flow in flows if flow.client.name == client.name])
             total += len(queue)
         assert total == len(self), "every sequence that waits is counted"
-
-    def _find(self, flow: Flow) -> WaitingQueue:
-        return self._shares.find(flow.client)
