@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.errors import InvalidConfig
+from trioserve.errors import InvalidConfig, Unauthorized
 from trioserve.http.key_file import Key
 from trioserve.http.keys import KeyRing
 from trioserve.http.routes import ROUTES
@@ -176,6 +176,13 @@ def test_a_file_names_its_keys_and_is_read_again(
         ("ann sk-a\nann sk-b", "line 2 repeats a name"),
         ("ann sk-a\nbob sk-a admin", "line 2 repeats a name or a key"),
         ("ann sk-\xe9", "line 1: a key has visible ASCII"),
+        ("ann admin", "line 1 has a word for its limits in the place of its key"),
+        ("ann weight=2", "line 1 has a word for its limits"),
+        ("batch max_requests=8 admin", "line 1 has a word for its limits"),
+        ("ann tokens_per_minute=", "line 1 has a word for its limits"),
+        ("\x1b[31mred sk-a", "line 1 has a name with characters that cannot be seen"),
+        ("a\u202eb sk-a", "line 1 has a name with characters that cannot be seen"),
+        ("\ufeff# keys\n", "has no keys"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_without_its_keys(
@@ -184,6 +191,15 @@ def test_a_file_that_is_wrong_is_refused_without_its_keys(
     with pytest.raises(InvalidConfig, match=reason) as caught:
         KeyRing(write(text))
     assert "sk-" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(
+    write: Callable[[str], HttpConfig],
+) -> None:
+    ring = KeyRing(write("\ufeff# keys\nann sk-ann\n"))
+    assert ring.check(show("sk-ann")) == Key(name="ann")
+    with pytest.raises(Unauthorized):
+        ring.check(show("keys"))
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -235,6 +251,7 @@ def test_a_line_has_words_behind_the_key(
         ("weight", "line 1 must have a name and a key"),
         ("admin=yes", "line 1 must have a name and a key"),
         ("sk-b", "line 1 must have a name and a key"),
+        ("# laptop", "line 1 has a comment; comments have lines of their own"),
     ],
 )
 def test_a_wrong_word_is_refused_without_the_keys(

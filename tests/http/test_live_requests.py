@@ -8,12 +8,15 @@ import json
 from pathlib import Path
 import socket
 from typing import Any
+from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
 import trio
 
 from trioserve.config import HttpConfig
+from trioserve.http.lifecycle import Lifecycle
+from trioserve.http.live_requests import LiveRequest, LiveRequests
 from trioserve.testing.server import FakeServer, open_fake_server
 
 LIVE = "/v1/requests"
@@ -45,8 +48,9 @@ class Client:
         assert answer["object"] == "list"
         return [each["id"] for each in answer["data"]]
 
-    def begin(self, request_id: str, key: str = "", **fields: object) -> None:
-        headers = {"X-Request-Id": request_id}
+    def begin(self, request_id: str, key: str = "", /, **fields: object) -> None:
+        # The id of the header goes before that of the body.
+        headers = {} if "request_id" in fields else {"X-Request-Id": request_id}
         if key:
             headers["X-Api-Key"] = key
 
@@ -187,6 +191,38 @@ async def test_an_id_may_name_several(open_client: OpenClient) -> None:
             await trio.sleep(0.01)
 
 
+async def test_the_oldest_come_first_though_they_have_lost_their_connection() -> None:
+    def make(arrived_at: float) -> Any:
+        parts: Any = dict.fromkeys(("progress", "time_limit", "cancellation", "owner"))
+        return LiveRequest(
+            id=arrived_at, method="GET", path=LIVE, arrived_at=arrived_at, **parts
+        )
+
+    lifecycle = Lifecycle(drain_timeout=1)
+    live = LiveRequests(lifecycle)
+    first, second, third, asker = map(make, (1.0, 2.0, 3.0, 4.0))
+    with (
+        lifecycle.hold(first),
+        lifecycle.hold(third),
+        lifecycle.hold(asker),
+        live.hold(second),
+    ):
+        assert live.list_visible(asker) == [first, second, third]
+
+
+async def test_an_id_may_have_slashes(open_client: OpenClient) -> None:
+    async with open_client() as client:
+        for request_id in ("a/b", "/v1/requests"):
+            client.begin("one", request_id=request_id)
+            path = f"{LIVE}/{quote(request_id, safe='')}"
+            while (shown := await client.ask("GET", path)).status_code != 200:
+                await trio.sleep(0.01)
+            assert [each["id"] for each in shown.json()["data"]] == [request_id]
+            assert (await client.ask("DELETE", path)).status_code == 200
+            assert (await client.wait_answer("one")).status_code == 499
+            del client.answers["one"]
+
+
 async def test_an_empty_id_cancels_nothing(open_client: OpenClient) -> None:
     async with open_client() as client:
         client.begin("one", max_tokens=30)
@@ -277,6 +313,8 @@ async def test_an_administrator_cancels_the_requests_of_one_key(
         slip = await client.ask("DELETE", f"{LIVE}?keys=ann", "sk-root")
         assert slip.status_code == 400
         assert slip.json()["error"]["param"] == "keys"
+        slip = await client.ask("DELETE", f"{LIVE}?key=bob&key=ann", "sk-root")
+        assert slip.json()["error"]["message"] == "key: may be given once"
         assert sorted(await client.list_ids("sk-root")) == ["ann", "bob"]
         await client.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
         assert (await client.wait_answer("ann")).status_code == 499

@@ -129,7 +129,7 @@ def _find_probes(state: ServerState) -> dict[str, Probe]:
 
 
 class _NameConverter(BaseConverter):
-    """A model's name. It may contain slashes, and begin with one."""
+    """A model's name, or a request's id. It may contain slashes, and begin with one."""
 
     regex = "(?s:.+)"
     part_isolating = False

@@ -31,6 +31,9 @@ _LEAST, _MOST = 0.01, 100.0
 
 _NUMBERS = {"max_requests": 10**6, "tokens_per_minute": 10**12}
 
+# What may stand behind a key.
+_WORD: Final = re.compile(r"admin|(weight|max_requests|tokens_per_minute)=.*")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
@@ -94,6 +97,12 @@ def read_keys(path: Path) -> dict[Key, str]:
         name, secret = words[:2]
         if name in seen or secret in seen:
             raise _refuse(number, "repeats a name or a key")
+        if not name.isprintable():
+            # It could control the terminal that shows a log.
+            raise _refuse(number, "has a name with characters that cannot be seen")
+        if _WORD.fullmatch(secret):
+            # The key was forgotten. Others would guess the word.
+            raise _refuse(number, "has a word for its limits in the place of its key")
         if not is_sendable(secret):
             raise InvalidConfig("api_key_file", f"line {number}: {KEY_RULE}")
         seen |= {name, secret}
@@ -111,7 +120,8 @@ def _read_lines(path: Path) -> list[str]:
             raise InvalidConfig("api_key_file", f"{path} is no plain file")
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidConfig("api_key_file", f"{path} is longer than 1 MiB")
-        return path.read_text().splitlines()
+        # Editors of Windows begin a file with a byte order mark.
+        return path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise InvalidConfig("api_key_file", f"cannot read {path}: {reason}") from None
@@ -130,6 +140,8 @@ def _read_key(number: int, name: str, words: Sequence[str]) -> Key:
             found[field] = _read_weight(number, text)
         elif equals and field in _NUMBERS:
             found[field] = _read_number(number, field, text)
+        elif word.startswith("#"):
+            raise _refuse(number, "has a comment; comments have lines of their own")
         else:
             raise _refuse(number, _LINE_RULE)
     return Key(name=name, is_admin=found.pop("admin", False), **found)

@@ -72,7 +72,7 @@ class LiveRequest:
         self.stream: LiveStream | None = None
         self._method = method
         self._path = path
-        self._arrived_at = arrived_at
+        self.arrived_at = arrived_at
         self._progress = progress
         self._time_limit = time_limit
         self._cancellation = cancellation
@@ -88,7 +88,7 @@ class LiveRequest:
         seconds = self._time_limit.seconds
         if seconds is None:
             return None
-        return self._arrived_at + seconds - trio.current_time()
+        return self.arrived_at + seconds - trio.current_time()
 
     @property
     def id(self) -> str:
@@ -102,7 +102,7 @@ class LiveRequest:
             path=self._path,
             key=name_key(self.key),
             phase=self.phase,
-            age_seconds=now - self._arrived_at,
+            age_seconds=now - self.arrived_at,
             timeout_seconds=self._time_limit.seconds,
             prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
             completion_tokens=0 if stream is None else stream.num_output_tokens,
@@ -164,12 +164,14 @@ class LiveRequests:
         return ended
 
     def list_visible(self, asker: LiveRequest) -> list[LiveRequest]:
-        """Return the requests that another one may see: those of its own key."""
-        return [
+        """Return the requests that another one may see, the oldest first."""
+        visible = (
             each
             for each in self
             if each is not asker and may_see(asker.key, name_key(each.key))
-        ]
+        )
+        # Those without a connection come last otherwise.
+        return sorted(visible, key=lambda each: each.arrived_at)
 
     def find(self, request_id: str, asker: LiveRequest) -> list[LiveRequest]:
         """Return the visible requests with an id; at least one.

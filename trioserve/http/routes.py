@@ -298,7 +298,7 @@ _ADMIN: Final = (
     ),
     Route(
         method="GET",
-        paths=("/v1/requests/<string:request_id>",),
+        paths=("/v1/requests/<name:request_id>",),
         handler=answer_request,
         summary="Show a request that the server is answering, and where it waits.",
         answers={JSON: descriptions.RequestDetailsList},
@@ -306,7 +306,7 @@ _ADMIN: Final = (
     ),
     Route(
         method="DELETE",
-        paths=("/v1/requests/<string:request_id>",),
+        paths=("/v1/requests/<name:request_id>",),
         handler=answer_cancel_request,
         summary="Cancel a request that the server is answering.",
         answers={JSON: descriptions.RequestList},

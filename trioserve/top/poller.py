@@ -70,14 +70,12 @@ class Poller:
         try:
             if job is not None:
                 message = job()
+            requests = tuple(self._client.list_requests())
+            # The list is new even if the next look fails.
+            self.seen = replace(self.seen, requests=requests, message=message)
             shown = self._shown
-            self.seen = Seen(
-                requests=tuple(self._client.list_requests()),
-                details=(
-                    () if shown is None else tuple(self._client.find_details(shown))
-                ),
-                message=message,
-            )
+            details = () if shown is None else tuple(self._client.find_details(shown))
+            self.seen = Seen(requests=requests, details=details, message=message)
         except TopError as error:
             self.seen = replace(self.seen, error=str(error))
 

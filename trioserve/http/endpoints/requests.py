@@ -52,12 +52,16 @@ def _select(state: ServerState, request: ScopedRequest) -> list[LiveRequest]:
     """Return the visible requests, or those of the key that the query names.
 
     Raises:
-      InvalidParameter: the query names something else. To ignore that would cancel all.
+      InvalidParameter: the query names something else, or two keys. To ignore that would
+        cancel the wrong ones.
     """
     for name in request.args:
         if name != "key":
             raise InvalidParameter(name[:64], "is not known; only key is taken")
-    wanted = request.args.get("key")
+    keys = request.args.getlist("key")
+    if len(keys) > 1:
+        raise InvalidParameter("key", "may be given once")
+    wanted = keys[0] if keys else None
     return [
         each
         for each in state.live.list_visible(request.live)
