@@ -76,6 +76,7 @@ def _render_openapi(root_path: str | None) -> bytes:
     return msgspec.json.encode(openapi_document(__version__, ROUTES, root_path))
 
 
+_WRONG_QUERY = {"400": "The query has something else than one key."}
 _OF_KEY = {"key": "The name of a key; only its requests."}
 _NO_REQUEST: Final = {"404": "No such request is being answered."}
 _NO_RESPONSE: Final = {
@@ -287,6 +288,7 @@ _ADMIN: Final = (
         summary="List the requests that the server is answering.",
         query=_OF_KEY,
         answers={JSON: descriptions.RequestList},
+        errors=_WRONG_QUERY,
     ),
     Route(
         method="DELETE",
@@ -295,6 +297,7 @@ _ADMIN: Final = (
         summary="Cancel all requests that the server is answering.",
         query=_OF_KEY,
         answers={JSON: descriptions.RequestList},
+        errors=_WRONG_QUERY,
     ),
     Route(
         method="GET",

@@ -27,8 +27,11 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._num_sequences += 1
-        sequence.flow.push(sequence)
-        self.update(sequence.flow)
+        flow = sequence.flow
+        flow.push(sequence)
+        # Behind the first one, it changes no place.
+        if flow.find_first() is sequence:
+            self.update(flow)
 
     def peek(self) -> Sequence | None:
         """Return the next sequence, or None."""
