@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve.top.choices import Choices
+from trioserve.top.choices import DETAILS_HELP, HELP, Choices, Move
 from trioserve.top.client import Request
 
 
@@ -97,6 +97,40 @@ def test_a_cancel_is_asked_for() -> None:
     choices.press("C")
     choices.press("Y")
     assert poller.calls == [("cancel", "b"), ("cancel all", None)]
+
+
+def test_equal_ids_do_not_hold_the_selection() -> None:
+    choices, _ = open_choices()
+    requests = make("a", "dup", "dup", "last")
+    for number in range(1, 4):
+        choices.move("down", choices.arrange(requests), 10)
+        choices.arrange(requests)
+        assert choices.selected == number
+    choices.arrange(requests[:2])
+    assert choices.selected == 1
+
+
+def test_the_lines_of_one_request_scroll() -> None:
+    choices, _ = open_choices()
+    rows = choices.arrange(make("a", "b"))
+    choices.move("enter", rows, 10)
+    lines = [str(number) for number in range(21)]
+    moves: list[tuple[Move, int]] = [
+        *(("up", 0), ("down", 1), ("page down", 5), ("last", 11)),
+        *(("down", 11), ("page up", 7), ("first", 0), ("last", 11)),
+    ]
+    for move, first in moves:
+        choices.move(move, rows, 4)
+        assert choices.cut(lines, 10) == lines[first : first + 10]
+    assert choices.cut(lines[:3], 10) == lines[:3]
+    assert choices.selected == 0
+    choices.move("enter", rows, 10)
+    choices.move("down", rows, 10)
+    assert choices.selected == 1
+
+
+def test_the_help_fits_80_columns() -> None:
+    assert max(len(HELP), len(DETAILS_HELP)) < 80
 
 
 def test_enter_shows_one_request() -> None:

@@ -120,6 +120,11 @@ def test_a_server_below_a_path(server: Server, url: str, path: str) -> None:
         (401, b"{}", "{url} wants a key: --api-key or --api-key-file"),
         (404, b"<html>", "{url} answers 404: no reason"),
         (503, b'{"error": {"message": "It stops."}}', "{url} answers 503: It stops."),
+        (
+            503,
+            b'{"error": {"message": "\\u001b[2J\\u009b"}}',
+            "{url} answers 503: ?[2J?",
+        ),
         (200, b'{"data": 3}', "{url} is no trioserve server"),
         (200, b"\xff", "{url} is no trioserve server"),
     ],
@@ -146,6 +151,12 @@ def test_a_wrong_key_is_told(server: Server, url: str, tmp_path: Path) -> None:
     assert server.seen[0][2] == "Bearer sk-wrong"
     with pytest.raises(InvalidConfig, match="--api-key-file: cannot read"):
         Client(TopConfig(api_key_file=str(tmp_path / "none")))
+    for text in ("# keys\nann sk-ann\n", "ann sk-ann", ""):
+        path.write_text(text)
+        with pytest.raises(InvalidConfig, match="--api-key-file: must have the key"):
+            Client(TopConfig(api_key_file=str(path)))
+    with pytest.raises(InvalidConfig, match="--api-key: a key has"):
+        Client(TopConfig(api_key="a b"))
 
 
 def test_a_server_that_is_away_is_told(tmp_path: Path) -> None:
@@ -204,6 +215,10 @@ def test_tls_is_not_spoken_to_a_plain_server(url: str) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"url": "localhost:8000"}, "--url: must be like"),
     ({"url": "http://h:99999"}, "--url: must be like"),
+    ({"url": "http://a..b"}, "--url: must be like"),
+    ({"url": "http://.example.com"}, "--url: must be like"),
+    ({"url": f"http://{'a' * 64}.com"}, "--url: must be like"),
+    ({"url": "http://h/\xe9"}, "--url: must be like"),
     ({"interval": 0.0}, "--interval"),
     ({"api_key": "a", "api_key_file": "b"}, "--api-key: and --api-key-file"),
 ]

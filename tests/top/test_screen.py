@@ -49,6 +49,9 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
         self.process.send_signal(signal.SIGWINCH)
 
+    async def close(self) -> None:
+        await self._stream.aclose()
+
     async def wait_end(self) -> int:
         """Read to the end; returns the exit code."""
         try:
@@ -62,7 +65,7 @@ class Terminal:
 
 @asynccontextmanager
 async def open_terminal(
-    *arguments: str, term: str = "xterm"
+    *arguments: str, term: str = "xterm", stderr: int | None = None
 ) -> AsyncIterator[Terminal]:
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -72,7 +75,7 @@ async def open_terminal(
         [sys.executable, "-m", "trioserve", "top", "--interval", "0.1", *arguments],
         stdin=slave,
         stdout=slave,
-        stderr=slave,
+        stderr=slave if stderr is None else stderr,
         start_new_session=True,
         env={**env, "TERM": term},
     )
@@ -144,6 +147,21 @@ async def test_a_server_that_goes_away_is_told_and_a_signal_restores_the_termina
             terminal.process.send_signal(signal.SIGTERM)
             assert await terminal.wait_end() == 0
         assert _LEAVE in terminal.output
+
+
+async def test_a_closed_terminal_ends_it_without_a_traceback(
+    tokenizer_folder: Path,
+) -> None:
+    async with open_server(tokenizer_folder) as (server, nursery):
+        arguments = ("--url", server.url, "--api-key", "sk-a")
+        read, write = os.pipe()
+        async with open_terminal(*arguments, stderr=write) as terminal:
+            os.close(write)
+            await terminal.wait_for(b"0 requests")
+            await terminal.close()
+            async with trio.lowlevel.FdStream(read) as errors:
+                assert await errors.receive_some() == b""
+            assert await trio.to_thread.run_sync(terminal.process.wait) == 0
 
 
 async def test_a_wrong_key_is_told_before_the_screen_is_cleared(

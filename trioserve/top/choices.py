@@ -10,11 +10,14 @@ from .config import Order
 from .poller import Poller
 from .table import ORDERS, sort
 
+# Each fits a terminal of 80 columns. The first letter of an order chooses it.
 HELP: Final = (
-    "q quit  up/down select  enter details  c cancel  C cancel all  "
-    + "  ".join(f"{order[0]} {order}" for order in ORDERS)
-    + "  r reverse"
+    f"q quit  enter show  c cancel  C all  r reverse  sort: {' '.join(ORDERS)}"
 )
+DETAILS_HELP: Final = "q quit  enter back  up/down scroll  c cancel  C all"
+
+# More than there are rows and lines.
+_END: Final = 2**31
 
 Move = Literal["up", "down", "page up", "page down", "first", "last", "enter", "escape"]
 
@@ -29,6 +32,7 @@ class Choices:
       order, is_reversed: of the rows.
       selected: the number of a row.
       shown: the id of the request that is shown in full; None for the table.
+      top_line: the number of the first of its lines that is shown.
       question: what is asked now; empty if nothing is.
     """
 
@@ -37,6 +41,7 @@ class Choices:
         self.is_reversed = False
         self.selected = 0
         self.shown: str | None = None
+        self.top_line = 0
         self.question = ""
         self._poller = poller
         self._selected_id = ""
@@ -46,11 +51,18 @@ class Choices:
         """Return requests in the chosen order; the same one stays selected."""
         rows = sort(requests, self.order, reverse=self.is_reversed)
         ids = [each.id for each in rows]
-        if self._selected_id in ids:
-            self.selected = ids.index(self._selected_id)
+        # Several may have the same id, so the row stays if it can.
+        if self._selected_id not in ids[self.selected : self.selected + 1]:
+            if self._selected_id in ids:
+                self.selected = ids.index(self._selected_id)
         self.selected = max(0, min(self.selected, len(rows) - 1))
         self._selected_id = ids[self.selected] if rows else ""
         return rows
+
+    def cut(self, lines: Sequence[str], room: int) -> Sequence[str]:
+        """Return the lines of the shown request that there is room for."""
+        self.top_line = max(0, min(self.top_line, len(lines) - room))
+        return lines[self.top_line : self.top_line + room]
 
     def move(self, move: Move, rows: Sequence[Request], page: int) -> None:
         """Follow an arrow or another key without a letter."""
@@ -62,13 +74,15 @@ class Choices:
             "down": 1,
             "page up": -page,
             "page down": page,
-            "first": -len(rows),
-            "last": len(rows),
+            "first": -_END,
+            "last": _END,
         }
         if move == "escape":
             self._show(None)
         elif move == "enter":
             self._show(self._selected_id if self.shown is None else None)
+        elif self.shown is not None:
+            self.top_line = max(0, self.top_line + steps[move])
         elif rows:
             wanted = self.selected + steps[move]
             self.selected = max(0, min(wanted, len(rows) - 1))
@@ -107,4 +121,5 @@ class Choices:
 
     def _show(self, request_id: str | None) -> None:
         self.shown = request_id or None
+        self.top_line = 0
         self._poller.show(self.shown)

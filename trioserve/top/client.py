@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from pathlib import Path
+import re
 import socket
 import ssl
 from typing import Any, Final, TypeVar
@@ -205,16 +206,20 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _read_key(config: TopConfig) -> str | None:
-    key = config.api_key
+    field, key = "api_key", config.api_key
     if config.api_key_file is not None:
         try:
-            key = Path(config.api_key_file).read_text().strip()
+            key = Path(config.api_key_file).read_text("utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfig.of_file(
                 "api_key_file", "read", config.api_key_file, error
             ) from error
-    if key is not None and not (key.isascii() and key.isprintable() and key):
-        raise InvalidConfig("api_key", "a key has visible ASCII characters alone")
+        field = "api_key_file"
+        # Such as the file of the server.
+        if len(key.split()) != 1:
+            raise InvalidConfig(field, "must have the key alone, without its name")
+    if key is not None and not re.fullmatch("[!-~]+", key):
+        raise InvalidConfig(field, "a key has visible ASCII characters alone")
     return key
 
 

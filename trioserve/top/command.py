@@ -11,7 +11,7 @@ from .choices import Choices
 from .client import Client, TopError
 from .config import TopConfig
 from .poller import Poller
-from .table import sort, write_table
+from .table import clean, sort, write_table
 
 # The width of a table that is no terminal's.
 _WIDTH = 120
@@ -31,7 +31,8 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
         # A wrong key or address is told before the screen is cleared.
         requests = client.list_requests()
     except TopError as error:
-        sys.stderr.write(f"trioserve: {error}\n")
+        # The message may be the server's.
+        sys.stderr.write(f"trioserve: {clean(str(error))}\n")
         return 1
     is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
     if config.once or not is_terminal:
@@ -64,6 +65,10 @@ def _run_screen(config: TopConfig, poller: Poller) -> int:
         curses.wrapper(screen.run)
     except KeyboardInterrupt:
         pass
+    except curses.error:
+        # A terminal that was closed cannot be restored.
+        if sys.stdout.isatty():
+            raise
     return 0
 
 

@@ -21,7 +21,7 @@ class TopConfig:
       uds: Unix socket of the server; the path of --url is still used.
       api_key: Key that the server wants. Other users of this machine can read it in the
         list of processes.
-      api_key_file: File with that key, and nothing else.
+      api_key_file: File with that key, and nothing else: not the file of the server.
       tls_cafile: Certificates to trust in place of the system's, as PEM.
       interval: Time from one look at the server to the next, in seconds.
       sort: Order of the requests at the beginning.
@@ -40,7 +40,9 @@ class TopConfig:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            is_whole = bool(parts.hostname) and parts.port != 0
+            # Names that the DNS cannot have are refused by the encoding.
+            host = (parts.hostname or "").encode("idna")
+            is_whole = bool(host) and parts.port != 0 and parts.path.isascii()
         except ValueError:
             is_whole = False
         if not is_whole or parts.scheme not in ("http", "https"):

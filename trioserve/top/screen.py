@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 import curses
+import sys
 from typing import Final
 
-from .choices import HELP, Choices, Move
+from .choices import DETAILS_HELP, HELP, Choices, Move
 from .client import Request
 from .poller import Poller, Seen
 from .table import HEADING, clean, write_details, write_row, write_summary
@@ -63,6 +64,9 @@ class Screen:
                 self._choices.move(_MOVES[key], rows, page)
             elif 0 < key < 256 and not self._choices.press(chr(key)):
                 return
+            elif key == -1 and not sys.stdin.isatty():
+                # The terminal was closed, and not every program is told so by a signal.
+                return
 
     def _draw(self, window: curses.window, seen: Seen, rows: Sequence[Request]) -> None:
         window.erase()
@@ -72,11 +76,12 @@ class Screen:
         if self._choices.shown is None:
             self._draw_table(window, rows, room, width)
         else:
-            _draw_details(window, seen, room)
+            self._draw_details(window, seen, room)
         note = self._choices.question or seen.error or seen.message
         style = curses.A_BOLD if self._choices.question or seen.error else 0
         _write(window, height - 2, clean(note), style)
-        _write(window, height - 1, HELP, curses.A_DIM)
+        help = HELP if self._choices.shown is None else DETAILS_HELP
+        _write(window, height - 1, help, curses.A_DIM)
         window.refresh()
 
     def _draw_table(
@@ -92,12 +97,15 @@ class Screen:
             style = curses.A_STANDOUT if self._top_row + line == selected else 0
             _write(window, 2 + line, write_row(row, width), style)
 
-
-def _draw_details(window: curses.window, seen: Seen, room: int) -> None:
-    _write(window, 1, "one request; enter or escape goes back", curses.A_REVERSE)
-    lines = [line for each in seen.details for line in write_details(each)]
-    for number, line in enumerate((lines or ["it has ended"])[:room]):
-        _write(window, 2 + number, line)
+    def _draw_details(self, window: curses.window, seen: Seen, room: int) -> None:
+        lines = [line for each in seen.details for line in write_details(each)]
+        lines = lines or ["it has ended"]
+        cut = self._choices.cut(lines, room)
+        last = self._choices.top_line + len(cut)
+        title = f"one request; {last} of {len(lines)} lines; enter or escape goes back"
+        _write(window, 1, title, curses.A_REVERSE)
+        for number, line in enumerate(cut):
+            _write(window, 2 + number, line)
 
 
 def _write(window: curses.window, line: int, text: str, style: int = 0) -> None:
