@@ -303,4 +303,5 @@ async def test_requests_that_pool(
     )
     places = await cancel_everywhere(PoolingEngine(engine, renderer), POOLING)
     assert not device.kept
-    assert set(places) >= {"ChunkedBody.take_chunks", "Turns.hold", "Results.wait"}
+    # Whether a handler waits for its body depends on the order of tasks.
+    assert set(places) >= {"Turns.hold", "Results.wait"}
