@@ -276,3 +276,12 @@ def test_sockets_in_memory_end_as_real_ones() -> None:
             await client.send(b"a")
 
     trio.run(main)
+
+
+def test_several_processes_play_the_histories_of_one_command() -> None:
+    command = [sys.executable, "-m", "trioserve.testing.simulate", "--count", "4"]
+    done = subprocess.run(
+        [*command, "--jobs", "2"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("4 histories")
