@@ -12,7 +12,7 @@ Values that depend on the model or the machine are *resolved* into new objects l
 Nothing is written back, and nothing is read from the environment.
 """
 
-from .checks import parse_bytes
+from .checks import check_plain_file, parse_bytes
 from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
@@ -39,6 +39,7 @@ __all__ = [
     "SchedulingPolicy",
     "ServeConfig",
     "build_config",
+    "check_plain_file",
     "list_changes",
     "list_options",
     "parse_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ..errors import InvalidConfig
 
@@ -46,3 +47,13 @@ def check_seconds(name: str, value: float, *, may_be_zero: bool = False) -> None
         raise InvalidConfig(name, f"must be 0 or more, and finite, got {value}")
     if not may_be_zero and not 0 < value < math.inf:
         raise InvalidConfig(name, f"must be greater than 0, and finite, got {value}")
+
+
+def check_plain_file(name: str, path: Path) -> None:
+    """Refuse a file that is there but is no plain one: to read a pipe waits for its writer.
+
+    Raises:
+      InvalidConfig
+    """
+    if path.exists() and not path.is_file():
+        raise InvalidConfig(name, f"{path} is no plain file")

@@ -12,10 +12,10 @@ from ..errors import DeadlineExceeded, DeadlineUnreachable
 from ..observe import round_retry
 
 # The time that others add is multiplied by this. It is uncertain, and a crowded server takes
-# requests until the forecast of the next one reaches its limit: half of them would be late. In a simulated
-# overload, with five times as many requests as could be answered, 0.5 to 1.1 times as many
-# were answered in time as without overload if forecasts were taken as they are, 0.8 to 1.9
-# times with 1.25, and 1.03 times or more with 1.5.
+# requests until the forecast of the next one reaches its limit: half of them would be late.
+# In a simulated overload, with five times as many requests as could be answered, 0.5 to 1.1
+# times as many were answered in time as without overload if forecasts were taken as they are,
+# 0.8 to 1.9 times with 1.25, and 1.03 times or more with 1.5.
 _SAFETY = 1.5
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import re
 from typing import Any, Final
 
+from ..config import check_plain_file
 from ..errors import InvalidConfig
 from ..types.client import Client
 
@@ -115,9 +116,7 @@ def read_keys(path: Path) -> dict[Key, str]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        # To read a pipe would wait for its writer.
-        if path.exists() and not path.is_file():
-            raise InvalidConfig("api_key_file", f"{path} is no plain file")
+        check_plain_file("api_key_file", path)
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidConfig("api_key_file", f"{path} is longer than 1 MiB")
         # Editors of Windows begin a file with a byte order mark.

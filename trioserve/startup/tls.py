@@ -7,7 +7,7 @@ import ssl
 
 import hypercorn.config
 
-from ..config import BindConfig
+from ..config import BindConfig, check_plain_file
 from ..errors import InvalidConfig
 
 
@@ -43,9 +43,8 @@ class TlsContext:
 
     def _load(self) -> ssl.SSLContext:
         for path in (self._config.tls_certfile, self._config.tls_keyfile):
-            # To read a pipe would wait for its writer.
-            if path is not None and Path(path).exists() and not Path(path).is_file():
-                raise InvalidConfig("tls_certfile", f"{path} is no plain file")
+            if path is not None:
+                check_plain_file("tls_certfile", Path(path))
         config = hypercorn.config.Config()
         config.certfile = self._config.tls_certfile
         config.keyfile = self._config.tls_keyfile

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
+from ..client_work import ClientWork
 
 # The weight of a finished sequence halves after 34 others, as that of a step does in
 # scheduler/step_cost.py.
@@ -63,17 +64,6 @@ class _Request:
         return self._lengths[(sequence_id - self._first_id) // self._per_prompt]
 
 
-class _Queue:
-    """The part of a client in the queue."""
-
-    __slots__ = ("num_requests", "num_tokens", "weight")
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0
-        self.weight = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogStatistics:
     """The present state; see Backlog.
@@ -116,7 +106,7 @@ class Backlog:
         self.num_output_tokens = 0
         self._requests: dict[SequenceId, _Request] = {}
         # Of the clients with requests that have no token yet.
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, ClientWork] = {}
         # Tokens of the answers of running sequences.
         self._num_output: dict[SequenceId, int] = {}
         self._num_finished = 0
@@ -162,7 +152,7 @@ class Backlog:
         Args:
           num_tokens: prompt tokens of the request.
         """
-        own = self._queues.get(client.name, _Queue())
+        own = self._queues.get(client.name, ClientWork())
         requests, tokens = float(own.num_requests), float(own.num_tokens)
         for name, queue in self._queues.items():
             if name != client.name:
@@ -179,7 +169,7 @@ class Backlog:
     ) -> None:
         """Count a request; its sequences have successive ids."""
         request = _Request(ids, prompt_lengths, client)
-        queue = self._queues.setdefault(client.name, _Queue())
+        queue = self._queues.setdefault(client.name, ClientWork())
         queue.weight = client.weight
         queue.num_requests += 1
         queue.num_tokens += request.num_prompt_tokens

@@ -9,19 +9,9 @@ import math
 
 from ...scheduler import StepRates
 from ...types.client import Client
+from ..client_work import ClientWork
 from ..forecast import MIN_STEPS, Forecast
 from .core import JobId
-
-
-class _Work:
-    """The part of a client."""
-
-    __slots__ = ("num_requests", "num_tokens", "weight")
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_tokens = 0
-        self.weight = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +38,8 @@ class PoolingBacklog:
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        self._jobs: dict[JobId, tuple[_Work, int]] = {}
-        self._work: dict[str, _Work] = {}
+        self._jobs: dict[JobId, tuple[ClientWork, int]] = {}
+        self._work: dict[str, ClientWork] = {}
 
     def statistics(self) -> PoolingBacklogStatistics:
         """Return the present state."""
@@ -62,7 +52,7 @@ class PoolingBacklog:
     @contextmanager
     def hold(self, client: Client) -> Iterator[None]:
         """Count a request of a client as open in the block."""
-        work = self._work.setdefault(client.name, _Work())
+        work = self._work.setdefault(client.name, ClientWork())
         work.weight = client.weight
         work.num_requests += 1
         try:
@@ -103,7 +93,7 @@ class PoolingBacklog:
         """
         if rates.num_steps < MIN_STEPS or not self._work:
             return None
-        own = self._work.get(client.name, _Work())
+        own = self._work.get(client.name, ClientWork())
         before = float(min(own.num_tokens, own.num_requests * num_tokens))
         for name, work in self._work.items():
             if name != client.name:
@@ -114,6 +104,6 @@ class PoolingBacklog:
         # A request has no answer before all its texts were read.
         return Forecast(queue=0.0, first=-math.inf, total=total, alone=alone)
 
-    def _change(self, work: _Work, num_tokens: int) -> None:
+    def _change(self, work: ClientWork, num_tokens: int) -> None:
         work.num_tokens += num_tokens
         self.num_tokens += num_tokens
