@@ -23,7 +23,7 @@ SHARED = {"errors", "types", "config", "observe", "threads"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
-    "config": {"errors"},
+    "config": {"errors", "types"},
     "types": {"errors"},
     "observe": set(),
     "threads": set(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx2 as httpx
 import openai
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trioserve.config import HttpConfig
 from trioserve.http.keepalive import KeepAlive, _Silence
@@ -68,6 +69,29 @@ async def test_comments_come_after_silence_alone(
     assert times == [14, 22, 30]
     assert broken.comments == silent.comments
     assert stuck.comments == silent.comments[:1]
+
+
+async def test_a_server_without_streams_sleeps(
+    nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    keepalive = KeepAlive(8.0)
+    nursery.start_soon(keepalive.run)
+    with keepalive.hold(Stream()):
+        await wait_all_tasks_blocked()
+        assert 0 < _measure_sleep() <= 2
+    await wait_all_tasks_blocked()
+    # The look that was due is the last one.
+    mock_clock.jump(2)
+    await wait_all_tasks_blocked()
+    assert _measure_sleep() == math.inf
+    with keepalive.hold(Stream()):
+        await wait_all_tasks_blocked()
+        assert 0 < _measure_sleep() <= 2
+
+
+def _measure_sleep() -> float:
+    """Return the seconds until the event loop wakes up by itself."""
+    return trio.lowlevel.current_statistics().seconds_to_next_deadline
 
 
 async def test_no_comments(nursery: trio.Nursery, autojump_clock: MockClock) -> None:

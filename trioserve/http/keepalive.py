@@ -60,15 +60,20 @@ class KeepAlive:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._streams: dict[SilentStream, _Silence] = {}
+        # Set while there is a stream.
+        self._has_streams = trio.Event()
 
     @contextmanager
     def hold(self, stream: SilentStream) -> Iterator[None]:
         """Keep a stream open while the block runs."""
         self._streams[stream] = _Silence(stream.num_parts)
+        self._has_streams.set()
         try:
             yield
         finally:
             del self._streams[stream]
+            if not self._streams:
+                self._has_streams = trio.Event()
 
     async def run(self) -> None:
         """Look after the streams until cancelled."""
@@ -76,6 +81,8 @@ class KeepAlive:
             return
         async with trio.open_nursery() as nursery:
             while True:
+                # A server without streams sleeps.
+                await self._has_streams.wait()
                 await trio.sleep(self._seconds / _LOOKS)
                 for stream, silence in self._streams.items():
                     if _is_due(stream, silence):

@@ -210,7 +210,7 @@ class ResumableStreams:
             with stream.live.owner.hold(), stream.scope:
                 async with resources.pop_all():
                     task_status.started()
-                    await stream.log.append(await write())
+                    await stream.log.write(await write())
                     stream.end()
                     # An engine that has failed ends the server when nobody needs it.
                     await stream.log.wait_sent()

@@ -2,62 +2,42 @@
 
 from __future__ import annotations
 
-from collections import deque
-
-import trio
-
 from ..errors import StreamNotFound
+from .event_log import EventLog
 
 _END = b"\n\n"
 
 
-class StreamLog:
-    """Numbered events. Old ones are forgotten when they were sent and newer ones need room.
+class StreamLog(EventLog):
+    """Events with ids. Old ones are forgotten when they were sent and newer ones need room.
 
     Args:
       stream_id: the event with the number 7 has the id `stream_id-7`.
       max_bytes: the longest length of all events. A single event may be longer.
-
-    Attributes:
-      num_bytes: the length of the events that are there.
     """
 
     def __init__(self, stream_id: str, max_bytes: int) -> None:
-        self._stream_id = stream_id
+        super().__init__()
+        self._stream_id = stream_id.encode()
         self._max_bytes = max_bytes
-        self._events: deque[bytes] = deque()
-        # The number of the oldest event that is there, and of the oldest one not yet sent.
-        self._first = 0
+        # The number of the oldest event that was not sent yet.
         self._num_sent = 0
         self._is_sending = False
-        self._changed = trio.lowlevel.ParkingLot()
-        self.num_bytes = 0
-        self.has_ended = False
 
-    async def append(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Add events; waits for room until the oldest ones were sent.
 
         Args:
           data: one or several events, each with an empty line behind it.
         """
         for event in data.split(_END)[:-1]:
-            number = self._first + len(self._events)
             whole = b"id: %s-%d\n%s%s" % (
-                self._stream_id.encode(),
-                number,
-                event,
-                _END,
+                *(self._stream_id, self.num_events),
+                *(event, _END),
             )
             while not self._make_room(len(whole)):
                 await self._changed.park()
-            self._events.append(whole)
-            self.num_bytes += len(whole)
-            self._changed.unpark_all()
-
-    def end(self) -> None:
-        """Say that no event follows."""
-        self.has_ended = True
-        self._changed.unpark_all()
+            self.append([whole])
 
     def check(self, number: int) -> None:
         """Check that a client can go on with an event, which may not be there yet.
@@ -65,23 +45,12 @@ class StreamLog:
         Raises:
           StreamNotFound: the event was forgotten, or is not the next one.
         """
-        if not self._first <= number <= self._first + len(self._events):
+        if not self._first <= number <= self.num_events:
             raise StreamNotFound()
-
-    async def read(self, number: int) -> list[bytes]:
-        """Wait for the event with a number; returns it and those that follow it.
-
-        Returns:
-          nothing if the log ends before that.
-        """
-        await trio.lowlevel.checkpoint()
-        while not (events := self._list_from(number)) and not self.has_ended:
-            await self._changed.park()
-        return events
 
     async def wait_sent(self) -> None:
         """Wait until all events were sent, or no connection sends them any more."""
-        while self._first + len(self._events) > self._num_sent and self._is_sending:
+        while self.num_events > self._num_sent and self._is_sending:
             await self._changed.park()
 
     def rewind(self, number: int) -> None:
@@ -101,18 +70,11 @@ class StreamLog:
         self._make_room(0)
         self._changed.unpark_all()
 
-    def _list_from(self, number: int) -> list[bytes]:
-        assert number >= self._first, "what a connection will send is not forgotten"
-        return [
-            self._events[index]
-            for index in range(number - self._first, len(self._events))
-        ]
-
     def _make_room(self, num_bytes: int) -> bool:
         """Forget events that were sent; False if those that were not leave no room."""
         while self.num_bytes + num_bytes > self._max_bytes and self._events:
             if self._first >= self._num_sent:
                 return False
-            self.num_bytes -= len(self._events.popleft())
+            self.num_bytes -= len(self._events.pop(0))
             self._first += 1
         return True

@@ -61,6 +61,7 @@ class ScopedRequest(TrioRequest):
       live: shows the request to others.
       ticket: the request's part in the use of its key.
       id: the id in the answer and in the log.
+      owner: of all that the request does.
       progress: the phase of the request.
       cancellation: measures it, if there is one.
       peer: records whether the answer was sent.
@@ -85,6 +86,7 @@ class ScopedRequest(TrioRequest):
     live: LiveRequest
     ticket: Ticket
     id: RequestId
+    owner: Owner
     progress: Progress
     cancellation: Cancellation
     peer: Peer
@@ -173,8 +175,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped = cast(ScopedRequest, request)
         scoped.id = RequestId(scoped.headers.get(HEADER, ""))
         owner = find_owner()
-        assert owner is not None, "the request owns all that it does"
-        owner.id = scoped.id
+        assert owner is not None, "the connection holds an owner"
+        owner.id, scoped.owner = scoped.id, owner
         scoped.progress = Progress()
         scoped.peer = Peer()
         extensions = cast(dict[str, object], self.scope.setdefault("extensions", {}))
@@ -221,8 +223,6 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.time_limit = TimeLimit(state.config, scoped.arrived_at, scoped.peer)
         async with AsyncExitStack() as scoped.resources:
             scoped.resources.callback(scoped.cancellation.end)
-            owner = find_owner()
-            assert owner is not None, "the request owns all that it does"
             scoped.live = LiveRequest(
                 id=scoped.id,
                 method=scoped.method,
@@ -231,7 +231,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
                 progress=scoped.progress,
                 time_limit=scoped.time_limit,
                 cancellation=scoped.cancellation,
-                owner=owner,
+                owner=scoped.owner,
             )
             # This is closed last, so a request counts as running until all is released.
             scoped.resources.enter_context(state.lifecycle.hold(scoped.live))

@@ -140,7 +140,7 @@ async def _send_events(
         await request.resumable.start(
             stream,
             request.generation,
-            partial(write, stream.log.append, stream.note_error),
+            partial(write, stream.log.write, stream.note_error),
         )
         return await send_log(request, events, stream, connection)
 
