@@ -9,7 +9,6 @@ import pytest
 import trio
 
 from trioserve.http.cancellation import Cancellation
-from trioserve.http.progress import Progress
 from trioserve.http.request_counts import RequestCounts
 
 
@@ -17,10 +16,8 @@ async def test_it_reads_the_line_of_a_cancel(
     caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG, "trioserve.http.cancellation")
-    progress = Progress()
-    progress.enter("decode")
-    cancellation = Cancellation("one", progress, RequestCounts(), lambda call: call())
-    cancellation.begin()
+    cancellation = Cancellation("one", RequestCounts(), lambda call: call())
+    cancellation.begin("decode")
     await trio.sleep(0.25)
     cancellation.end()
     log = Log()

@@ -174,7 +174,7 @@ def _bind(route: Route, state: ServerState) -> Callable[..., Awaitable[Response]
                     scoped.resources.enter_context(scoped.ticket.hold())
                 return await route.handler(state, scoped)
         except DeadlineExceeded:
-            scoped.cancellation.begin()
+            scoped.cancellation.begin(scoped.progress.phase)
             raise
         raise AssertionError("the block returns or raises")
 

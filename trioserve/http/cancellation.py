@@ -7,7 +7,7 @@ import logging
 
 import trio
 
-from .progress import Phase, Progress
+from .progress import Phase
 from .request_counts import RequestCounts
 
 logger = logging.getLogger(__name__)
@@ -26,25 +26,23 @@ class Cancellation:
     def __init__(
         self,
         request_id: object,
-        progress: Progress,
         counts: RequestCounts,
         after_aborts: Callable[[Callable[[], None]], None],
     ) -> None:
         self._request_id = request_id
-        self._progress = progress
         self._counts = counts
         self._after_aborts = after_aborts
         self._began: tuple[float, Phase] | None = None
         self._has_ended = False
 
-    def begin(self) -> None:
-        """Note that the request is cancelled now; only the first call counts."""
+    def begin(self, phase: Phase) -> None:
+        """Note that the request is cancelled now, in a phase; only the first call counts."""
         if self._began is None:
-            self._began = trio.current_time(), self._progress.phase
+            self._began = trio.current_time(), phase
 
-    def note_end(self) -> None:
+    def note_end(self, phase: Phase) -> None:
         """Note that the request has ended before its time."""
-        self.begin()
+        self.begin(phase)
         self.end()
 
     def end(self) -> None:

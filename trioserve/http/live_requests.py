@@ -115,7 +115,7 @@ class LiveRequest:
 
     def cancel(self) -> None:
         """End the request: its client gets an error."""
-        self._cancellation.begin()
+        self._cancellation.begin(self._progress.phase)
         if self.stream is not None:
             self.stream.fail(RequestCancelled())
             # Now, because the client may be slow to take the error.

@@ -27,7 +27,7 @@ class StreamMeter:
     Attributes:
       prompts: the prompts of the request.
       is_writing: whether the client has not taken the last delta's events yet.
-      on_deadline: called when the deadline has ended a sequence.
+      on_deadline: called with the phase when the deadline has ended a sequence.
       finish_reasons: the reasons for which sequences have ended so far.
     """
 
@@ -41,7 +41,7 @@ class StreamMeter:
         self._charge = charge
         self.prompts: tuple[Prompt, ...] = tuple(stream.prompts)
         self.is_writing = False
-        self.on_deadline: Callable[[], None] = lambda: None
+        self.on_deadline: Callable[[Phase], None] = lambda phase: None
         self.finish_reasons: Counter[FinishReason] = Counter()
         self._ended_at: float | None = None
         self._times = times
@@ -114,7 +114,7 @@ class StreamMeter:
             self._times.note_finish(delta.index, delta.finish_reason)
             self.finish_reasons[delta.finish_reason] += 1
         if delta.finish_reason == "deadline":
-            self.on_deadline()
+            self.on_deadline(self.phase)
 
     def finish(self) -> None:
         """Count the end of the stream; only the last bytes are not written yet."""

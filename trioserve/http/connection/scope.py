@@ -194,7 +194,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         scoped.ticket = Ticket(state.key_uses.find(None))
         scoped.resumable = state.resumable
         scoped.cancellation = Cancellation(
-            scoped.id, scoped.progress, state.counts, state.after_aborts
+            scoped.id, state.counts, state.after_aborts
         )
         scoped.keepalive = state.keepalive
         body = scoped.body
@@ -210,7 +210,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         await super().handle_messages(nursery, request, receive)
         scoped = cast(ScopedRequest, request)
         if not scoped.peer.is_answered and not scoped.is_resumable:
-            scoped.cancellation.begin()
+            scoped.cancellation.begin(scoped.progress.phase)
         counts = cast(_HasState, self.app).state.counts
         scoped.answer.note_end(None if scoped.is_resumable else counts)
 

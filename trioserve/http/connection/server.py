@@ -100,6 +100,9 @@ class GuardedServer(TCPServer):
             logger.error("a connection failed and was closed", exc_info=errors)
         finally:
             self._close_socket()
+            # It refers to this object. The last request would stay in memory until the
+            # garbage collector looks at old objects.
+            vars(self).pop("protocol", None)
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
