@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
-from ..client_work import ClientWork
+from ..client_work import ClientWork, count_before
 
 # The weight of a finished sequence halves after 34 others, as that of a step does in
 # scheduler/step_cost.py.
@@ -144,22 +144,19 @@ class Backlog:
             return self.num_output_tokens / max(1, self.num_running)
         return self._output_tokens / self._weight
 
-    def count_before(self, client: Client, num_tokens: int) -> tuple[float, float]:
-        """Return the requests and the tokens that go before a new request of a client.
+    def count_requests_before(self, client: Client) -> float:
+        """Return the queued requests that go before a new one of a client."""
+        own = self._queues.get(client.name, ClientWork()).num_requests
+        return count_before(
+            self._queues, client, lambda each: each.num_requests, own=own, new=1
+        )
 
-        Other clients go before it by their weights, as far as they have work.
-
-        Args:
-          num_tokens: prompt tokens of the request.
-        """
-        own = self._queues.get(client.name, ClientWork())
-        requests, tokens = float(own.num_requests), float(own.num_tokens)
-        for name, queue in self._queues.items():
-            if name != client.name:
-                ratio = queue.weight / client.weight
-                requests += min(queue.num_requests, ratio * (own.num_requests + 1))
-                tokens += min(queue.num_tokens, ratio * (own.num_tokens + num_tokens))
-        return requests, tokens
+    def count_tokens_before(self, client: Client, num_tokens: int) -> float:
+        """Return the prompt tokens that go before those of a client's new request."""
+        own = self._queues.get(client.name, ClientWork()).num_tokens
+        return count_before(
+            self._queues, client, lambda each: each.num_tokens, own=own, new=num_tokens
+        )
 
     def add(
         self,

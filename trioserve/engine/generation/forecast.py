@@ -128,7 +128,8 @@ class Forecaster:
         rows, gap = self._predict_gap(rates, demand, length, own)
         prompts = demand.predict_prompts(rates)
         usual_prompt = rates.predict_prompt(int(backlog.mean_prompt_tokens))
-        num_before, num_tokens_before = backlog.count_before(
+        num_before = backlog.count_requests_before(demand.client)
+        num_tokens_before = backlog.count_tokens_before(
             demand.client, demand.num_prompt_tokens
         )
         # Each sequence that ends leaves a slot, and the next one a while later.

@@ -9,7 +9,7 @@ import math
 
 from ...scheduler import StepRates
 from ...types.client import Client
-from ..client_work import ClientWork
+from ..client_work import ClientWork, count_before
 from ..forecast import MIN_STEPS, Forecast
 from .core import JobId
 
@@ -82,8 +82,7 @@ class PoolingBacklog:
     ) -> Forecast | None:
         """Forecast the time of a request that comes now.
 
-        Other requests of its client take turns with it, and so do other clients by their
-        weights, as far as they have work.
+        Other requests of its client take turns with it, and so do other clients.
 
         Args:
           num_tokens: tokens of its texts.
@@ -94,11 +93,13 @@ class PoolingBacklog:
         if rates.num_steps < MIN_STEPS or not self._work:
             return None
         own = self._work.get(client.name, ClientWork())
-        before = float(min(own.num_tokens, own.num_requests * num_tokens))
-        for name, work in self._work.items():
-            if name != client.name:
-                share = work.weight / client.weight * (before + num_tokens)
-                before += min(work.num_tokens, share)
+        before = count_before(
+            self._work,
+            client,
+            lambda work: work.num_tokens,
+            own=min(own.num_tokens, own.num_requests * num_tokens),
+            new=num_tokens,
+        )
         alone = rates.fixed + rates.token * num_tokens
         total = alone + rates.token * before
         # A request has no answer before all its texts were read.
