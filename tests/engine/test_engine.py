@@ -323,7 +323,7 @@ async def test_stopping_one_sequence_leaves_its_siblings(
         async for delta in deltas:
             tokens[delta.index] += delta.token_ids
             if len(tokens[0]) == 2:
-                deltas.stop(0)
+                deltas.stop(0, is_complete=True)
     assert list(map(len, tokens)) == [2, 6]
 
 

@@ -18,7 +18,8 @@ from trioserve.types.output import SequenceError, TokenDelta, TokenLogprobs
 def make_stream(num_sequences: int = 1) -> tuple[TokenStream, list[int]]:
     """Return a stream, and the list of the indexes that its reader stops."""
     stopped: list[int] = []
-    return TokenStream(num_sequences, stopped.append), stopped
+    stream = TokenStream(num_sequences, lambda index, _: stopped.append(index))
+    return stream, stopped
 
 
 def make_delta(*token_ids: int, index: int = 0, **fields: Any) -> TokenDelta:
@@ -73,7 +74,7 @@ async def test_unread_deltas_have_a_weight() -> None:
     # Each alternative has two numbers and a tuple.
     least = 20 * (sys.getsizeof(top[0]) + sys.getsizeof(0) + sys.getsizeof(0.0))
     assert least < stream.num_unread_bytes - weights[2] < 2 * least
-    stream.stop(0)
+    stream.stop(0, is_complete=True)
     assert stream.num_unread_bytes > least
     await anext(stream)
     assert stream.num_unread_bytes == 0
@@ -107,7 +108,7 @@ async def test_a_delta_after_the_end_of_its_sequence_is_dropped() -> None:
 async def test_a_stopped_sequence_gives_nothing_more() -> None:
     stream, stopped = make_stream(2)
     stream.push_nowait(make_delta(1))
-    stream.stop(0)
+    stream.stop(0, is_complete=True)
     stream.push_nowait(make_delta(2))
     last = make_delta(3, index=1, finish_reason="length")
     stream.push_nowait(last)
@@ -118,7 +119,7 @@ async def test_a_stopped_sequence_gives_nothing_more() -> None:
 async def test_a_sequence_that_has_ended_is_not_stopped_again() -> None:
     stream, stopped = make_stream()
     stream.push_nowait(make_delta(1, finish_reason="length"))
-    stream.stop(0)
+    stream.stop(0, is_complete=True)
     assert [delta async for delta in stream] == []
     assert stopped == []
 

@@ -41,7 +41,7 @@ def seconds_of(plan: StepPlan) -> float:
 def make_engine(tokenizer_folder: Path) -> MakeEngine:
     """Return a function that makes an engine; its answers have NUM_OUTPUT tokens."""
 
-    def make(num_slots: int = 8) -> TextEngine:
+    def make(num_slots: int = 8, slow_from: float = math.inf) -> TextEngine:
         info = replace(make_info(8192), eos_token_ids=frozenset([END]))
         device = FakeDevice(lambda _, index: END if index + 1 >= NUM_OUTPUT else 5)
         scheduler = Scheduler(
@@ -52,7 +52,12 @@ def make_engine(tokenizer_folder: Path) -> MakeEngine:
             max_model_len=8192,
             max_step_seconds=2.5,
         )
-        executor = FakeExecutor(device.step, seconds_of=seconds_of, depth=2)
+
+        def time_step(plan: StepPlan) -> float:
+            is_slow = trio.current_time() >= slow_from
+            return (3.0 if is_slow else 1.0) * seconds_of(plan)
+
+        executor = FakeExecutor(device.step, seconds_of=time_step, depth=2)
         engine = TokenEngine(
             LocalCore(scheduler, executor, info=info),
             info=info,
@@ -248,38 +253,57 @@ async def test_a_client_does_not_wait_for_all_requests_of_another(
     assert seconds < ann.forecast().total / 3
 
 
-async def measure_goodput(
-    engine: TextEngine, *, interval: float, deadline: float, refuses_late: bool
-) -> float:
-    """Return the requests that are answered in time, for each second of their coming."""
-    clients, chance, num_good = Clients(engine=engine), random.Random(0), 0
-    is_warm = False
+@dataclass(kw_only=True)
+class Outcomes:
+    """What became of the requests that came in some time."""
+
+    num_in_time: int = 0
+    num_refused: int = 0
+    num_late: int = 0
+
+
+async def play(
+    engine: TextEngine,
+    *,
+    interval: float,
+    since: float = 100.0,
+    until: float = 500.0,
+    deadline: float = 60.0,
+    refuses_late: bool = True,
+) -> Outcomes:
+    """Let requests come at random times; return the outcomes of the last ones.
+
+    Args:
+      interval: mean seconds between two requests after the first 100 seconds.
+      since: when those come that count.
+      until: when the last one comes.
+    """
+    clients, chance, outcomes = Clients(engine=engine), random.Random(0), Outcomes()
 
     async def ask() -> None:
-        nonlocal num_good
-        limits = StreamLimits(
-            ends_at=trio.current_time() + deadline, refuses_late=refuses_late
-        )
+        began = trio.current_time()
+        limits = StreamLimits(ends_at=began + deadline, refuses_late=refuses_late)
+        counted = outcomes if began >= since else Outcomes()
         try:
             await clients.ask(limits)
-            num_good += is_warm
+            counted.num_in_time += 1
+        except DeadlineUnreachable:
+            counted.num_refused += 1
         except (TrioserveError, TimeoutError):
-            pass
+            counted.num_late += 1
 
-    async def come(seconds: float, interval: float) -> None:
-        until = trio.current_time() + seconds
+    async def come(end: float, interval: float) -> None:
         async with trio.open_nursery() as nursery:
-            while trio.current_time() < until:
+            while trio.current_time() < end:
                 nursery.start_soon(ask)
                 await trio.sleep(chance.expovariate(1 / interval))
 
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.engine.run)
-        await come(100, 3.0)
-        is_warm = True
-        await come(400, interval)
+        await come(100.0, 3.0)
+        await come(until, interval)
         nursery.cancel_scope.cancel()
-    return num_good / 400
+    return outcomes
 
 
 @pytest.mark.parametrize("num_slots", [8, 64])
@@ -288,13 +312,13 @@ def test_goodput_stays_in_an_overload(make_engine: MakeEngine, num_slots: int) -
     goodput = {}
 
     async def measure(load: float, refuses_late: bool) -> None:
-        goodput[load, refuses_late] = await measure_goodput(
+        outcomes = await play(
             make_engine(num_slots),
             # A little more than the device needs for a request.
             interval=1.0 / load,
-            deadline=60.0,
             refuses_late=refuses_late,
         )
+        goodput[load, refuses_late] = outcomes.num_in_time / 400
 
     for load, refuses_late in ((1, True), (5, True), (5, False)):
         run_virtually(lambda: measure(load, refuses_late))
@@ -348,6 +372,21 @@ async def test_refused_requests_change_little_for_others(
         with pytest.raises((DeadlineUnreachable, TimeoutError)):
             await clients.ask(replace(limits, ends_at=trio.current_time() + 0.3), 8000)
     assert clients.forecast().total < 1.5 * before
+
+
+async def test_answers_that_a_deadline_cut_do_not_count_as_short_ones(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """Otherwise each late request would let in more requests, which would be late, too."""
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    before = clients.forecast().alone
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            await clients.ask(StreamLimits(ends_at=trio.current_time() + 1.0))
+    nursery.start_soon(clients.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    assert clients.forecast().alone > 0.8 * before
 
 
 async def test_the_first_of_several_sequences_needs_one_slot(

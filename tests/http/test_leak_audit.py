@@ -137,7 +137,9 @@ async def test_streams_that_the_core_does_not_have_are_found(
     async with open_server(tokenizer_folder, is_remote=is_remote) as (server, client):
         streams: Any = server.engine._streams
         with Owner("forgotten").hold():
-            streams[1000] = TokenStream(1, lambda index: None, lambda task: None)
+            streams[1000] = TokenStream(
+                1, lambda index, is_complete: None, lambda task: None
+            )
         leaks = await find(server)
         assert name(leaks) == [("slots", "forgotten")]
         assert leaks[0].text == "work 1000, which the core does not have"

@@ -125,7 +125,7 @@ class TextStream:
         """End all sequences now, and raise `error` in the reader."""
         self._tokens.fail(error)
         for index in range(self.num_sequences):
-            self._tokens.stop(index)
+            self._tokens.stop(index, is_complete=False)
 
     def _note_time(self) -> None:
         """End the sequences if the deadline has passed.
@@ -141,7 +141,7 @@ class TextStream:
     def _end_open_sequences(self) -> Iterator[TextDelta]:
         for index in range(self.num_sequences):
             if index not in self._finished:
-                self._tokens.stop(index)
+                self._tokens.stop(index, is_complete=False)
                 rest = self._find_detokenizer(index).finish()
                 yield msgspec.structs.replace(
                     rest, index=index, finish_reason=rest.finish_reason or "deadline"
@@ -151,7 +151,7 @@ class TextStream:
         detokenizer = self._find_detokenizer(tokens.index)
         text = detokenizer.push(self._visible_ids(tokens))
         if text.finish_reason is not None:
-            self._tokens.stop(tokens.index)
+            self._tokens.stop(tokens.index, is_complete=True)
         elif tokens.finish_reason is not None:
             text = self._finish(tokens, text, detokenizer.finish())
         if text.finish_reason is not None:

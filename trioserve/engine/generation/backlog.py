@@ -187,14 +187,19 @@ class Backlog:
             self.num_context_tokens += num_tokens
             self.num_output_tokens += num_tokens
 
-    def finish(self, sequence_id: SequenceId) -> None:
-        """Remove a sequence whose answer is complete, and learn its length."""
-        num_prompt = self._requests[sequence_id].measure_prompt(sequence_id)
+    def finish(self, sequence_id: SequenceId, *, is_complete: bool) -> None:
+        """Remove a sequence that has ended, and learn its length.
+
+        An incomplete answer shows only that it would have been at least so long. If short ones
+        counted, each late request would let in more requests, which would be late, too.
+        """
         num_output = self._num_output.get(sequence_id, 0)
-        self._num_finished += 1
-        self._weight = _KEPT * self._weight + 1
-        self._prompt_tokens = _KEPT * self._prompt_tokens + num_prompt
-        self._output_tokens = _KEPT * self._output_tokens + num_output
+        if is_complete or num_output > self.expected_output_tokens:
+            num_prompt = self._requests[sequence_id].measure_prompt(sequence_id)
+            self._num_finished += 1
+            self._weight = _KEPT * self._weight + 1
+            self._prompt_tokens = _KEPT * self._prompt_tokens + num_prompt
+            self._output_tokens = _KEPT * self._output_tokens + num_output
         self.drop([sequence_id])
 
     def drop(self, ids: Iterable[SequenceId]) -> None:

@@ -156,7 +156,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
             len(ids),
-            lambda index: self._stop(ids[index]),
+            lambda index, is_complete: self._stop(ids[index], is_complete),
             self._wakes.add,
             None if sampling.grammar is None else sampling.grammar.param,
         )
@@ -240,10 +240,10 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._next_id += group.num_sequences
         return group
 
-    def _stop(self, sequence_id: SequenceId) -> None:
-        """End a sequence whose reader has all that it wants."""
+    def _stop(self, sequence_id: SequenceId, is_complete: bool) -> None:
+        """End a sequence whose reader wants no more."""
         if self._streams.pop(sequence_id, None):
-            self._backlog.finish(sequence_id)
+            self._backlog.finish(sequence_id, is_complete=is_complete)
             self._core.abort([sequence_id])
             self._note_held()
 
@@ -273,5 +273,6 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             self._backlog.note(delta)
             if delta.finish_reason is not None or delta.error is not None:
                 del self._streams[delta.sequence_id]
-                self._backlog.finish(delta.sequence_id)
+                is_complete = delta.error is None
+                self._backlog.finish(delta.sequence_id, is_complete=is_complete)
         self._note_held()

@@ -38,7 +38,8 @@ class TokenStream(Owned):
 
     Args:
       num_sequences: number of sequences that the request has.
-      stop: is called with the index of a sequence that the reader stops.
+      stop: is called with the index of a sequence that the reader stops, and whether its
+        answer is complete.
       wake: sets the event for which the reader waits, now or soon.
       param: the field of the request that a failed sequence is due to.
 
@@ -51,7 +52,7 @@ class TokenStream(Owned):
     def __init__(
         self,
         num_sequences: int,
-        stop: Callable[[int], None],
+        stop: Callable[[int, bool], None],
         wake: Callable[[trio.Event], None] = trio.Event.set,
         param: str | None = None,
     ) -> None:
@@ -116,15 +117,18 @@ class TokenStream(Owned):
             del self._pending[index]
         return taken
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, *, is_complete: bool) -> None:
         """End one sequence early, for example at a stop string.
 
         Its unread deltas are dropped; the other sequences go on.
+
+        Args:
+          is_complete: the answer is as long as it would have been with more time.
         """
         self._pending.pop(index, None)
         if index not in self._finished:
             self._finish(index)
-            self._stop(index)
+            self._stop(index, is_complete)
 
     def push_nowait(self, delta: TokenDelta) -> None:
         """Add a delta of a step; called by the engine loop alone."""
