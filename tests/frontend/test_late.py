@@ -327,6 +327,21 @@ def test_goodput_stays_in_an_overload(make_engine: MakeEngine, num_slots: int) -
     assert goodput[5, False] < 0.5 * goodput[1, True]
 
 
+@pytest.mark.parametrize("num_slots", [8, 64])
+async def test_a_device_that_becomes_slower_makes_few_requests_late(
+    make_engine: MakeEngine, num_slots: int, autojump_clock: trio.abc.Clock
+) -> None:
+    """Those that come before it is known to be slow may be late, and none later."""
+    outcomes = await play(
+        make_engine(num_slots, slow_from=200.0),
+        interval=1 / 3,
+        since=200.0,
+        until=300.0,
+    )
+    assert outcomes.num_late < 20
+    assert outcomes.num_in_time > 15
+
+
 def test_limits_are_not_checked_unless_there_are_some() -> None:
     assert not StreamLimits(refuses_late=True).needs_forecast
     assert not StreamLimits(ends_at=1.0).needs_forecast

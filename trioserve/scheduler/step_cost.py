@@ -16,8 +16,8 @@ less than the one after it. Three rules make the predictions robust:
 * A step that took much longer than predicted counts as twice the prediction. So a step
   that lost the CPU to another program changes little. If steps really cost more, the
   next ones raise the prediction again.
-* Predictions are multiplied by the recent slowness: the ratio of measured to predicted time
-  of the last few steps. On a shared CPU many steps in a row are slow.
+* Predictions are multiplied by the slowness of the last few steps (slowness.py). On a shared
+  CPU many steps in a row are slow.
 
 Nothing is assumed before the first measurement. A prediction is not trusted far from
 measured sizes: a step may have twice the tokens of the largest one so far.
@@ -30,6 +30,8 @@ from dataclasses import dataclass
 import math
 import operator
 
+from .slowness import Slowness
+
 # The weight of a step halves after 34 others: enough steps to average noise, and few enough
 # to follow a machine on which other programs start and stop.
 _KEPT = 0.98
@@ -37,14 +39,6 @@ _KEPT = 0.98
 # After this many steps, a long step may be an exception.
 _NUM_FIRST_STEPS = 8
 _MAX_RATIO = 2.0
-
-# Weight of the last step in the average slowness, which so follows a change within four
-# steps. In a simulation of a CPU that is 2.5 times slower for a dozen steps now and then, one
-# step in ten exceeded its target by 81 % or more without the slowness, and by 7 % with it. The
-# slowness is at least 1: a prediction that is too high costs little, one that is too low makes
-# streams wait.
-_SLOWNESS_RATE = 0.25
-_MAX_SLOWNESS = 4.0
 
 # Rounds of coordinate descent after each step; learning a step takes 0.025 ms with them. The
 # first predictions for many rows were wrong by 12 % with one round, and by 3 % with three;
@@ -91,7 +85,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRates:
-    """The coefficients of the formula above, in seconds, as they were learned.
+    """The coefficients of the formula above, in seconds, for forecasts.
 
     Args:
       num_steps: steps that were measured; with 0 the other numbers mean nothing.
@@ -148,13 +142,13 @@ class StepCost:
         self._products = [[0.0] * 5 for _ in _SCALES]
         self._sums = [0.0] * 5
         self._weights = [0.0] * 5
-        self._slowness = 1.0
+        self._slowness = Slowness()
         # Fixed, row, token, context, pair: in seconds.
         self._coefficients = [0.0] * 5
 
     def predict(self, size: StepSize) -> float:
         """Return the seconds of a step; 0 before anything was measured."""
-        return self._slowness * _multiply(self._weights, _list_terms(size))
+        return self._slowness.mean * _multiply(self._weights, _list_terms(size))
 
     @property
     def fixed_seconds(self) -> float:
@@ -162,14 +156,18 @@ class StepCost:
         return self._coefficients[0]
 
     def list_rates(self, num_stages: int = 1) -> StepRates:
-        """Return what was learned, without the slowness of the last steps.
+        """Return what was learned, for a device that stays as slow as in the last steps.
 
-        A forecast is for a time when they are over, and after a pause nobody knows.
+        Without these, requests would be taken at the old speed for a minute or more after a
+        device has become slower. After a pause the first steps correct the rates again.
 
         Args:
           num_stages: stages of the pipeline, which take turns with the sequences.
         """
-        fixed, row, token, context, pair = map(operator.mul, self._weights, _SCALES)
+        slowness = self._slowness.lasting
+        fixed, row, token, context, pair = (
+            slowness * weight * scale for weight, scale in zip(self._weights, _SCALES)
+        )
         return StepRates(
             num_steps=self._num_steps,
             num_chunk_tokens=self._num_chunk_tokens,
@@ -223,7 +221,7 @@ class StepCost:
         predicted = _multiply(self._weights, terms)
         self._num_steps += 1
         if self._num_steps > _NUM_FIRST_STEPS and predicted > 0:
-            self._follow(seconds / predicted)
+            self._slowness.note(seconds / predicted)
             seconds = min(seconds, _MAX_RATIO * predicted)
         largest = self._largest
         num_chunk_tokens = size.num_tokens - size.num_rows
@@ -234,14 +232,9 @@ class StepCost:
         for _ in range(_NUM_ROUNDS):
             self._descend()
         self._coefficients = [
-            self._slowness * weight * scale
+            self._slowness.mean * weight * scale
             for weight, scale in zip(self._weights, _SCALES)
         ]
-
-    def _follow(self, ratio: float) -> None:
-        """Average the ratio of measured to predicted time into the slowness."""
-        ratio = min(max(ratio, 1.0), _MAX_SLOWNESS)
-        self._slowness *= (ratio / self._slowness) ** _SLOWNESS_RATE
 
     def _add(self, terms: list[float]) -> None:
         """Add a step to the sums; the right weights times `terms` are 1."""
