@@ -19,6 +19,7 @@ from trioserve.executor import LocalExecutor
 from trioserve.model import ModelRunner, load_model
 from trioserve.scheduler import Scheduler
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.client import Client
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 from trioserve.types.prompt import Prompt
@@ -35,16 +36,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def open_engine(folder: Path) -> AsyncIterator[TokenEngine]:
+async def open_engine(
+    folder: Path, *, max_num_seqs: int = 8
+) -> AsyncIterator[TokenEngine]:
     """Open an engine that launches and finishes steps by two calls, as on a GPU."""
     model = load_model(folder, ModelConfig(), name="tiny")
     runner = ModelRunner(
-        model, num_blocks=24, block_size=4, max_num_seqs=8, max_model_len=48
+        model,
+        num_blocks=24,
+        block_size=4,
+        max_num_seqs=max_num_seqs,
+        max_model_len=48,
     )
     scheduler = Scheduler(
         num_blocks=24,
         block_size=4,
-        max_num_seqs=8,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=16,
         max_model_len=48,
     )
@@ -105,5 +112,35 @@ async def test_streams_equal_generate_while_others_come_and_leave(
                 await trio.sleep(0.01)
             assert engine.counters().num_preemptions > 0
     assert len(written) == 16
+    for number, tokens in written.items():
+        assert tokens == generate(folder, make_prompt(number))
+
+
+async def test_a_stream_that_makes_room_for_another_client_equals_generate(
+    folder: Path,
+) -> None:
+    """There are blocks for both streams, but the first client has taken both slots."""
+    written: dict[int, list[int]] = {}
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    has_token = trio.Event()
+
+    async def read(engine: TokenEngine, number: int, client: Client) -> None:
+        tokens = written[number] = []
+        prompts = [Prompt(token_ids=make_prompt(number))]
+        async with engine.open_stream(prompts, params, client=client) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+                if number == 1 and tokens:
+                    has_token.set()
+
+    with trio.fail_after(60):
+        async with open_engine(folder, max_num_seqs=2) as engine:
+            async with trio.open_nursery() as readers:
+                for number in range(4):
+                    readers.start_soon(read, engine, number, Client(name="hog"))
+                await has_token.wait()
+                await read(engine, 4, Client(name="stranger"))
+                assert not all(len(written[each]) == NUM_TOKENS for each in range(4))
+            assert engine.counters().num_preemptions == 1
     for number, tokens in written.items():
         assert tokens == generate(folder, make_prompt(number))

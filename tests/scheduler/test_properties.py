@@ -16,11 +16,20 @@ from hypothesis.stateful import (
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
 from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
 
 BLOCK_SIZE = 4
+
+# Two of them are the same client, whose weight has changed.
+CLIENTS = (
+    Client(),
+    Client(name="ann"),
+    Client(name="bob", weight=3.0),
+    Client(name="bob", weight=0.5),
+)
 
 
 def seconds_of(plan: StepPlan) -> float:
@@ -84,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         family=st.integers(0, 2),
         num_sequences=st.integers(1, 4),
+        client=st.sampled_from(CLIENTS),
     )
     def arrive(
         self,
@@ -92,8 +102,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         family: int,
         num_sequences: int,
+        client: Client,
     ) -> None:
-        flow = Flow(priority)
+        flow = Flow(priority, client=client)
         for _ in range(num_sequences):
             self.add(flow, prompt_len, max_tokens, family)
 

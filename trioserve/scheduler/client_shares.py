@@ -64,11 +64,15 @@ class ClientShares(Generic[LineT]):
         return self._num_active > 1
 
     def __iter__(self) -> Iterator[LineT]:
-        """Yield the lines, the one of the client with the least use first."""
+        """Yield the lines, the one of the client with the least use first.
+
+        Among equals, the client with the least running work for its weight is first: a new
+        client begins with the use of another, whose use may stand still for a while.
+        """
         if len(self._shares) == 1:
             # Nothing is sorted on a server without keys.
             return iter([share.line for share in self._shares.values()])
-        shares = sorted(self._shares.values(), key=lambda each: each.used)
+        shares = sorted(self._shares.values(), key=_get_standing)
         return iter([share.line for share in shares])
 
     def enter(self, client: Client) -> None:
@@ -108,6 +112,10 @@ class ClientShares(Generic[LineT]):
         """Return the line of a client that has work."""
         return self._shares[client.name].line
 
+    def get_used(self, client: Client) -> float:
+        """Return the use of a client that has work."""
+        return self._shares[client.name].used
+
     def charge(self, client: Client, work: float) -> None:
         """Count work that the device does for a client."""
         share = self._shares[client.name]
@@ -133,3 +141,7 @@ class ClientShares(Generic[LineT]):
 
     def _is_needed(self, share: _Share[LineT]) -> bool:
         return share.num_open > 0 or share is self._last
+
+
+def _get_standing(share: _Share[LineT]) -> tuple[float, float]:
+    return share.used, (share.num_open - share.num_waiting) / share.weight

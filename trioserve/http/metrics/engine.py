@@ -123,7 +123,7 @@ GENERATION: Rows[TokenEngine] = (
     ),
     CounterMetric(
         "trioserve_num_preemptions_total",
-        "Times that a running sequence lost its blocks and had to wait again.",
+        "Times that a running sequence lost its slot and its blocks and had to wait again.",
         lambda engine: engine.counters().num_preemptions,
     ),
 )

@@ -72,17 +72,33 @@ class BlockTables:
     def admit(self, sequence: Sequence, num_running: int) -> bool:
         """Give a waiting sequence the blocks of all its tokens, if enough are free."""
         cached = self._match_prefix(sequence)
-        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
-        num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
-        # One block stays free for each running sequence to grow into. Without it the next
-        # step would preempt the sequence that this one admits.
-        if num_free < num_missing + num_running:
+        if not self._is_enough(sequence, cached, num_running, ()):
             return False
+        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
         self._pool.acquire(cached)
         sequence.block_ids = cached + self._pool.allocate(num_missing)
         sequence.num_computed = len(cached) * self._block_size
         sequence.num_registered_blocks = len(cached)
         return True
+
+    def can_admit(
+        self, sequence: Sequence, num_running: int, leaving: Iterable[Sequence]
+    ) -> bool:
+        """Return whether `admit` succeeds once other sequences have left.
+
+        Args:
+          num_running: sequences that stay.
+          leaving: running sequences that give back their blocks before.
+        """
+        # Most often there are enough, even if the sequence finds none of its blocks.
+        if self.count_needed(sequence) + num_running <= self._pool.num_free:
+            return True
+        cached = self._match_prefix(sequence)
+        return self._is_enough(sequence, cached, num_running, leaving)
+
+    def count_needed(self, sequence: Sequence) -> int:
+        """Return how many blocks a waiting sequence holds once it is admitted."""
+        return self._count_blocks(sequence.num_tokens)
 
     def count_admission(self, sequence: Sequence) -> None:
         """Count the prefix of a sequence that was admitted for the first time."""
@@ -149,6 +165,21 @@ class BlockTables:
                 break
             matched.append(block_id)
         return matched
+
+    def _is_enough(
+        self,
+        sequence: Sequence,
+        cached: list[BlockId],
+        num_running: int,
+        leaving: Iterable[Sequence],
+    ) -> bool:
+        released = self._pool.list_released(each.block_ids for each in leaving)
+        num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
+        num_free += len(released.difference(cached))
+        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
+        # One block stays free for each running sequence to grow into. Without it the next
+        # step would preempt the sequence that this one admits.
+        return num_free >= num_missing + num_running
 
     def _count_missing(self, sequence: Sequence) -> int:
         return self._count_blocks(sequence.num_planned) - len(sequence.block_ids)

@@ -12,8 +12,9 @@ come first, then cached ones, the least recently used first.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
+import itertools
 
 from ...types.ids import BlockId
 
@@ -88,6 +89,11 @@ class BlockPool:
                 self._free[block_id] = None
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
+
+    def list_released(self, tables: Iterable[list[BlockId]]) -> set[BlockId]:
+        """Return the blocks that are free once their owners have released these tables."""
+        counts = Counter(itertools.chain.from_iterable(tables))
+        return {id for id, count in counts.items() if count == self._ref_counts[id]}
 
     def register(self, block_id: BlockId, block_hash: bytes) -> None:
         """Make a held, full block findable, unless another one has the same content."""

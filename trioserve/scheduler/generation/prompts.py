@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ...types.plan import SlotStart
 from .block_tables import BlockTables
 from .draft import Draft
 from .running import RunningSequences
@@ -100,8 +101,20 @@ class PromptPlanner:
         line.append(sequence)
         return True
 
+    def admit(self, sequence: Sequence, step_id: int, now: float) -> SlotStart:
+        """Let the first sequence of a client run, for which there is a slot and blocks.
+
+        Args:
+          step_id: the step that starts it.
+          now: the scheduler's clock.
+        """
+        self._now = now
+        is_admitted = self._admit(sequence)
+        assert is_admitted, "there is a slot and enough blocks"
+        return sequence.start(step_id)
+
     def _admit(self, sequence: Sequence) -> bool:
-        """Let the first of the waiting sequences run, if it can."""
+        """Let the first waiting sequence of a client run, if it can."""
         if not self._running.has_free_slot or sequence.num_placeholders:
             return False
         if not self._blocks.admit(sequence, len(self._running)):

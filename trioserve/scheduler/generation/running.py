@@ -88,7 +88,7 @@ class RunningSequences:
         heaviest = max(held, key=held.__getitem__)
         return max(
             (each for each in self._sequences if each.flow.client.name == heaviest),
-            key=_get_standing,
+            key=get_standing,
         )
 
     def enter(self, sequence: Sequence) -> None:
@@ -122,7 +122,7 @@ class RunningSequences:
             assert flow.num_running == num_running, "a flow counts its sequences"
 
 
-def _get_standing(sequence: Sequence) -> tuple[float, int]:
+def get_standing(sequence: Sequence) -> tuple[float, int]:
     """Return the order in which running sequences keep their slots and blocks."""
     place, arrival = sequence.order
     return place + sequence.flow.surcharge, arrival

@@ -13,14 +13,15 @@ sequence of the request (Flow in sequence.py). The lowest place is first.
   that come within a bounded time can pass a waiting one, so none waits for ever.
 
 Clients share the device by their weights (client_shares.py): the next place is that of the
-client that has used least, and the order above is that of its own requests. If blocks are
-missing, a sequence of the client is preempted that holds most of them for its weight. Requests
-without a client are all of one.
+client that has used least, and the order above is that of its own requests. If that client is
+below its share and finds no slot or no blocks, sequences of another one are preempted
+(client_preemption.py). If running sequences lack blocks, one of the client is preempted that
+holds most of them for its weight. Requests without a client are all of one.
 
 The clock is the sum of all steps' seconds: time in which the device idles does not count,
 because nothing waits then.
 
-A step is filled in this order:
+A step is filled in this order, after sequences of clients have made room for each other:
 
 1. Every decoding sequence has one token. If a block is missing, the sequence with the
    highest place is preempted, which may be the one that needs the block: it gives back
@@ -55,9 +56,10 @@ import math
 
 from ...types.ids import SequenceId
 from ...types.output import StepResult, TokenDelta
-from ...types.plan import StepPlan, StepRow
+from ...types.plan import SlotStart, StepPlan, StepRow
 from ..step_cost import StepCost, StepRates, StepSize
 from .block_tables import BlockTables
+from .client_preemption import ClientPreemption
 from .counts import (
     HeldSequence,
     SchedulerCounters,
@@ -117,6 +119,9 @@ class Scheduler:
         self._running = RunningSequences(max_num_seqs)
         self._waiting = SharedQueue()
         self._prompts = PromptPlanner(self._running, self._waiting, self._blocks)
+        self._client_preemption = ClientPreemption(
+            self._running, self._waiting, self._blocks
+        )
         self._in_flight: dict[int, list[Sequence]] = {}
         # Steps in flight from which the cost is learned: their sizes, and the number of
         # stages that divides their durations.
@@ -210,11 +215,10 @@ class Scheduler:
         Args:
           plan: the last one that was made.
         """
-        slots = {start.slot for start in plan.starts}
         return [
             TokenDelta(sequence_id=sequence.sequence_id, index=sequence.index)
-            for sequence in self._in_flight[plan.step_id]
-            if sequence.slot in slots
+            for sequence in self._running
+            if sequence.started_in == plan.step_id
         ]
 
     def statistics(self) -> SchedulerStatistics:
@@ -279,11 +283,13 @@ class Scheduler:
 
     def _draft_step(self) -> Draft:
         step_id = self._num_steps + 1
+        starts = self._make_room(step_id)
         while True:
             num_preemptions = self._num_preemptions
             draft = Draft(
                 step_id, self._max_num_batched_tokens, self._block_size, self._cost
             )
+            draft.starts += starts
             decoding, prompts = self._micro_batches.choose(
                 step_id, *self._list_candidates()
             )
@@ -304,6 +310,17 @@ class Scheduler:
             # blocks. Without a step nothing would wake the loop.
             if draft.rows or self._num_preemptions == num_preemptions:
                 return draft
+
+    def _make_room(self, step_id: int) -> list[SlotStart]:
+        """Admit sequences for which those of other clients must leave."""
+        starts = []
+        while (choice := self._client_preemption.choose(step_id)) is not None:
+            sequence, victims = choice
+            for victim in victims:
+                self._preempt(victim)
+            start = self._prompts.admit(sequence, step_id, self._step_seconds)
+            starts.append(start)
+        return starts
 
     def _list_candidates(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return the running sequences that may have a row: decoding ones, and prompts.

@@ -116,6 +116,8 @@ class Sequence:
       sampled_in: the last step that was planned to sample its next token, 0 before the
         first.
       started_in: the last step with which it took a slot, 0 before the first.
+      num_found: tokens that it found in the prefix cache then.
+      num_known_at_start: known tokens that it had then.
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
       last_turn: number of the last turn in which it decoded; rises with each step that had
@@ -136,6 +138,8 @@ class Sequence:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_found",
+        "num_known_at_start",
         "num_planned",
         "num_registered_blocks",
         "num_tokens",
@@ -149,6 +153,7 @@ class Sequence:
         "slot",
         "started_in",
         "_hashes",
+        "_num_computed_before",
         "_num_planned_blocks",
         "_num_reported",
     )
@@ -188,6 +193,8 @@ class Sequence:
         self.num_registered_blocks = 0
         self.sampled_in = 0
         self.started_in = 0
+        self.num_found = 0
+        self.num_known_at_start = 0
         self.last_turn = 0
         self.is_late = False
         self.is_often_late = False
@@ -196,6 +203,7 @@ class Sequence:
         # Prompt tokens whose log probabilities have been reported.
         self._num_reported = 0
         self._num_planned_blocks = 0
+        self._num_computed_before = 0
         self._hashes = BlockHashes(
             prompt_token_ids,
             self.output_token_ids,
@@ -234,6 +242,16 @@ class Sequence:
     @property
     def _end_of_vectors(self) -> int:
         return self.embedded[-1].runs[-1][1] if self.embedded else 0
+
+    @property
+    def num_repeated(self) -> int:
+        """Tokens that it computes again since it took its slot, because it lost them before."""
+        return max(0, self._num_computed_before - self.num_found)
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens that it has decoded, or is planned to, since it took its slot."""
+        return max(0, self.num_computed - self.num_known_at_start)
 
     @property
     def is_held_back(self) -> bool:
@@ -324,6 +342,8 @@ class Sequence:
         assert self.slot is not None, "only an admitted sequence starts"
         assert self.num_placeholders == 0, "the runner is told of every token"
         self.started_in = step_id
+        self.num_found = self.num_computed
+        self.num_known_at_start = self.num_tokens
         return SlotStart(
             slot=self.slot,
             prompt_token_ids=self.prompt_token_ids,
@@ -345,6 +365,7 @@ class Sequence:
         block_ids, self.block_ids = self.block_ids, []
         self.slot = None
         self.is_late = False
+        self._num_computed_before = max(self._num_computed_before, self.num_computed)
         self.num_computed = 0
         self.num_registered_blocks = 0
         self._num_planned_blocks = 0

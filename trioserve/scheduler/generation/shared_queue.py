@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from ...types.client import Client
 from ..client_shares import ClientShares
 from .queue import WaitingQueue
 from .sequence import Flow, Sequence
@@ -12,6 +13,11 @@ from .sequence import Flow, Sequence
 # the cache counts so much of a computed token in each step: the ratio of their costs in
 # ordinary steps (_SCALES in step_cost.py).
 _HELD = 1 / 64
+
+
+def measure_row(sequence: Sequence) -> float:
+    """Return the work of a sequence's next token, in computed tokens."""
+    return 1 + _HELD * sequence.num_computed
 
 
 class SharedQueue:
@@ -27,6 +33,15 @@ class SharedQueue:
 
     def __len__(self) -> int:
         return self._num_sequences
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether several clients have sequences."""
+        return self._shares.are_shared
+
+    def get_used(self, client: Client) -> float:
+        """Return the use of a client that has sequences, for its weight."""
+        return self._shares.get_used(client)
 
     def enter(self, sequence: Sequence) -> None:
         """Count a new sequence as work of its client, and let it wait."""
@@ -50,7 +65,7 @@ class SharedQueue:
         return None
 
     def pop(self, sequence: Sequence) -> None:
-        """Remove the sequence that `peek` returned."""
+        """Remove the first sequence of a client."""
         self._num_sequences -= 1
         self._shares.end_waiting(sequence.flow.client).pop()
 
@@ -72,8 +87,7 @@ class SharedQueue:
         """Let the clients of sequences pay for a token of each."""
         if self._shares.are_shared:
             for sequence in sequences:
-                work = 1 + _HELD * sequence.num_computed
-                self._shares.charge(sequence.flow.client, work)
+                self._shares.charge(sequence.flow.client, measure_row(sequence))
 
     def check(self, flows: Collection[Flow]) -> None:
         """Assert that each queue is in order.
