@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+import math
 import os
 from pathlib import Path
 import random
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trio
@@ -19,9 +20,13 @@ from trioserve.engine import TokenEngine, TokenStream
 from trioserve.engine.generation.backlog import Backlog
 from trioserve.frontend.stream_limits import StreamLimits
 from trioserve.frontend.text_stream import TextStream
+from trioserve.http import live_requests
 from trioserve.http.bodies.upload import ChunkedBody
+from trioserve.http.connection.http2 import GuardedH2
+from trioserve.http.key_use import KeyUse
 from trioserve.http.lifecycle import Lifecycle
 from trioserve.http.progress import HasPhase
+from trioserve.http.resumable import ResumableStream, ResumableStreams
 from trioserve.render.workers.turns import Turn, Turns
 from trioserve.scheduler.generation.block_tables import BlockTables
 from trioserve.testing.simulate import (
@@ -33,7 +38,9 @@ from trioserve.testing.simulate import (
 )
 from trioserve.testing.simulate.history import make_history
 from trioserve.testing.simulate.order import check_names
+from trioserve.testing.simulate.plans import Leave
 from trioserve.testing.simulate.sockets import make_socket_pair
+from trioserve.testing.simulate.text_requests import TextPlan
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TextDelta, TokenDelta
 
@@ -167,37 +174,114 @@ def plant_kept_streams(original: Callable[..., None]) -> Callable[..., None]:
     return abort
 
 
-PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
-    "blocks are not freed": (BlockTables, "release", plant_kept_blocks, "block"),
-    "a token comes twice": (TokenStream, "push_nowait", plant_repeated_token, "choice"),
+def plant_skipped_event(original: Callable[..., Any]) -> Callable[..., Any]:
+    def find(self: ResumableStreams, *args: object) -> tuple[ResumableStream, int]:
+        stream, number = original(self, *args)
+        return stream, number + 1
+
+    return find
+
+
+def plant_kept_stream(original: Callable[..., None]) -> Callable[..., None]:
+    def release(self: ResumableStream, connection: trio.CancelScope) -> None:
+        original(self, connection)
+        self.scope.deadline = math.inf
+
+    return release
+
+
+def plant_deaf_streams(original: object) -> object:
+    async def drop(self: GuardedH2, stream_id: int) -> None:
+        """Go on with a request that its client has reset."""
+
+    return drop
+
+
+# The owner and the name of a function, and what replaces it; a word of the problem; and the
+# first seed, because some bugs are rare.
+PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
+    "blocks are not freed": (BlockTables, "release", plant_kept_blocks, "block", 0),
+    "a token comes twice": (
+        TokenStream,
+        "push_nowait",
+        plant_repeated_token,
+        "choice",
+        0,
+    ),
     "no end at the deadline": (
         StreamLimits,
         "find_next",
         plant_endless_stream,
         "has no end",
+        0,
     ),
-    "a request stays live": (Lifecycle, "hold", plant_kept_request, "live"),
-    "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies"),
-    "a worker is held": (Turns, "_leave", plant_kept_token, ""),
+    "a request stays live": (Lifecycle, "hold", plant_kept_request, "live", 0),
+    "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies", 0),
+    "a worker is held": (Turns, "_leave", plant_kept_token, "", 0),
     "the length of an answer is kept": (
         Backlog,
         "drop",
         plant_kept_lengths,
         "engine is",
+        0,
     ),
     "the queue of a client is kept": (
         Backlog,
         "_note_token",
         plant_kept_queue,
         "engine is",
+        0,
     ),
     "an aborted stream is kept": (
         TokenEngine,
         "_abort",
         plant_kept_streams,
         "engine is",
+        0,
     ),
-    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice"),
+    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice", 0),
+    "a key sees the requests of others": (
+        live_requests,
+        "may_see",
+        lambda original: lambda asker, owner: True,
+        "was shown",
+        41,
+    ),
+    "a key has no limit": (
+        KeyUse,
+        "check",
+        lambda original: lambda self: None,
+        "of its key",
+        7,
+    ),
+    "tokens are counted twice": (
+        KeyUse,
+        "charge",
+        lambda original: lambda self, number: original(self, 2 * number),
+        "are counted",
+        22,
+    ),
+    "an event is skipped": (
+        ResumableStreams,
+        "find",
+        plant_skipped_event,
+        "is missing",
+        7,
+    ),
+    "a stream waits for ever": (
+        ResumableStream,
+        "release",
+        plant_kept_stream,
+        "resumable",
+        7,
+    ),
+    "a reset is ignored": (
+        GuardedH2,
+        "_drop_stream",
+        plant_deaf_streams,
+        "without its client",
+        134,
+    ),
 }
 
 
@@ -205,9 +289,9 @@ PLANTED: dict[str, tuple[type, str, Callable[[Any], object], str]] = {
 def test_a_planted_bug_is_found(
     model: SimulatedModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, method, plant, word = PLANTED[name]
+    owner, method, plant, word, first = PLANTED[name]
     monkeypatch.setattr(owner, method, plant(getattr(owner, method)))
-    for seed in range(NUM_SEARCHED):
+    for seed in range(first, first + NUM_SEARCHED):
         problems = simulate(model, seed).problems
         if any(word in problem for problem in problems):
             return
@@ -215,19 +299,28 @@ def test_a_planted_bug_is_found(
 
 
 def test_histories_have_everything() -> None:
-    plans = [plan for seed in range(300) for plan in make_history(seed).requests]
-    assert {plan.leaves for plan in plans} == {
-        *("close", "reset", "half_close", "stall"),
-        None,
-    }
-    assert {plan.fault for plan in plans} == {"plugin", "refused", "raises", None}
+    histories = [make_history(seed) for seed in range(300)]
+    plans = [plan for history in histories for plan in history.requests]
+    clients = [client for history in histories for client in history.clients]
+    assert {plan.leaves for plan in plans} == {*get_args(Leave), None}
+    texts = [plan for plan in plans if isinstance(plan, TextPlan)]
+    assert {plan.fault for plan in texts} == {"plugin", "refused", "raises", None}
     for read in (
         *(lambda plan: plan.is_chat, lambda plan: plan.is_stream),
         lambda plan: plan.timeout is not None,
         lambda plan: plan.stop is not None,
         lambda plan: plan.n > 1,
+        lambda plan: len(plan.breaks) > 1,
     ):
-        assert {read(plan) for plan in plans} == {False, True}
+        assert {read(plan) for plan in texts} == {False, True}
+    keys = {client.key for client in clients}
+    assert {key and key.secret for key in keys} == {
+        *("sk-ann", "sk-bob", "sk-root", "sk-stranger"),
+        None,
+    }
+    for name in ("max_requests", "tokens_per_minute"):
+        assert any(key and getattr(key.key, name, None) for key in keys)
+    assert {client.is_http2 for client in clients} == {False, True}
 
 
 def test_another_release_of_trio_is_noticed() -> None:

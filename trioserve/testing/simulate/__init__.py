@@ -2,16 +2,20 @@
 
     python -m trioserve.testing.simulate --seed 7
 
-order      runs trio in virtual time, in an order that a seed decides
-sockets    connected sockets in memory
-threads    threads in virtual time
-lifespan   starts and ends an ASGI app
-device     a device whose texts tell their prompts
-server     the server over all of these
-history    random histories
-client     clients that play them
-answers    checks of each reply
-run        plays a history and checks what is left behind
+order       runs trio in virtual time, in an order that a seed decides
+sockets     connected sockets in memory
+threads     threads in virtual time
+lifespan    starts and ends an ASGI app
+device      a device whose texts tell their prompts
+server      the server over all of these
+
+history     random histories, of plans (plans), drawn with dice (dice):
+            text_requests, deliveries (how they are sent), keys
+client      clients that play them over http1 and http2 (exchange), with their replies
+
+checks      all checks of the replies: answers and key_checks; causes of errors, and reading
+run         plays a history, checks it, and what is left behind
+play        plays many, in several processes
 """
 
 from .order import run_virtually

@@ -1,183 +1,136 @@
-"""A client of the simulated server: it sends one request and notes all that comes back."""
+"""A client of the simulated server: it sends its requests and notes all that comes back."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, field
+import json
+from typing import Any
 
-import h11
 import trio
 
-from .history import ClientPlan, RequestPlan
+from .exchange import Connection, Exchange, Request
+from .http1 import Http1Connection
+from .http2 import Http2Connection
+from .plans import Break, ClientPlan, ControlPlan, KeyPlan, Leave, RequestPlan
+from .replies import Part, Reply
 from .server import SimulatedServer
 
-# How a write or a read ends when the server has closed the connection.
-_LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-@dataclass(kw_only=True)
-class Reply:
-    """What a client has got for a request.
-
-    Attributes:
-      sent_at: when the first byte was sent, in seconds of trio.current_time().
-      ended_at: when the last byte came, or the client left.
-      status: None before the head of the answer.
-      is_whole: the end of the answer has come.
-      has_left: the client has left on its own.
-    """
-
-    plan: RequestPlan
-    client: ClientPlan
-    sent_at: float
-    ended_at: float = 0.0
-    status: int | None = None
-    body: bytearray = field(default_factory=bytearray)
-    is_whole: bool = False
-    has_left: bool = False
+# Longer than a call of a renderer worker, which goes on without its client.
+_RENDER_SECONDS = 0.5
 
 
 class Client:
-    """Sends the requests of a plan one after the other, and notes the replies.
+    """Sends the requests of a plan, and notes the replies.
 
-    A request whose client leaves, and a request behind an answer that closes, begin a new
-    connection.
+    Over HTTP/1, a request whose client leaves, and a request behind an answer that closes,
+    begin a new connection.
     """
 
     def __init__(self, server: SimulatedServer, plan: ClientPlan) -> None:
         self._server = server
         self._plan = plan
-        self._stream: trio.SocketStream | None = None
-        self._parser = h11.Connection(h11.CLIENT)
+        connect = Http2Connection if plan.is_http2 else Http1Connection
+        self._connection: Connection = connect(server, plan)
         self.replies: list[Reply] = []
 
     async def run(self) -> None:
         await trio.sleep_until(self._plan.starts_at)
-        for request in self._plan.requests:
-            await trio.sleep(request.waits)
-            await self._ask(request)
-        self._drop()
-
-    async def _ask(self, request: RequestPlan) -> None:
-        stream = self._connect()
-        reply = Reply(plan=request, client=self._plan, sent_at=trio.current_time())
-        self.replies.append(reply)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send, stream, request)
-            if request.leaves is not None:
-                nursery.start_soon(self._leave, stream, reply, nursery.cancel_scope)
-            with suppress(*_LOST):
-                await self._read(stream, reply)
-            nursery.cancel_scope.cancel()
-        reply.ended_at = trio.current_time()
-        self._finish(reply)
-
-    async def _send(self, stream: trio.SocketStream, request: RequestPlan) -> None:
-        packet = self._write_request(request)
-        size = -(-len(packet) // request.pieces)
-        with suppress(*_LOST):
-            for start in range(0, len(packet), size):
-                if start:
-                    await trio.sleep(0.01)
-                await stream.send_all(packet[start : start + size])
-
-    async def _read(self, stream: trio.SocketStream, reply: Reply) -> None:
-        while True:
-            event = self._parser.next_event()
-            if event is h11.NEED_DATA:
-                data = await stream.receive_some(self._plan.read_size)
-                if not data:
-                    return
-                self._parser.receive_data(data)
-                await trio.sleep(self._plan.read_pause)
-            elif isinstance(event, h11.Response):
-                reply.status = event.status_code
-            elif isinstance(event, h11.Data):
-                reply.body += event.data
-            elif isinstance(event, h11.EndOfMessage):
-                reply.is_whole = True
-                return
-
-    async def _leave(
-        self, stream: trio.SocketStream, reply: Reply, asking: trio.CancelScope
-    ) -> None:
-        await trio.sleep(reply.plan.leaves_after)
-        reply.has_left = True
-        if reply.plan.leaves == "half_close":
-            with suppress(*_LOST, trio.BusyResourceError):
-                await stream.send_eof()
-            return
-        if reply.plan.leaves == "stall":
-            asking.cancel()
-            # Longer than the server's write timeout.
-            with trio.CancelScope(shield=True):
-                await trio.sleep(40.0)
-        elif reply.plan.leaves == "reset":
-            stream.socket.reset()  # type: ignore[attr-defined]
-        stream.socket.close()
-        asking.cancel()
-
-    def _connect(self) -> trio.SocketStream:
-        if self._stream is not None and _has_ended(self._stream):
-            # The server closes connections that are idle for too long.
-            self._drop()
-        if self._stream is None:
-            self._parser = h11.Connection(h11.CLIENT)
-            self._stream = self._server.connect(capacity=self._plan.capacity)
-        return self._stream
-
-    def _finish(self, reply: Reply) -> None:
-        """Keep the connection for the next request, if both ends can."""
-        states = self._parser.our_state, self._parser.their_state
-        if reply.has_left or states != (h11.DONE, h11.DONE):
-            self._drop()
+        if self._plan.is_http2:
+            async with trio.open_nursery() as nursery:
+                for request in self._plan.requests:
+                    nursery.start_soon(self._ask, request)
         else:
-            self._parser.start_next_cycle()
+            for request in self._plan.requests:
+                await self._ask(request)
+        self._connection.drop()
 
-    def _drop(self) -> None:
-        if self._stream is not None:
-            self._stream.socket.close()
-            self._stream = None
+    async def _ask(self, plan: RequestPlan) -> None:
+        await trio.sleep(plan.waits)
+        reply = Reply(plan=plan, client=self._plan)
+        request = _write_request(plan, self._plan.key)
+        for each in plan.breaks:
+            if not await self._lose(reply, request, each):
+                return
+            if (last := reply.last_event_id) is None:
+                # The client has nothing to go on with.
+                return
+            await trio.sleep(each.pause)
+            request = _write_resumption(plan, self._plan.key, last)
+        await self._exchange(reply, request, plan.leaves, plan.leaves_after)
+        if reply.has_left and plan.leaves in ("close", "reset", "goaway"):
+            await trio.sleep(_RENDER_SECONDS)
+            reply.is_held = plan.id in {each.id for each in self._server.state.live}
 
-    def _write_request(self, request: RequestPlan) -> bytes:
-        body = request.write_body()
-        headers = {
-            "Host": "x",
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "X-Request-Id": request.id,
-        }
-        if request.timeout is not None:
-            headers["X-Request-Timeout"] = f"{request.timeout:.6f}"
-        events = (
-            h11.Request(
-                method="POST", target=request.path, headers=list(headers.items())
-            ),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        )
-        return b"".join(self._parser.send(event) or b"" for event in events)
+    async def _lose(self, reply: Reply, request: Request, plan: Break) -> bool:
+        """Send a request, and lose its connection; False if the answer was faster."""
+        part = await self._exchange(reply, request, plan.how, plan.after)
+        return part.is_given_up and part.status == 200
+
+    async def _exchange(
+        self, reply: Reply, request: Request, leaves: Leave | None, after: float
+    ) -> Part:
+        part = Part(sent_at=trio.current_time())
+        if not reply.parts:
+            self.replies.append(reply)
+        reply.parts.append(part)
+        exchange = self._connection.open(request, part)
+        async with trio.open_nursery() as nursery:
+            if leaves is not None:
+                nursery.start_soon(
+                    _leave, exchange, part, leaves, after, nursery.cancel_scope
+                )
+            await exchange.run()
+            nursery.cancel_scope.cancel()
+        if not part.is_given_up:
+            part.ended_at = trio.current_time()
+        return part
 
 
-def _has_ended(stream: trio.SocketStream) -> bool:
-    try:
-        return not stream.socket.read_now(1)  # type: ignore[attr-defined]
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+async def _leave(
+    exchange: Exchange, part: Part, how: Leave, after: float, running: trio.CancelScope
+) -> None:
+    await trio.sleep(after)
+    part.give_up(trio.current_time())
+    if how == "half_close":
+        await exchange.half_close()
+        return
+    running.cancel()
+    with trio.CancelScope(shield=True):
+        await exchange.leave(how)
 
 
-async def cancel_requests(server: SimulatedServer, request_id: str | None) -> bytes:
-    """Send a DELETE of one request, or of all; returns the answer."""
-    path = "/v1/requests" + ("" if request_id is None else f"/{request_id}")
-    stream = server.connect()
-    answer = b""
-    with suppress(*_LOST):
-        await stream.send_all(
-            f"DELETE {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-        )
-        while data := await stream.receive_some():
-            answer += data
-    stream.socket.close()
-    return answer
+def _write_request(plan: RequestPlan, key: KeyPlan | None) -> Request:
+    headers = [("Content-Type", "application/json"), ("X-Request-Id", plan.id)]
+    if plan.timeout is not None:
+        headers.append(("X-Request-Timeout", f"{plan.timeout:.6f}"))
+    return Request(
+        method="POST",
+        path=plan.path,
+        headers=(*headers, *_show_key(key)),
+        body=plan.write_body(),
+        pieces=plan.pieces,
+    )
+
+
+def _write_resumption(plan: RequestPlan, key: KeyPlan | None, event_id: str) -> Request:
+    headers = (("Last-Event-ID", event_id), ("X-Request-Id", plan.id))
+    return Request(method="POST", path=plan.path, headers=(*headers, *_show_key(key)))
+
+
+def _show_key(key: KeyPlan | None) -> tuple[tuple[str, str], ...]:
+    return () if key is None else (("Authorization", f"Bearer {key.secret}"),)
+
+
+async def send_control(
+    server: SimulatedServer, plan: ControlPlan
+) -> tuple[int | None, Any]:
+    """Ask for requests, or cancel them; returns the status and the JSON of the answer."""
+    path = "/v1/requests" + ("" if plan.request_id is None else f"/{plan.request_id}")
+    part = Part(sent_at=trio.current_time())
+    client = ClientPlan(
+        starts_at=0.0, requests=(), read_size=2**16, read_pause=0.0, capacity=2**16
+    )
+    connection = Http1Connection(server, client)
+    request = Request(method=plan.method, path=path, headers=_show_key(plan.key))
+    await connection.open(request, part).run()
+    connection.drop()
+    return part.status, json.loads(part.body) if part.is_whole else None

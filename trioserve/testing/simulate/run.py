@@ -7,16 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 import hashlib
 import logging
+import tempfile
 from typing import TYPE_CHECKING
 
 import trio
 
 from ...types.logits import LogitsProcessor, LogitsRow
-from .answers import AnswerChecks, Wrong, find_key
-from .client import Client, Reply, cancel_requests
-from .history import CancelPlan, History, make_history
+from .answers import find_key
+from .checks import Controlled, TextChecks
+from .client import Client, send_control
+from .history import History, make_history
 from .order import run_virtually
+from .plans import ControlPlan, KeyPlan
+from .replies import Reply
 from .server import SimulatedModel, SimulatedServer, open_simulated_server
+from .text_requests import TextPlan
 
 if TYPE_CHECKING:
     import torch
@@ -67,14 +72,29 @@ def simulate(model: SimulatedModel, seed: int) -> Report:
     history = replace(
         history, limits=replace(history.limits, faults=_find_faults(model, history))
     )
-    return run_virtually(_play, model, history, seed=seed)
+    with _key_file(history.keys) as path:
+        http = replace(history.limits.http, api_key_file=path)
+        history = replace(history, limits=replace(history.limits, http=http))
+        return run_virtually(_play, model, history, seed=seed)
+
+
+@contextmanager
+def _key_file(keys: Sequence[KeyPlan]) -> Iterator[str | None]:
+    """Write the keys of a server into a file; None if there are none."""
+    if not keys:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("".join(f"{each.line}\n" for each in keys))
+        file.flush()
+        yield file.name
 
 
 def _find_faults(model: SimulatedModel, history: History) -> dict[int, int]:
     return {
         find_key(model, plan, 0): plan.fails_at
         for plan in history.requests
-        if plan.fault == "plugin"
+        if isinstance(plan, TextPlan) and plan.fault == "plugin"
     }
 
 
@@ -111,22 +131,19 @@ async def _play_on(
 ) -> None:
     fresh = server.list_held()
     clients = [Client(server, plan) for plan in history.clients]
-    cancelled: set[str | None] = set()
+    controls: list[Controlled] = []
     async with trio.open_nursery() as nursery:
         for client in clients:
             nursery.start_soon(client.run)
-        for plan in history.cancels:
-            nursery.start_soon(_cancel, server, plan, cancelled)
+        for plan in history.controls:
+            nursery.start_soon(_control, server, plan, controls)
         if history.drains_at is not None:
             await trio.sleep(history.drains_at)
             server.state.lifecycle.begin_drain()
     replies += [reply for client in clients for reply in client.replies]
-    checks = AnswerChecks(model, history, cancelled)
-    for reply in replies:
-        try:
-            checks.check(reply)
-        except Wrong as wrong:
-            problems.append(f"{reply.plan.id}: {wrong}")
+    problems += TextChecks(model, history, replies).check(
+        controls, server.state.key_uses
+    )
     problems += _check_counts(server, history, replies)
     await trio.sleep(_SETTLING_SECONDS)
     problems += _compare(fresh, server.list_held(), has_ended=server.has_ended)
@@ -137,20 +154,20 @@ def _check_counts(
 ) -> list[str]:
     """Check that no request was answered twice, or got an answer that was not counted."""
     counted = sum(server.state.counts.answered.values())
+    parts = [part for reply in replies for part in reply.parts]
     # Some errors come from the connection, in front of the app.
-    least = sum(reply.is_whole and reply.status == 200 for reply in replies)
-    most = len(replies) + len(history.cancels)
+    least = sum(part.is_whole and part.status == 200 for part in parts)
+    most = len(parts) + len(history.controls)
     if least <= counted <= most:
         return []
     return [f"{counted} answers were counted, of {least} to {most}"]
 
 
-async def _cancel(
-    server: SimulatedServer, plan: CancelPlan, cancelled: set[str | None]
+async def _control(
+    server: SimulatedServer, plan: ControlPlan, controls: list[Controlled]
 ) -> None:
     await trio.sleep_until(plan.at)
-    cancelled.add(plan.request_id)
-    await cancel_requests(server, plan.request_id)
+    controls.append((plan, *await send_control(server, plan)))
 
 
 def _compare(
@@ -187,7 +204,7 @@ def _collect_errors(history: History, problems: list[str]) -> Iterator[None]:
 def _list_expected(history: History) -> set[str]:
     """Return the errors that a history must log, without their arguments."""
     expected = set()
-    if any(plan.fault == "raises" for plan in history.requests):
+    if any(getattr(plan, "fault", None) == "raises" for plan in history.requests):
         expected.add("request %s failed")
     if history.limits.fail_at_steps:
         expected |= {"the engine failed", "the engine failed and starts again"}
@@ -207,8 +224,9 @@ class _Collector(logging.Handler):
 
 def _digest(replies: Sequence[Reply]) -> str:
     lines = [
-        f"{reply.plan.id} {reply.sent_at:.6f} {reply.ended_at:.6f} {reply.status} "
-        f"{reply.is_whole} {reply.has_left} {len(reply.body)}"
+        f"{reply.plan.id} {part.sent_at:.6f} {part.ended_at:.6f} {part.status} "
+        f"{part.is_whole} {part.is_given_up} {len(part.body)}"
         for reply in replies
+        for part in reply.parts
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

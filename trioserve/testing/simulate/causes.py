@@ -1,0 +1,91 @@
+"""What a history may do to a request: errors, and answers that break off."""
+
+from __future__ import annotations
+
+from .history import History
+from .plans import KeyPlan, RequestPlan
+from .replies import Reply
+
+# The server notices a lost connection at once, and rounding is less.
+_SLACK_SECONDS = 0.01
+
+
+class Causes:
+    """The causes of one history, for requests of every kind."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def list_errors(self, reply: Reply) -> set[int]:
+        """Return the statuses of errors with which an answer may end, but not 401 or 429."""
+        history, plan, allowed = self._history, reply.plan, set[int]()
+        if self.has_deadline(plan):
+            # 503 says at once that other requests would make it late.
+            allowed |= {503, 504}
+        if self.is_cancelled(reply):
+            allowed.add(499)
+        if history.limits.fail_at_steps:
+            allowed |= {500, 503}
+        if history.drains_at is not None:
+            allowed.add(503)
+        if history.is_tight:
+            allowed.add(503)
+        if plan.leaves == "half_close":
+            # The body may have ended too early.
+            allowed.add(400)
+        return allowed
+
+    def list_resume_errors(self, reply: Reply) -> set[int]:
+        """Return the statuses with which a stream may not be taken up again."""
+        history, allowed = self._history, set[int]()
+        limit = history.limits.http.resume_seconds - _SLACK_SECONDS
+        if reply.client.is_slow or any(
+            each.pause > limit for each in reply.plan.breaks
+        ):
+            # The time of a stream that was sent to its end begins before a slow client has
+            # lost the connection.
+            allowed.add(404)
+        if history.is_tight:
+            # Of many streams, the oldest without a connection ends.
+            allowed.add(404)
+        if history.is_tight or history.limits.fail_at_steps:
+            allowed.add(503)
+        if history.drains_at is not None:
+            allowed |= {404, 503}
+        return allowed
+
+    def may_be_cut(self, reply: Reply) -> bool:
+        """Whether the server may close the connection within the answer."""
+        history, client = self._history, reply.client
+        ends = history.drains_at is not None or bool(history.limits.fail_at_steps)
+        refuses = history.limits.http.max_connections is not None
+        # Over HTTP/2, a window must not stay shut for long.
+        is_late = client.is_slow and (
+            client.is_http2 or self.has_deadline(reply.plan) or self.is_cancelled(reply)
+        )
+        return ends or refuses or is_late
+
+    def is_cancelled(self, reply: Reply) -> bool:
+        """Whether somebody who may do so has cancelled the request."""
+        return any(
+            each.method == "DELETE"
+            and each.request_id in (None, reply.plan.id)
+            and may_see(each.key, reply.client.key)
+            for each in self._history.controls
+        )
+
+    def has_deadline(self, plan: RequestPlan) -> bool:
+        return self.find_deadline(plan) is not None
+
+    def find_deadline(self, plan: RequestPlan) -> float | None:
+        """Return the seconds that a request may take."""
+        return plan.timeout or self._history.limits.http.request_timeout
+
+
+def may_see(asker: KeyPlan | None, owner: KeyPlan | None) -> bool:
+    """Whether a key may see and cancel the requests of another; all may without keys."""
+    if asker is None:
+        return True
+    if asker.key is None:
+        return False
+    return asker.key.is_admin or asker == owner
