@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from trioserve.scheduler import Flow, Sequence
 from trioserve.scheduler.generation.turns import DecodingTurns
 from trioserve.scheduler.step_cost import StepCost
+from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
 from trioserve.types.sampling import SamplingParams
 
@@ -41,3 +46,49 @@ def test_rows_that_fill_the_time_exactly_are_all_taken() -> None:
     """Before the first measurement, a row's predicted cost is zero."""
     sequences = make_sequences(*[Flow()] * 3)
     assert DecodingTurns(StepCost()).choose(sequences, 0.0) == sequences
+
+
+class CostOfRows(StepCost):
+    """Each row takes a second."""
+
+    def predict_row(self, context: int, num_tokens: int) -> float:
+        return 1.0
+
+
+def choose_often(
+    flows: list[Flow], seconds: float, num_steps: int
+) -> Counter[Sequence]:
+    """Count the rows of each sequence."""
+    sequences = make_sequences(*flows)
+    turns = DecodingTurns(CostOfRows())
+    return Counter(
+        sequence
+        for _ in range(num_steps)
+        for sequence in turns.choose(sequences, seconds)
+    )
+
+
+@pytest.mark.parametrize(("weight", "num_rows"), [(1.0, 4), (3.0, 6), (0.1, 1)])
+def test_clients_get_rows_by_weight(weight: float, num_rows: int) -> None:
+    """Ann has ten requests and Bob one of twenty sequences; there is time for eight rows."""
+    ann = Client(name="ann", weight=weight)
+    many, one = [Flow(client=ann) for _ in range(10)], Flow(client=Client(name="bob"))
+    rows = choose_often([*many, *[one] * 20], 8.0, 10)
+    of_ann = {each: count for each, count in rows.items() if each.flow is not one}
+    assert sum(of_ann.values()) == 10 * num_rows
+    assert sum(rows.values()) == 80
+    # Her requests take turns.
+    assert set(of_ann.values()) == {num_rows}
+
+
+def test_time_that_a_client_does_not_need_goes_to_the_others() -> None:
+    bob = Client(name="bob", weight=9.0)
+    rows = choose_often([Flow() for _ in range(9)] + [Flow(client=bob)], 6.0, 9)
+    assert sorted(rows.values()) == [5] * 9 + [9]
+
+
+def test_each_client_has_one_row_where_there_is_no_time_at_all() -> None:
+    """The many requests of one client do not make the step longer for the other."""
+    bob = Client(name="bob", weight=0.01)
+    rows = choose_often([*(Flow() for _ in range(4)), Flow(client=bob)], -1.0, 4)
+    assert sorted(rows.values()) == [1, 1, 1, 1, 4]

@@ -3,12 +3,13 @@
 While streams of other requests wait for a step, the step may take `max_step_seconds`, as
 far as its cost is known (step_cost.py). Chunks of prompts shrink as their context grows. If
 decoding takes too long, the rows of a request with many sequences take turns (turns.py),
-and each request keeps at least one row.
+and each request keeps at least one row. If several clients have streams, their requests take
+turns, too, and each client keeps at least one row.
 
 Prompts have PROMPT_SHARE of each step, and at least one block of tokens, however long
 decoding takes: otherwise a busy server would never compute them. So a step exceeds its
-limit in two cases: by one block of tokens, or if one row for each request takes more
-than a quarter of the limit. Then the step takes at most four times as long as these rows.
+limit in two cases: by one block of tokens, or if one row for each request (of several
+clients: for each client) takes more than a quarter of the limit. Then the step takes at most four times as long as these rows.
 A request that is alone has no limit: the longer its chunks, the sooner its prompts are
 computed.
 """

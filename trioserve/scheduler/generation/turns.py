@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence as Sequences
 import itertools
+import operator
 
 from ..step_cost import StepCost
 from .sequence import Flow, Sequence
 
 
 class DecodingTurns:
-    """Shares the time of steps between requests by max-min fairness.
+    """Shares the time of steps between clients, and between the requests of each.
 
-    Each request gets a row before any gets its second one, and so on until the time is used
-    up. The first row of each request is never left out. Within a request, the sequence
-    with the oldest last turn goes first.
+    Clients get rows in the ratio of their weights: the n-th row of a client has the rank n /
+    weight. Within a client, each request gets a row before any gets its second one, and so on
+    (max-min fairness). Within a request, the sequence with the oldest last turn goes first.
+
+    If all sequences are of one client, the first row of each request is never left out. If
+    not, only the first row of each client is never left out. The promise to each request
+    would let a client with many requests make steps longer for all others, however small its
+    weight is. Its requests take turns instead, so each still gets rows.
 
     Args:
       cost: predicts the time of a row.
@@ -38,16 +44,35 @@ class DecodingTurns:
     def _take(
         self, sequences: Sequences[Sequence], seconds: float
     ) -> Iterator[Sequence]:
-        ranked = _rank(sorted(sequences, key=lambda each: each.last_turn))
-        for rank, sequence in sorted(ranked, key=lambda entry: entry[0]):
+        oldest_first = sorted(sequences, key=lambda each: each.last_turn)
+        for is_promised, sequence in _line_up(oldest_first):
             seconds -= self._cost.predict_row(sequence.num_computed, 1)
-            if seconds < 0 and rank > 0:
+            if seconds < 0 and not is_promised:
                 return
             sequence.last_turn = next(self._numbers)
             yield sequence
 
 
-def _rank(sequences: Sequences[Sequence]) -> Iterator[tuple[int, Sequence]]:
+def _line_up(sequences: Sequences[Sequence]) -> Iterator[tuple[bool, Sequence]]:
+    """Yield each sequence in turn, with whether its row is never left out."""
+    by_client: defaultdict[str, list[tuple[int, Sequence]]] = defaultdict(list)
+    for rank, sequence in _rank_in_request(sequences):
+        by_client[sequence.flow.client.name].append((rank, sequence))
+    entries = []
+    for ranked in by_client.values():
+        ranked.sort(key=operator.itemgetter(0))
+        for number, (rank, sequence) in enumerate(ranked):
+            is_promised = (rank if len(by_client) == 1 else number) == 0
+            share = (number + 1) / sequence.flow.client.weight
+            entries.append((not is_promised, share, sequence))
+    entries.sort(key=operator.itemgetter(0, 1))
+    for is_optional, _, sequence in entries:
+        yield not is_optional, sequence
+
+
+def _rank_in_request(
+    sequences: Sequences[Sequence],
+) -> Iterator[tuple[int, Sequence]]:
     """Yield each sequence with the number of earlier ones of the same request."""
     num_before: Counter[Flow] = Counter()
     for sequence in sequences:
