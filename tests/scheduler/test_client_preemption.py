@@ -189,6 +189,24 @@ def test_short_requests_let_streams_repeat_less_than_they_decode(
     assert num_repeated < work + sum(each.num_tokens for each in streams)
 
 
+@pytest.mark.parametrize("num_streams", [0, 8])
+def test_prompts_of_clients_take_turns(num_streams: int) -> None:
+    """Carl's prompt comes after two of Ann's, whether she finds slots or takes them.
+
+    Her weight is so large that many prompts would be little use.
+    """
+    bench = Bench(max_num_batched_tokens=64)
+    for _ in range(num_streams):
+        bench.ask(BOB)
+        bench.step()
+    for _ in range(8):
+        bench.ask(Client(name="ann", weight=100.0), num_prompt=500, num_output=4)
+    bench.run(3)
+    prompt = bench.ask(Client(name="carl", weight=100.0), num_prompt=500)
+    # Each prompt takes eight or nine steps beside the streams.
+    assert bench.count_steps_to_first_token(prompt) < 28
+
+
 def test_more_clients_than_slots_take_turns() -> None:
     """Each of six clients has one endless stream, and there are two slots."""
     bench = Bench(max_num_seqs=2)

@@ -58,6 +58,10 @@ class ClientPreemption:
         if sequence is None or sequence.num_placeholders:
             return None
         claim = _Claim(sequence, step_id, self._running, self._waiting)
+        # Prompts are computed one after another. If a client took several slots for them, a
+        # prompt of another client would come after all of them.
+        if claim.has_new_prompt:
+            return None
         if not self._running.has_free_slot and not claim.take(_count_slots, 1):
             return None
         num_needed = self._blocks.count_needed(sequence)
@@ -101,6 +105,11 @@ class _Claim:
                 self._others.append(each)
                 self._used[client.name] = waiting.get_used(client)
         self._own_used = waiting.get_used(self._client)
+
+    @property
+    def has_new_prompt(self) -> bool:
+        """Whether the client has a slot already in which nothing is computed yet."""
+        return any(each.num_computed == each.num_found for each in self._own)
 
     def take(self, count: Callable[[Sequence], int], num_needed: int) -> bool:
         """Add a victim, if there is one.

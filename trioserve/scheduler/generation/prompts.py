@@ -4,12 +4,14 @@ A prompt that is longer than the rest of the budget takes only half of it, if pr
 other requests come after it and have at most half as many tokens left. So a short
 prompt does not wait until a long one is computed. Prompts of about the same length are
 computed one after the other: if they shared steps, the first would be late and the
-second hardly earlier.
+second hardly earlier. A prompt takes a slot when its step has room for it, or when it takes the
+slot of another client. So few prompts of a client are before one of another client.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+import operator
 
 from ...types.plan import SlotStart
 from .block_tables import BlockTables
@@ -47,7 +49,7 @@ class PromptPlanner:
           now: the scheduler's clock.
         """
         self._now = now
-        line = deque(prompts)
+        line = deque(_take_turns(prompts) if self._waiting.are_shared else prompts)
         while draft.has_room and (line or self._admit_next(line, draft)):
             sequence = line.popleft()
             num_tokens = draft.measure_chunk(sequence)
@@ -130,3 +132,18 @@ class PromptPlanner:
             self.num_admitted_tokens += sequence.num_tokens
             self._blocks.count_admission(sequence)
         return True
+
+
+def _take_turns(prompts: list[Sequence]) -> list[Sequence]:
+    """Let clients take turns in the order in which their prompts took slots.
+
+    Places depend on arrivals, so a client that sent many prompts would come before another
+    one, however many of them take slots later. The prompts of one client stay in order.
+    """
+    starts: defaultdict[str, list[int]] = defaultdict(list)
+    for each in prompts:
+        starts[each.flow.client.name].append(each.started_in)
+    turns = {name: iter(sorted(steps)) for name, steps in starts.items()}
+    keys = [next(turns[each.flow.client.name]) for each in prompts]
+    entries = sorted(zip(keys, prompts), key=operator.itemgetter(0))
+    return [sequence for _, sequence in entries]
