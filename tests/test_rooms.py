@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"_version", "pipeline", "processes", "simulation", "startup", "top"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
-    | {"engine", "executor", "frontend", "http", "processes", "render", "scheduler"},
+    | {"engine", "executor", "frontend", "grammar", "http", "processes", "render"}
+    | {"scheduler"},
 }
 
 # Package -> the only rooms that may import it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 import math
 import os
@@ -16,10 +16,11 @@ from typing import Any, get_args
 import pytest
 import trio
 
-from trioserve.engine import TokenEngine, TokenStream
+from trioserve.engine import TensorEngine, TokenEngine, TokenStream
 from trioserve.engine.generation.backlog import Backlog
 from trioserve.frontend.stream_limits import StreamLimits
 from trioserve.frontend.text_stream import TextStream
+from trioserve.grammar import compile as grammar_compiler
 from trioserve.http import live_requests
 from trioserve.http.bodies.upload import ChunkedBody
 from trioserve.http.connection.http2 import GuardedH2
@@ -39,10 +40,13 @@ from trioserve.testing.simulate import (
 from trioserve.testing.simulate.history import make_history
 from trioserve.testing.simulate.order import check_names
 from trioserve.testing.simulate.plans import Leave
+from trioserve.testing.simulate.pooling_requests import EmbeddingPlan
 from trioserve.testing.simulate.sockets import make_socket_pair
 from trioserve.testing.simulate.text_requests import TextPlan
 from trioserve.types.ids import SequenceId
 from trioserve.types.output import TextDelta, TokenDelta
+from trioserve.types.pooling import PoolingRow
+from trioserve.types.structured import StructuredOutput
 
 # 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
 NUM_HISTORIES = 150
@@ -197,6 +201,18 @@ def plant_deaf_streams(original: object) -> object:
     return drop
 
 
+def plant_mixed_texts(original: Callable[..., object]) -> Callable[..., object]:
+    def add(self: TensorEngine, rows: Sequence[PoolingRow], *args: object) -> object:
+        return original(self, rows[::-1], *args)
+
+    return add
+
+
+def plant_other_form(original: Callable[..., str]) -> Callable[..., str]:
+    other = StructuredOutput(kind="choice", choices=("other",))
+    return lambda structure: original(other)
+
+
 # The owner and the name of a function, and what replaces it; a word of the problem; and the
 # first seed, because some bugs are rare.
 PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
@@ -213,7 +229,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
         "find_next",
         plant_endless_stream,
         "has no end",
-        0,
+        16,
     ),
     "a request stays live": (Lifecycle, "hold", plant_kept_request, "live", 0),
     "a body is held": (ChunkedBody, "release", plant_kept_body, "bodies", 0),
@@ -239,48 +255,63 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
         "engine is",
         0,
     ),
-    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice", 0),
+    "choices are mixed": (TextStream, "_render", plant_mixed_choices, "choice", 5),
     "a key sees the requests of others": (
         live_requests,
         "may_see",
         lambda original: lambda asker, owner: True,
         "was shown",
-        41,
+        111,
     ),
     "a key has no limit": (
         KeyUse,
         "check",
         lambda original: lambda self: None,
-        "of its key",
-        7,
+        " were ",
+        70,
     ),
     "tokens are counted twice": (
         KeyUse,
         "charge",
         lambda original: lambda self, number: original(self, 2 * number),
         "are counted",
-        22,
+        7,
     ),
     "an event is skipped": (
         ResumableStreams,
         "find",
         plant_skipped_event,
         "is missing",
-        7,
+        8,
     ),
     "a stream waits for ever": (
         ResumableStream,
         "release",
         plant_kept_stream,
         "resumable",
-        7,
+        8,
+    ),
+    "texts are mixed": (TensorEngine, "add", plant_mixed_texts, "of another text", 4),
+    "room for texts is kept": (
+        TensorEngine,
+        "_reserve",
+        lambda original: lambda self, number: original(self, max(0, number)),
+        "engine is",
+        4,
+    ),
+    "an answer has the form of another": (
+        grammar_compiler,
+        "compile_structure",
+        plant_other_form,
+        "another form",
+        0,
     ),
     "a reset is ignored": (
         GuardedH2,
         "_drop_stream",
         plant_deaf_streams,
         "without its client",
-        134,
+        52,
     ),
 }
 
@@ -310,6 +341,7 @@ def test_histories_have_everything() -> None:
         lambda plan: plan.timeout is not None,
         lambda plan: plan.stop is not None,
         lambda plan: plan.n > 1,
+        lambda plan: plan.form is not None,
         lambda plan: len(plan.breaks) > 1,
     ):
         assert {read(plan) for plan in texts} == {False, True}
@@ -321,6 +353,9 @@ def test_histories_have_everything() -> None:
     for name in ("max_requests", "tokens_per_minute"):
         assert any(key and getattr(key.key, name, None) for key in keys)
     assert {client.is_http2 for client in clients} == {False, True}
+    embeddings = [plan for plan in plans if isinstance(plan, EmbeddingPlan)]
+    assert {plan.is_chat for plan in embeddings} == {False, True}
+    assert {plan.is_too_long for plan in embeddings} == {False, True}
 
 
 def test_another_release_of_trio_is_noticed() -> None:

@@ -14,6 +14,7 @@ from ...types.sentence import SentenceFolder
 from ..text.loading import load_tokenizer, set_chat_template
 from ..text.model_tokenizer import ModelTokenizer
 from ..text.template import ChatTemplate
+from ..workers.threads import RendererWorkers
 from .late_interaction import LateInteraction
 from .layout import Layout, find_layout
 from .prompts import Prompts
@@ -87,12 +88,18 @@ def make_pooling_renderer(
     *,
     info: ModelInfo,
     pooling: PoolingInfo,
+    workers: RendererWorkers | None = None,
 ) -> PoolingRenderer:
-    """Make the renderer of a loaded model from its parts."""
+    """Make the renderer of a loaded model from its parts.
+
+    Args:
+      workers: run the renderer's calls, in place of new threads.
+    """
     template = ChatTemplate(
         parts.tokenizer, trusts_requests=config.trust_request_chat_template
     )
-    return PoolingRenderer(_make_texts(parts, info, pooling), template, config)
+    texts = _make_texts(parts, info, pooling)
+    return PoolingRenderer(texts, template, config, workers)
 
 
 def _make_texts(

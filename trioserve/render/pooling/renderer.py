@@ -21,7 +21,7 @@ from ..text.chat import Conversation
 from ..text.template import ChatOptions, ChatTemplate
 from ..text.tokenizer import TokenizeOptions
 from ..workers.jobs import UNKNOWN_SIZE, cut_jobs
-from ..workers.threads import expect_seconds
+from ..workers.threads import RendererWorkers, expect_seconds
 from .rendering import NameParam, PoolingTexts, ReadyText, RenderedChat
 from .texts import ChatInput, TextInput, TextOptions
 
@@ -37,14 +37,21 @@ _CHAT_TOKENS = TokenizeOptions(add_special_tokens=False)
 class PoolingRenderer(BaseRenderer):
     """Turns texts into the inputs of a pooling model.
 
+    Args:
+      workers: see BaseRenderer.
+
     Attributes:
       images: None, because no such model sees images.
     """
 
     def __init__(
-        self, texts: PoolingTexts, template: ChatTemplate, config: RenderConfig
+        self,
+        texts: PoolingTexts,
+        template: ChatTemplate,
+        config: RenderConfig,
+        workers: RendererWorkers | None = None,
     ) -> None:
-        super().__init__(texts.tokenizer, template, config)
+        super().__init__(texts.tokenizer, template, config, workers)
         self.images = None
         self._texts = texts
 

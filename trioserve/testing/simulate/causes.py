@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from .history import History
 from .plans import KeyPlan, RequestPlan
+from .reading import claim
 from .replies import Reply
 
 # The server notices a lost connection at once, and rounding is less.
 _SLACK_SECONDS = 0.01
+
+# A stream writes its last events within a second after its deadline.
+_LAST_WORDS_SECONDS = 1.0
+
+# Of the deadline in the header, and of times.
+_ROUNDING_SECONDS = 1e-3
 
 
 class Causes:
@@ -64,6 +71,21 @@ class Causes:
             client.is_http2 or self.has_deadline(reply.plan) or self.is_cancelled(reply)
         )
         return ends or refuses or is_late
+
+    def check_time(self, reply: Reply) -> None:
+        """Check that an answer has come in time, if there is a deadline.
+
+        Raises:
+          Wrong
+        """
+        plan = reply.plan
+        limit = self.find_deadline(plan)
+        if limit is None or reply.client.is_slow or plan.leaves or plan.breaks:
+            return
+        seconds = reply.ended_at - reply.sent_at
+        # The first bytes of a request may wait in small buffers for the rest of its head.
+        most = limit + _LAST_WORDS_SECONDS + 0.01 * plan.pieces + _ROUNDING_SECONDS
+        claim(seconds <= most, f"it took {seconds:.3f} s, at most {most:.3f} are left")
 
     def is_cancelled(self, reply: Reply) -> bool:
         """Whether somebody who may do so has cancelled the request."""

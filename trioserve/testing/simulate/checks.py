@@ -9,11 +9,13 @@ from ...http.key_use import KeyUses
 from .answers import AnswerChecks, find_prompt
 from .history import History
 from .key_checks import KeyChecks
+from .model import SimulatedModel
 from .plans import ControlPlan, RequestPlan
+from .pooling_requests import EmbeddingPlan
 from .reading import Wrong, read_answer
 from .replies import Reply
-from .server import SimulatedModel
 from .text_requests import TextPlan
+from .vectors import VectorChecks, tokenize
 
 Ts = TypeVarTuple("Ts")
 
@@ -21,50 +23,65 @@ Ts = TypeVarTuple("Ts")
 Controlled: TypeAlias = tuple[ControlPlan, int | None, Any]
 
 
-class TextChecks:
-    """Checks a history of a server that generates."""
+def check_history(
+    model: SimulatedModel,
+    history: History,
+    replies: Sequence[Reply],
+    controls: Sequence[Controlled],
+    uses: KeyUses,
+) -> list[str]:
+    """Check the replies of a history; returns what is wrong.
 
-    def __init__(
-        self, model: SimulatedModel, history: History, replies: Sequence[Reply]
-    ) -> None:
+    Args:
+      uses: what the server has counted for each key.
+    """
+    keys = KeyChecks(
+        history, replies, _VectorTokens(model) if history.pools else _TextTokens(model)
+    )
+    checks = VectorChecks if history.pools else AnswerChecks
+    answers = checks(model, history, keys)
+    problems: list[str] = []
+    for reply in replies:
+        _collect(problems, reply.plan.id, answers.check, reply)
+        _collect(problems, reply.plan.id, keys.check, reply)
+    for plan, status, listed in controls:
+        name = f"{plan.method} {plan.request_id}"
+        _collect(problems, name, keys.check_control, plan, status, listed)
+    _collect(problems, "keys", keys.check_uses, uses)
+    return problems
+
+
+class _TextTokens:
+    def __init__(self, model: SimulatedModel) -> None:
         self._model = model
-        self._replies = replies
-        self._keys = KeyChecks(
-            history,
-            replies,
-            count_prompt=self._count_prompt,
-            count_most=_count_most,
-            count_answer=_count_answer,
-        )
-        self._answers = AnswerChecks(model, history, self._keys)
 
-    def check(self, controls: Sequence[Controlled], uses: KeyUses) -> list[str]:
-        """Return what is wrong."""
-        problems: list[str] = []
-        for reply in self._replies:
-            _collect(problems, reply.plan.id, self._answers.check, reply)
-            _collect(problems, reply.plan.id, self._keys.check, reply)
-        for plan, status, listed in controls:
-            name = f"{plan.method} {plan.request_id}"
-            check = self._keys.check_control
-            _collect(problems, name, check, plan, status, listed)
-        _collect(problems, "keys", self._keys.check_uses, uses)
-        return problems
+    def count_most(self, plan: RequestPlan) -> int:
+        text = cast(TextPlan, plan)
+        return len(find_prompt(self._model, text)) + text.n * text.max_tokens
 
-    def _count_prompt(self, plan: RequestPlan) -> int:
-        return len(find_prompt(self._model, cast(TextPlan, plan)))
+    def count_least(self, reply: Reply) -> int:
+        plan = cast(TextPlan, reply.plan)
+        answer = read_answer(reply, is_stream=plan.is_stream)
+        # Each token is a letter.
+        num_tokens = sum(len(choice.text) for choice in answer.choices.values())
+        if plan.form is not None:
+            # Its tokens have several letters.
+            usage = answer.usage
+            num_tokens = 0 if usage is None else int(usage["completion_tokens"])
+        return num_tokens and num_tokens + len(find_prompt(self._model, plan))
 
 
-def _count_most(plan: RequestPlan) -> int:
-    text = cast(TextPlan, plan)
-    return text.n * text.max_tokens
+class _VectorTokens:
+    def __init__(self, model: SimulatedModel) -> None:
+        self._model = model
 
+    def count_most(self, plan: RequestPlan) -> int:
+        texts = cast(EmbeddingPlan, plan).read_texts
+        return sum(len(tokenize(self._model, text)) for text in texts)
 
-def _count_answer(reply: Reply) -> int:
-    plan = cast(TextPlan, reply.plan)
-    answer = read_answer(reply, is_stream=plan.is_stream)
-    # Each token is a letter.
-    return sum(len(choice.text) for choice in answer.choices.values())
+    def count_least(self, reply: Reply) -> int:
+        is_counted = reply.is_whole and reply.status == 200
+        return self.count_most(reply.plan) if is_counted else 0
 
 
 def _collect(

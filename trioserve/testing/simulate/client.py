@@ -56,9 +56,17 @@ class Client:
             await trio.sleep(each.pause)
             request = _write_resumption(plan, self._plan.key, last)
         await self._exchange(reply, request, plan.leaves, plan.leaves_after)
-        if reply.has_left and plan.leaves in ("close", "reset", "goaway"):
+        await self._look(reply)
+
+    async def _look(self, reply: Reply) -> None:
+        """Look whether the server goes on with a request whose client has left."""
+        # While a slow client does not take what the server writes, the server reads no
+        # frame of HTTP/2 that would end the request.
+        is_fast = reply.has_left and not self._plan.is_slow
+        if is_fast and reply.plan.leaves in ("close", "reset", "goaway"):
             await trio.sleep(_RENDER_SECONDS)
-            reply.is_held = plan.id in {each.id for each in self._server.state.live}
+            live = self._server.state.live
+            reply.is_held = reply.plan.id in {each.id for each in live}
 
     async def _lose(self, reply: Reply, request: Request, plan: Break) -> bool:
         """Send a request, and lose its connection; False if the answer was faster."""

@@ -8,9 +8,13 @@ from ...config import HttpConfig, RenderConfig
 from ...types.plan import StepPlan
 from .dice import Dice
 from .keys import draw_controls, draw_key, draw_keys
+from .model import SimulatedLimits
 from .plans import ClientPlan, ControlPlan, KeyPlan, RequestPlan
-from .server import SimulatedLimits
+from .pooling_requests import draw_embedding
 from .text_requests import draw_text_request
+
+# The server of so many histories embeds texts.
+_POOLS_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +22,14 @@ class History:
     """A whole run of a server.
 
     Args:
+      pools: the server embeds texts, and does not generate.
       keys: empty if the server has none.
       is_tight: the limits are so small that requests are refused.
       drains_at: when the server is told to end; None for when all clients have ended.
     """
 
     seed: int
+    pools: bool
     limits: SimulatedLimits
     keys: tuple[KeyPlan, ...]
     clients: tuple[ClientPlan, ...]
@@ -44,6 +50,7 @@ def make_history(seed: int) -> History:
 class _Writer:
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._pools = seed % _POOLS_EVERY == _POOLS_EVERY - 1
         self._dice = Dice(seed)
         self._keys = draw_keys(self._dice)
         self._num_requests = 0
@@ -56,6 +63,7 @@ class _Writer:
         clients = tuple(self._draw_client(limits) for _ in range(num_clients))
         return History(
             seed=self._seed,
+            pools=self._pools,
             limits=limits,
             keys=self._keys,
             clients=clients,
@@ -129,6 +137,8 @@ class _Writer:
 
     def _draw_request(self, limits: SimulatedLimits, is_http2: bool) -> RequestPlan:
         self._num_requests += 1
+        if self._pools:
+            return draw_embedding(self._dice, self._num_requests, is_http2=is_http2)
         return draw_text_request(
             self._dice,
             self._num_requests,

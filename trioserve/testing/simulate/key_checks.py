@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ...http.key_use import KeyUses
 from .history import History
@@ -19,30 +19,29 @@ _LINGER_SECONDS = 60.0
 _MOMENT_SECONDS = 0.01
 
 
+class TokenCounts(Protocol):
+    """The tokens of requests, as far as they are known."""
+
+    def count_most(self, plan: RequestPlan) -> int:
+        """Return the most tokens that the server may count."""
+
+    def count_least(self, reply: Reply) -> int:
+        """Return the fewest tokens that the server has counted when the reply had come."""
+
+
 class KeyChecks:
     """Checks the replies of one history.
 
     Args:
       replies: all of them.
-      count_prompt: returns the tokens of a request's prompts.
-      count_most: returns the most tokens of a request's answer.
-      count_answer: returns the tokens that a client has got.
     """
 
     def __init__(
-        self,
-        history: History,
-        replies: Sequence[Reply],
-        *,
-        count_prompt: Callable[[RequestPlan], int],
-        count_most: Callable[[RequestPlan], int],
-        count_answer: Callable[[Reply], int],
+        self, history: History, replies: Sequence[Reply], tokens: TokenCounts
     ) -> None:
         self._history = history
         self._replies = replies
-        self._count_prompt = count_prompt
-        self._count_most = count_most
-        self._count_answer = count_answer
+        self._tokens = tokens
         self._owners = {
             request.id: client.key
             for client in history.clients
@@ -75,7 +74,7 @@ class KeyChecks:
             claim(num_beside < limit, f"{num_beside} others of its key were answered")
         if (per_minute := plan.key.tokens_per_minute) is not None:
             least = sum(
-                self._count_tokens(each)
+                self._tokens.count_least(each)
                 for each in self._list_same(reply)
                 if each.ended_at < reply.sent_at
             )
@@ -112,8 +111,8 @@ class KeyChecks:
                 for each in self._replies
                 if each.client.key is not None and each.client.key.key == use.key
             ]
-            least = sum(map(self._count_tokens, replies))
-            most = sum(self._count_possible(each) for each in replies)
+            least = sum(map(self._tokens.count_least, replies))
+            most = sum(self._tokens.count_most(each.plan) for each in replies)
             if not least <= use.num_tokens <= most:
                 raise Wrong(
                     f"{use.num_tokens} tokens of {use.key.name} are counted, "
@@ -160,7 +159,7 @@ class KeyChecks:
         assert reply.client.key is not None and reply.client.key.key is not None
         limit = reply.client.key.key.tokens_per_minute
         most = sum(
-            self._count_possible(each)
+            self._tokens.count_most(each.plan)
             for each in self._list_same(reply)
             if each.sent_at <= reply.ended_at
         )
@@ -184,14 +183,6 @@ class KeyChecks:
             for each in self._replies
             if each is not reply and each.client.key == reply.client.key
         ]
-
-    def _count_tokens(self, reply: Reply) -> int:
-        """Return the tokens that the server has counted at least."""
-        num_tokens = self._count_answer(reply)
-        return num_tokens and num_tokens + self._count_prompt(reply.plan)
-
-    def _count_possible(self, reply: Reply) -> int:
-        return self._count_prompt(reply.plan) + self._count_most(reply.plan)
 
 
 def _find_release(reply: Reply) -> float:

@@ -12,8 +12,8 @@ from pathlib import Path
 import tempfile
 
 from ..tokenizer import tiny_tokenizer
+from .model import SimulatedModel
 from .run import Report, simulate
-from .server import SimulatedModel
 
 # Histories leave cycles of objects behind: some megabytes after so many.
 _COLLECT_EVERY = 100

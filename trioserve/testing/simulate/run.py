@@ -14,13 +14,14 @@ import trio
 
 from ...types.logits import LogitsProcessor, LogitsRow
 from .answers import find_key
-from .checks import Controlled, TextChecks
+from .checks import Controlled, check_history
 from .client import Client, send_control
 from .history import History, make_history
+from .model import SimulatedModel
 from .order import run_virtually
 from .plans import ControlPlan, KeyPlan
 from .replies import Reply
-from .server import SimulatedModel, SimulatedServer, open_simulated_server
+from .server import SimulatedServer, open_simulated_server
 from .text_requests import TextPlan
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Report:
 
 def simulate(model: SimulatedModel, seed: int) -> Report:
     """Play the history of a seed, and check it."""
+    model.texts.forget()
     history = make_history(seed)
     history = replace(
         history, limits=replace(history.limits, faults=_find_faults(model, history))
@@ -106,7 +108,11 @@ async def _play(model: SimulatedModel, history: History) -> Report:
         _LONGEST_SECONDS
     ) as all_:
         async with open_simulated_server(
-            model, history.limits, processors=(Breaking,), seed=history.seed
+            model,
+            history.limits,
+            processors=(Breaking,),
+            seed=history.seed,
+            pools=history.pools,
         ) as server:
             await _play_on(server, model, history, replies, problems)
     if all_.cancelled_caught:
@@ -141,9 +147,8 @@ async def _play_on(
             await trio.sleep(history.drains_at)
             server.state.lifecycle.begin_drain()
     replies += [reply for client in clients for reply in client.replies]
-    problems += TextChecks(model, history, replies).check(
-        controls, server.state.key_uses
-    )
+    uses = server.state.key_uses
+    problems += check_history(model, history, replies, controls, uses)
     problems += _check_counts(server, history, replies)
     await trio.sleep(_SETTLING_SECONDS)
     problems += _compare(fresh, server.list_held(), has_ended=server.has_ended)

@@ -9,12 +9,9 @@ Run it by order.run_virtually.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 import itertools
-import math
-from pathlib import Path
 import random
 from typing import Any
 
@@ -24,23 +21,16 @@ from hypercorn.typing import (
     ConnectionState,
     Scope,
 )
-from tokenizers import Tokenizer
 import trio
 
-from ...config import HttpConfig, MediaConfig, RenderConfig
-from ...engine import LocalCore, TokenEngine
-from ...frontend import TextEngine
 from ...http import ServerState, create_http_app, guard_connections, make_config
 from ...http.connection.server import GuardedServer, make_context
 from ...http.metrics import collect_families
-from ...render import RendererWorkers, TextParts, load_text_parts, make_renderer
-from ...scheduler import Scheduler
+from ...render import RendererWorkers
 from ...types.logits import LogitsProcessor
-from ...types.model_info import ModelInfo
-from ...types.plan import StepPlan
-from ..fake_device import FakeExecutor, make_info
-from .device import TellingDevice, Texts
+from .engines import make_generation, make_pooling
 from .lifespan import open_lifespan
+from .model import SimulatedLimits, SimulatedModel
 from .sockets import make_socket_pair
 from .threads import VirtualThreads
 
@@ -48,62 +38,12 @@ from .threads import VirtualThreads
 _CACHES = {"trioserve_prefix_cache_blocks"}
 
 
-class SimulatedModel:
-    """The parts of a server that many runs share.
-
-    Args:
-      folder: has a tokenizer with a chat template; see tiny_tokenizer.
-
-    Attributes:
-      tokenizer, parts: of the folder.
-      texts: the texts that the device writes.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.texts = Texts(self.tokenizer)
-        self.parts: TextParts = load_text_parts(
-            folder,
-            RenderConfig(),
-            media=MediaConfig(),
-            takes_images=False,
-            chat_template=None,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedLimits:
-    """The sizes of a server, small enough that histories reach them.
-
-    Args:
-      render_seconds: see VirtualThreads.
-      fail_at_steps: the step that fails on the first device, and on those after it.
-      restarts: a failed engine starts again, as with an engine process.
-      faults: see TellingDevice.
-      seconds_of: the time of a step.
-    """
-
-    http: HttpConfig = HttpConfig()
-    render: RenderConfig = RenderConfig()
-    max_model_len: int = 128
-    num_blocks: int = 64
-    block_size: int = 4
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 64
-    max_num_waiting: int = 1000
-    depth: int = 2
-    render_seconds: float = 0.01
-    fail_at_steps: tuple[int, ...] = ()
-    restarts: bool = False
-    faults: Mapping[int, int] = field(default_factory=dict)
-    seconds_of: Callable[[StepPlan], float] = lambda plan: 0.01
-
-
 class SimulatedServer:
     """A running server.
 
     Args:
       seed: decides how long calls of the renderer take.
+      pools: serve embeddings instead of texts.
 
     Attributes:
       state: the server's state, as its handlers see it.
@@ -117,36 +57,29 @@ class SimulatedServer:
         limits: SimulatedLimits,
         processors: tuple[type[LogitsProcessor], ...],
         seed: int,
+        pools: bool,
     ) -> None:
-        self._model = model
         self._limits = limits
         self._threads = VirtualThreads(
             random.Random(f"threads {seed}"), limits.render_seconds
         )
-        self._failures = iter(limits.fail_at_steps)
         self._addresses = itertools.count(1)
         self._config = make_config(bind=[])
         self._context = make_context()
         self._nursery: trio.Nursery | None = None
-        info = replace(
-            make_info(
-                limits.max_model_len, vocab_size=model.tokenizer.get_vocab_size()
-            ),
-            logits_processors=tuple(each.name for each in processors),
-        )
         self._ended = trio.Event()
         self.has_failed = False
-        self.engine = self._make_engine(info)
-        self.state = ServerState(config=limits.http)
-        renderer = make_renderer(
-            model.parts,
-            limits.render,
-            info=info,
-            workers=RendererWorkers(
-                limits.render.renderer_num_workers, self._threads.run_sync
-            ),
+        workers = RendererWorkers(
+            limits.render.renderer_num_workers, self._threads.run_sync
         )
-        self.state.engine = TextEngine(self.engine, renderer, processors)
+        served = (
+            make_pooling(model, limits, workers)
+            if pools
+            else make_generation(model, limits, workers, processors, seed)
+        )
+        self.engine = served.engine
+        self.state = ServerState(config=limits.http)
+        self.state.engine = served
         self._app = create_http_app(self.state)
 
     @property
@@ -247,43 +180,6 @@ class SimulatedServer:
         if self.has_failed:
             server_scope.cancel()
 
-    def _make_engine(self, info: ModelInfo) -> TokenEngine:
-        limits = self._limits
-
-        async def reopen() -> LocalCore:
-            await trio.sleep(1.0)
-            return self._make_core(info)
-
-        return TokenEngine(
-            self._make_core(info),
-            info=info,
-            max_num_sequences=limits.max_num_seqs + limits.max_num_waiting,
-            max_num_running=limits.max_num_seqs,
-            scheduling_policy="priority",
-            reopen=reopen if limits.restarts else None,
-        )
-
-    def _make_core(self, info: ModelInfo) -> LocalCore:
-        limits = self._limits
-        device = TellingDevice(
-            self._model.texts, block_size=limits.block_size, faults=limits.faults
-        )
-        scheduler = Scheduler(
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            max_step_seconds=math.inf,
-        )
-        executor = FakeExecutor(
-            device.step,
-            seconds_of=limits.seconds_of,
-            depth=limits.depth,
-            fail_at_step=next(self._failures, None),
-        )
-        return LocalCore(scheduler, executor, info=info)
-
 
 class _Connection(GuardedServer):
     """A connection whose socket is in memory."""
@@ -302,9 +198,14 @@ async def open_simulated_server(
     *,
     processors: tuple[type[LogitsProcessor], ...] = (),
     seed: int = 0,
+    pools: bool = False,
 ) -> AsyncIterator[SimulatedServer]:
-    """Serve until the block is left; then drain."""
-    server = SimulatedServer(model, limits, processors, seed)
+    """Serve until the block is left; then drain.
+
+    Args:
+      pools: serve embeddings instead of texts.
+    """
+    server = SimulatedServer(model, limits, processors, seed, pools)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
         yield server

@@ -8,6 +8,7 @@ from typing import Literal
 
 from .deliveries import draw_delivery
 from .dice import Dice
+from .forms import FORMS, Form
 from .plans import RequestPlan
 
 # Prompts begin with some of these, so that they share blocks.
@@ -31,6 +32,7 @@ class TextPlan(RequestPlan):
 
     Args:
       stop: a stop string, which the answer may contain.
+      form: that the answer must have.
       fault: what breaks while it is answered: "plugin" in the device at some token,
         "refused" and "raises" when a plug-in reads its arguments.
       fails_at: the token that "plugin" breaks.
@@ -44,6 +46,7 @@ class TextPlan(RequestPlan):
     max_tokens: int
     seed: int
     stop: str | None
+    form: Form | None
     priority: int
     max_queue_seconds: float | None
     fault: Fault | None
@@ -67,6 +70,8 @@ class TextPlan(RequestPlan):
             fields["prompt"] = self.text
         if self.stop is not None:
             fields["stop"] = self.stop
+        if self.form is not None:
+            fields |= self.form.write_field()
         if self.is_stream and self.reports_usage:
             fields["stream_options"] = {"include_usage": True}
         if self.max_queue_seconds is not None:
@@ -87,6 +92,9 @@ def draw_text_request(
     """
     draw = dice.random
     fault = draw.choice(_FAULTS)
+    form = draw.choice(FORMS) if dice.chance(0.15) else None
+    most = draw.choice([1, 5, draw.randint(1, _MAX_TOKENS)])
+    stop = draw.choice("0123456789abcdef") if dice.chance(0.3) else None
     is_stream = dice.chance(0.6)
     return TextPlan(
         is_chat=dice.chance(0.5),
@@ -94,13 +102,14 @@ def draw_text_request(
         reports_usage=dice.chance(0.5),
         text=draw.choice(_PREFIXES) + "abc " * draw.randint(0, 5) + f"{number}",
         n=draw.choice([1, 1, 1, 2, 3]),
-        max_tokens=draw.choice([1, 5, draw.randint(1, _MAX_TOKENS)]),
+        max_tokens=most if form is None else draw.choice([most, _MAX_TOKENS]),
         # Room for n sequences between two requests.
         seed=1000 * seed + 10 * number,
-        stop=draw.choice("0123456789abcdef") if dice.chance(0.3) else None,
+        stop=stop if form is None else None,
+        form=form,
         priority=draw.choice([0, 0, 1, -1]),
         max_queue_seconds=draw.uniform(0.01, 0.5) if dice.mishap(0.1) else None,
-        fault=fault if dice.mishap(0.08) else None,
+        fault=fault if dice.mishap(0.08) and form is None else None,
         fails_at=draw.randint(0, 10),
         **draw_delivery(
             dice,
