@@ -73,10 +73,11 @@ def make_engine(tokenizer_folder: Path) -> MakeEngine:
 
 @dataclass(kw_only=True)
 class Clients:
-    """Clients of one engine, whose prompts differ."""
+    """Clients of one engine, whose prompts differ behind a prefix."""
 
     engine: TextEngine
     client: Client = Client()
+    prefix: tuple[int, ...] = ()
     num_asked: int = 0
 
     async def ask(
@@ -91,7 +92,7 @@ class Clients:
         begin = trio.current_time()
         self.num_asked += 1
         chance = random.Random(self.num_asked)
-        ids = tuple(chance.randrange(5, 500) for _ in range(num_prompt))
+        ids = self.prefix + tuple(chance.randrange(5, 500) for _ in range(num_prompt))
         async with self.engine.open_text(
             [Prompt(token_ids=ids)],
             SamplingParams(max_tokens=1000),
@@ -182,6 +183,24 @@ async def test_a_long_prompt_takes_its_time(
     added = [each.first - forecasts[0].first for each in forecasts]
     assert added[1] == pytest.approx(0.006 * 540, rel=0.3)
     assert added[2] == pytest.approx(0.006 * 5940, rel=0.3)
+
+
+async def test_a_prompt_that_is_cached_takes_little_time(
+    clients: Clients, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    """A client with a long system prompt is not refused for its length."""
+    ann = replace(clients, client=Client(name="ann"), prefix=(7,) * 3000)
+    await ann.ask()
+    await ann.ask_many(40)
+    nursery.start_soon(clients.ask)
+    for _ in range(10):
+        nursery.start_soon(ann.ask)
+    await trio.testing.wait_all_tasks_blocked()
+    uncached, forecast = clients.forecast(3060), ann.forecast(3060)
+    seconds = await ann.ask()
+    assert 0.6 * seconds < forecast.total < 1.4 * seconds
+    prompts = [each.first - each.queue for each in (uncached, forecast)]
+    assert prompts[0] > prompts[1] + 0.8 * 0.006 * 3000
 
 
 async def test_a_request_that_would_be_late_is_refused_at_once(

@@ -18,6 +18,7 @@ from .generation.counts import (
 )
 from .generation.scheduler import Scheduler
 from .generation.sequence import LEVEL_SECONDS, Flow, Sequence
+from .generation.shared_queue import HELD_WORK
 from .pooling import (
     PoolingCounters,
     PoolingScheduler,
@@ -26,6 +27,7 @@ from .pooling import (
 from .step_cost import StepCost, StepRates, StepSize
 
 __all__ = [
+    "HELD_WORK",
     "LEVEL_SECONDS",
     "BlockPool",
     "Flow",

@@ -120,15 +120,21 @@ class StepRates:
         """The seconds of a token of a prompt; 0 if not enough were measured."""
         return self.token if self._has_chunks else 0.0
 
-    def predict_prompt(self, num_tokens: int) -> float:
+    def predict_prompt(self, num_tokens: float, num_cached: float = 0) -> float:
         """Return the seconds that a prompt adds to the steps that compute it.
 
         Tokens beyond twice what was measured add nothing, unless that was enough to tell
         the cost of a token from that of a row.
+
+        Args:
+          num_cached: tokens of it that are not computed.
         """
+        num_computed = num_tokens - num_cached
         if not self._has_chunks:
-            num_tokens = min(num_tokens, 1 + _MAX_TOKENS_RATIO * self.num_chunk_tokens)
-        return self.row + self.token * num_tokens + self.pair * num_tokens**2 / 2
+            limit = 1 + _MAX_TOKENS_RATIO * self.num_chunk_tokens
+            num_computed = min(num_computed, limit)
+        num_pairs = num_computed * (num_cached + num_computed / 2)
+        return self.row + self.token * num_computed + self.pair * num_pairs
 
 
 class StepCost:

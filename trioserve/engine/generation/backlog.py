@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...scheduler import HELD_WORK
 from ...types.client import Client
 from ...types.ids import SequenceId
 from ...types.output import TokenDelta
-from ..client_work import ClientWork, count_before
+from ..client_work import ClientWork, list_parts
+from .cached_prompts import CachedPrompts
 
 # The weight of a finished sequence halves after 34 others, as that of a step does in
 # scheduler/step_cost.py.
@@ -28,6 +30,8 @@ class _Request:
     Attributes:
       num_prompt_tokens: of all its prompts. Each counts once, because the sequences of a
         prompt share its blocks.
+      num_computed: the part of them that is expected to be computed.
+      work: see Backlog.measure_work.
       num_open: sequences that have not ended.
       has_begun: a step with one of its sequences has begun.
       has_token: one of its sequences has a token.
@@ -39,6 +43,8 @@ class _Request:
         "has_token",
         "num_open",
         "num_prompt_tokens",
+        "num_computed",
+        "work",
         "_first_id",
         "_lengths",
         "_per_prompt",
@@ -49,8 +55,12 @@ class _Request:
         ids: Sequence[SequenceId],
         prompt_lengths: Sequence[int],
         client: Client,
+        num_computed: int,
+        work: float,
     ) -> None:
         self.client = client
+        self.num_computed = num_computed
+        self.work = work
         self.num_open = len(ids)
         self.num_prompt_tokens = sum(prompt_lengths)
         self.has_begun = False
@@ -62,6 +72,10 @@ class _Request:
     def measure_prompt(self, sequence_id: SequenceId) -> int:
         """Return the length of a sequence's prompt."""
         return self._lengths[(sequence_id - self._first_id) // self._per_prompt]
+
+    def leads(self, sequence_id: SequenceId) -> bool:
+        """Whether a sequence is the first one of its prompt, so that it computes it."""
+        return (sequence_id - self._first_id) % self._per_prompt == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +109,7 @@ class Backlog:
       num_running: sequences with which the device has begun.
       num_context_tokens: tokens of these sequences.
       num_output_tokens: the part of them that was generated.
+      cached: the part of prompts that is not computed.
     """
 
     def __init__(self) -> None:
@@ -104,6 +119,7 @@ class Backlog:
         self.num_running = 0
         self.num_context_tokens = 0
         self.num_output_tokens = 0
+        self.cached = CachedPrompts()
         self._requests: dict[SequenceId, _Request] = {}
         # Of the clients with requests that have no token yet.
         self._queues: dict[str, ClientWork] = {}
@@ -144,19 +160,30 @@ class Backlog:
             return self.num_output_tokens / max(1, self.num_running)
         return self._output_tokens / self._weight
 
-    def count_requests_before(self, client: Client) -> float:
-        """Return the queued requests that go before a new one of a client."""
-        own = self._queues.get(client.name, ClientWork()).num_requests
-        return count_before(
-            self._queues, client, lambda each: each.num_requests, own=own, new=1
-        )
+    def count_before(self, client: Client, work: float) -> tuple[float, float]:
+        """Return the requests, and the tokens to compute, before a new request of a client.
 
-    def count_tokens_before(self, client: Client, num_tokens: int) -> float:
-        """Return the prompt tokens that go before those of a client's new request."""
-        own = self._queues.get(client.name, ClientWork()).num_tokens
-        return count_before(
-            self._queues, client, lambda each: each.num_tokens, own=own, new=num_tokens
-        )
+        Args:
+          work: of the new request; see measure_work.
+        """
+        own = self._queues.get(client.name, ClientWork())
+        num_requests, num_tokens = float(own.num_requests), float(own.num_tokens)
+        for other, part in list_parts(self._queues, client, own.work + work):
+            num_requests += part * other.num_requests
+            num_tokens += part * other.num_tokens
+        return num_requests, num_tokens
+
+    def measure_work(
+        self, num_computed: int, num_sequences: int, mean_prompt_tokens: float
+    ) -> float:
+        """Return the work for which the scheduler will charge a request's client.
+
+        Args:
+          num_computed: tokens of all its prompts that are computed.
+        """
+        length = max(1.0, self.expected_output_tokens)
+        per_token = 1 + HELD_WORK * (mean_prompt_tokens + length / 2)
+        return num_computed + num_sequences * length * per_token
 
     def add(
         self,
@@ -165,11 +192,18 @@ class Backlog:
         client: Client = Client(),
     ) -> None:
         """Count a request; its sequences have successive ids."""
-        request = _Request(ids, prompt_lengths, client)
+        num_computed = sum(
+            length - self.cached.estimate(client.name, length)
+            for length in prompt_lengths
+        )
+        mean_prompt = sum(prompt_lengths) / len(prompt_lengths)
+        work = self.measure_work(num_computed, len(ids), mean_prompt)
+        request = _Request(ids, prompt_lengths, client, num_computed, work)
         queue = self._queues.setdefault(client.name, ClientWork())
         queue.weight = client.weight
         queue.num_requests += 1
-        queue.num_tokens += request.num_prompt_tokens
+        queue.num_tokens += num_computed
+        queue.work += work
         # At once, because there may be thousands.
         self._requests.update(dict.fromkeys(ids, request))
         self.num_open_requests += 1
@@ -182,6 +216,8 @@ class Backlog:
         if sequence_id not in self._num_output:
             self._begin(sequence_id)
         if num_tokens := len(delta.token_ids):
+            if not self._num_output[sequence_id]:
+                self._note_cached(delta)
             self._note_token(self._requests[sequence_id])
             self._num_output[sequence_id] += num_tokens
             self.num_context_tokens += num_tokens
@@ -215,8 +251,9 @@ class Backlog:
             self._close(request)
 
     def clear(self) -> None:
-        """Remove all sequences."""
+        """Remove all sequences; the device has lost them, and its prefix cache."""
         self.drop(list(self._requests))
+        self.cached = CachedPrompts()
 
     def _begin(self, sequence_id: SequenceId) -> None:
         request = self._requests[sequence_id]
@@ -240,12 +277,20 @@ class Backlog:
             self._queues[request.client.name].num_requests -= 1
         request.has_begun = True
 
+    def _note_cached(self, delta: TokenDelta) -> None:
+        """Learn from the first token of a sequence how much of its prompt was cached."""
+        request = self._requests[delta.sequence_id]
+        if request.leads(delta.sequence_id):
+            num_prompt = request.measure_prompt(delta.sequence_id)
+            self.cached.note(request.client.name, num_prompt, delta.num_cached_tokens)
+
     def _note_token(self, request: _Request) -> None:
         """Note that a request has a token."""
         if not request.has_token:
             self.num_queued_tokens -= request.num_prompt_tokens
             queue = self._queues[request.client.name]
-            queue.num_tokens -= request.num_prompt_tokens
+            queue.num_tokens -= request.num_computed
+            queue.work -= request.work
             # Invariant: a request begins before it has a token.
             if not queue.num_tokens:
                 del self._queues[request.client.name]

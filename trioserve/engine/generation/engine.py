@@ -103,9 +103,11 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         now, rates = trio.current_time(), self._core.rates()
         self._forecaster.note_refused(now, rates, demand)
 
-    def _note_taken(self, prompt_lengths: Sequence[int]) -> None:
+    def _note_taken(self, prompt_lengths: Sequence[int], client: Client) -> None:
         demand = Demand(
-            num_prompt_tokens=sum(prompt_lengths), num_prompts=len(prompt_lengths)
+            num_prompt_tokens=sum(prompt_lengths),
+            num_prompts=len(prompt_lengths),
+            client=client,
         )
         now, rates = trio.current_time(), self._core.rates()
         self._forecaster.note_taken(now, rates, demand)
@@ -163,7 +165,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         with self._requests.hold(stream):
             self._streams.update(dict.fromkeys(ids, stream))
             self._backlog.add(ids, lengths, client)
-            self._note_taken(lengths)
+            self._note_taken(lengths, client)
             self._note_held()
             try:
                 await self._core.add(group)

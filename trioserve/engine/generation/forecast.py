@@ -57,10 +57,9 @@ class Demand:
     max_tokens: float = math.inf
     client: Client = Client()
 
-    def predict_prompts(self, rates: StepRates) -> float:
-        """Return the seconds that its prompts take."""
-        mean = self.num_prompt_tokens // self.num_prompts
-        return self.num_prompts * rates.predict_prompt(mean)
+    @property
+    def mean_prompt_tokens(self) -> int:
+        return self.num_prompt_tokens // self.num_prompts
 
 
 class OfferedPrompts:
@@ -103,15 +102,15 @@ class Forecaster:
 
     def note_taken(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was taken."""
-        self._offered.note(now, demand.predict_prompts(rates))
+        self._offered.note(now, self._predict_prompts(rates, demand))
 
     def note_refused(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was refused: at most as one with a usual prompt.
 
         So a client with prompts too long for its deadlines does not make others late.
         """
-        usual = rates.predict_prompt(int(self._backlog.mean_prompt_tokens))
-        self._offered.note(now, min(usual, demand.predict_prompts(rates)))
+        usual = self._predict_usual_prompt(rates)
+        self._offered.note(now, min(usual, self._predict_prompts(rates, demand)))
 
     def predict(self, now: float, rates: StepRates, demand: Demand) -> Forecast | None:
         """Forecast the times of a request that comes now.
@@ -126,12 +125,9 @@ class Forecaster:
         length = max(1.0, backlog.expected_output_tokens)
         own = max(demand.min_tokens, min(length, demand.max_tokens))
         rows, gap = self._predict_gap(rates, demand, length, own)
-        prompts = demand.predict_prompts(rates)
-        usual_prompt = rates.predict_prompt(int(backlog.mean_prompt_tokens))
-        num_before = backlog.count_requests_before(demand.client)
-        num_tokens_before = backlog.count_tokens_before(
-            demand.client, demand.num_prompt_tokens
-        )
+        prompts = self._predict_prompts(rates, demand)
+        usual_prompt = self._predict_usual_prompt(rates)
+        num_before, num_tokens_before = self._count_before(demand)
         # Each sequence that ends leaves a slot, and the next one a while later.
         num_free = self._num_slots - backlog.num_running
         turn = usual_prompt + length * gap / rows
@@ -155,6 +151,32 @@ class Forecaster:
             total=first + last_start * turn + (own - 1) * gap / (1 - share),
             alone=prompts + own * idle_gap,
         )
+
+    def _predict_prompts(self, rates: StepRates, demand: Demand) -> float:
+        """Return the seconds that the prompts of a request take."""
+        num_cached = self._estimate_cached(demand)
+        each = rates.predict_prompt(demand.mean_prompt_tokens, num_cached)
+        return demand.num_prompts * each
+
+    def _count_before(self, demand: Demand) -> tuple[float, float]:
+        """Return the requests, and the tokens to compute, that go before a request."""
+        num_cached = demand.num_prompts * self._estimate_cached(demand)
+        work = self._backlog.measure_work(
+            demand.num_prompt_tokens - num_cached,
+            demand.num_sequences,
+            demand.mean_prompt_tokens,
+        )
+        return self._backlog.count_before(demand.client, work)
+
+    def _estimate_cached(self, demand: Demand) -> int:
+        """Return the cached tokens of each of its prompts."""
+        cached = self._backlog.cached
+        return cached.estimate(demand.client.name, demand.mean_prompt_tokens)
+
+    def _predict_usual_prompt(self, rates: StepRates) -> float:
+        """Return the seconds that a prompt like the past ones takes."""
+        mean = int(self._backlog.mean_prompt_tokens)
+        return rates.predict_prompt(mean, self._backlog.cached.estimate_usual(mean))
 
     def _predict_gap(
         self, rates: StepRates, demand: Demand, length: float, own: float

@@ -9,7 +9,7 @@ import math
 
 from ...scheduler import StepRates
 from ...types.client import Client
-from ..client_work import ClientWork, count_before
+from ..client_work import ClientWork, list_parts
 from ..forecast import MIN_STEPS, Forecast
 from .core import JobId
 
@@ -93,12 +93,10 @@ class PoolingBacklog:
         if rates.num_steps < MIN_STEPS or not self._work:
             return None
         own = self._work.get(client.name, ClientWork())
-        before = count_before(
-            self._work,
-            client,
-            lambda work: work.num_tokens,
-            own=min(own.num_tokens, own.num_requests * num_tokens),
-            new=num_tokens,
+        before = min(own.work, float(own.num_requests * num_tokens))
+        before += sum(
+            part * other.work
+            for other, part in list_parts(self._work, client, before + num_tokens)
         )
         alone = rates.fixed + rates.token * num_tokens
         total = alone + rates.token * before
@@ -106,5 +104,5 @@ class PoolingBacklog:
         return Forecast(queue=0.0, first=-math.inf, total=total, alone=alone)
 
     def _change(self, work: ClientWork, num_tokens: int) -> None:
-        work.num_tokens += num_tokens
+        work.work += num_tokens
         self.num_tokens += num_tokens

@@ -12,12 +12,12 @@ from .sequence import Flow, Sequence
 # A row reads the cache of its sequence, and the memory is not free for others. A token in
 # the cache counts so much of a computed token in each step: the ratio of their costs in
 # ordinary steps (_SCALES in step_cost.py).
-_HELD = 1 / 64
+HELD_WORK = 1 / 64
 
 
 def measure_row(sequence: Sequence) -> float:
     """Return the work of a sequence's next token, in computed tokens."""
-    return 1 + _HELD * sequence.num_computed
+    return 1 + HELD_WORK * sequence.num_computed
 
 
 class SharedQueue:

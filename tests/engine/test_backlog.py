@@ -1,0 +1,71 @@
+"""The work of open requests: prompts that are cached, and clients that share the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from trioserve.engine.generation.backlog import Backlog
+from trioserve.engine.generation.cached_prompts import CachedPrompts
+from trioserve.types.client import Client
+from trioserve.types.ids import SequenceId
+from trioserve.types.output import TokenDelta
+
+ANN, BOB = Client(name="ann"), Client(name="bob")
+
+
+def test_as_much_of_a_prompt_is_cached_as_of_the_last_ones() -> None:
+    cached = CachedPrompts()
+    for _ in range(50):
+        cached.note("ann", 1000, 800)
+        cached.note("bob", 1000, 0)
+    assert cached.estimate("ann", 1000) == pytest.approx(800, abs=1)
+    # The rest of a longer one is new, and a shorter one may begin in another way.
+    assert cached.estimate("ann", 5000) == pytest.approx(800, abs=1)
+    assert cached.estimate("ann", 100) == pytest.approx(80, abs=1)
+    assert cached.estimate("bob", 1000) == 0
+    assert cached.estimate_usual(1000) == pytest.approx(400, abs=10)
+
+
+def test_nothing_is_taken_to_be_cached_before_enough_is_known() -> None:
+    cached = CachedPrompts()
+    for _ in range(3):
+        cached.note("ann", 1000, 800)
+    assert cached.estimate("ann", 1000) == cached.estimate("eve", 1000) == 0
+    cached.note("ann", 1000, 800)
+    assert cached.estimate("ann", 1000) > 0
+
+
+def test_cached_tokens_are_no_work_and_the_cache_is_lost_with_the_device() -> None:
+    backlog = Backlog()
+    for number in range(10):
+        ids = [SequenceId(2 * number), SequenceId(2 * number + 1)]
+        backlog.add(ids, [1000], ANN)
+        # The second sequence finds the blocks of the first one, which tells nothing.
+        for index, num_cached in enumerate((800, 999)):
+            backlog.note(
+                TokenDelta(
+                    sequence_id=ids[index], token_ids=(5,), num_cached_tokens=num_cached
+                )
+            )
+        backlog.drop(ids)
+    backlog.add([SequenceId(100)], [1000], ANN)
+    assert backlog.count_before(ANN, 0.0)[1] == pytest.approx(200, abs=1)
+    # The bound on tokens counts all of them.
+    assert backlog.num_queued_tokens == 1000
+    backlog.clear()
+    assert backlog.statistics() == Backlog().statistics()
+    backlog.add([SequenceId(101)], [1000], ANN)
+    assert backlog.count_before(ANN, 0.0)[1] == 1000
+
+
+def test_a_client_with_long_prompts_has_fewer_requests_before_those_of_others() -> None:
+    """It pays for what it holds in the cache, too."""
+    backlog = Backlog()
+    backlog.add([SequenceId(0)], [6000], ANN)
+    backlog.add([SequenceId(1)], [60], BOB)
+    short = backlog.measure_work(60, 1, 60)
+    long = backlog.measure_work(6000, 1, 6000)
+    assert backlog.count_before(ANN, long) == (2.0, 6060.0)
+    num_requests, num_tokens = backlog.count_before(BOB, short)
+    assert 1.0 < num_requests < 1.1
+    assert 60 < num_tokens < 300
