@@ -32,7 +32,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     ),
     "No memory is left, in the server's process or in the engine's": (
         "e2e/test_faults.py::test_a_server_without_memory_answers_when_it_has_some_again",
-        "e2e/test_processes.py::test_a_broken_device_tells_every_client_and_ends_with_3",
+        "e2e/test_engine_process.py::test_an_engine_without_memory_tells_its_clients_and_ends_the_server",
         "startup/test_shortage.py::test_a_server_with_little_memory_says_so_in_a_sentence",
         "http/test_memory_budget.py",
     ),

@@ -74,6 +74,25 @@ def test_a_killed_engine_gives_every_client_an_error_and_ends_the_server(
     assert not engine.is_running()
 
 
+@pytest.mark.usefixtures("no_shared_memory_left")
+def test_an_engine_without_memory_tells_its_clients_and_ends_the_server(
+    start_server: Start, model_folder: Path, open_stream: Open
+) -> None:
+    """The first grammar needs a library, for which there is no room."""
+    server = start_server(str(model_folder), "--kv-cache-memory", "16MiB")
+    engine = find_engine(server.process)
+    body = {"prompt": "Hi", "structured_outputs": {"choice": ["yes", "no"]}}
+    with open_stream(server.url) as stream:
+        num_bytes = engine.memory_info().vms
+        engine.rlimit(psutil.RLIMIT_AS, (num_bytes, num_bytes))
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=LATE)
+        assert answer.status_code == 500
+        assert stream.read_last()["error"]["code"] == 500
+    assert server.process.wait(SECOND + LATE) == 3
+    assert "the engine process ended with the exit code 3" in server.read_log()
+    assert not engine.is_running()
+
+
 @pytest.fixture(scope="module")
 def plain_server(start_server: Start, model_folder: Path) -> Any:
     """A server without plug-ins, which may import torch."""

@@ -49,7 +49,7 @@ from trioserve.types.pooling import PoolingRow
 from trioserve.types.structured import StructuredOutput
 
 # 10,000 take some minutes: python -m trioserve.testing.simulate --count 10000
-NUM_HISTORIES = 150
+NUM_HISTORIES = 120
 
 # A planted bug shows within so many histories.
 NUM_SEARCHED = 60
