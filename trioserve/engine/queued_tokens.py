@@ -1,4 +1,9 @@
-"""The bound on the prompt tokens that wait."""
+"""The bound on the prompt tokens that wait.
+
+A request may have all that is left of it. Of the places for sequences it may have half, so
+that there is room for others. That rule would refuse a prompt of more than half of the bound
+whenever anything waits, and no later try would help.
+"""
 
 from __future__ import annotations
 
