@@ -83,6 +83,7 @@ def make_engine(
         *,
         max_num_seqs: int = 8,
         max_queued_requests: int = 1000,
+        max_queued_tokens: int | None = None,
         max_model_len: int = 64,
         scheduling_policy: SchedulingPolicy = "fcfs",
         reopen: Any = None,
@@ -93,6 +94,7 @@ def make_engine(
             info=make_info(max_model_len),
             max_num_sequences=max_num_seqs + max_queued_requests,
             max_num_running=max_num_seqs,
+            max_queued_tokens=max_queued_tokens,
             scheduling_policy=scheduling_policy,
             reopen=reopen,
         )

@@ -51,7 +51,7 @@ def test_cached_tokens_are_no_work_and_the_cache_is_lost_with_the_device() -> No
     backlog.add([SequenceId(100)], [1000], ANN)
     assert backlog.count_before(ANN, 0.0)[1] == pytest.approx(200, abs=1)
     # The bound on tokens counts all of them.
-    assert backlog.num_queued_tokens == 1000
+    assert backlog.queued_tokens.total == 1000
     backlog.clear()
     assert backlog.statistics() == Backlog().statistics()
     backlog.add([SequenceId(101)], [1000], ANN)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 import random
 import tracemalloc
 
@@ -20,11 +22,13 @@ from trioserve.errors import (
     ShuttingDown,
 )
 from trioserve.testing.fake_device import FakeDevice, count_up
+from trioserve.types.client import Client
 from trioserve.types.prompt import KEY_BYTES, NO_TOKEN, EmbeddedInput, Prompt
 from trioserve.types.sampling import SamplingParams
 from trioserve.types.tensors import TensorBytes
 
 MakeEngine = Callable[..., TokenEngine]
+TEN = SamplingParams(seed=0, max_tokens=10)
 
 
 def prompt_of(length: int, first: int = 0) -> Prompt:
@@ -444,6 +448,60 @@ async def test_large_requests_leave_places_to_small_ones(
         nursery.start_soon(ask, 1)
         await trio.testing.wait_all_tasks_blocked()
     assert num_refused == 15
+
+
+async def test_a_full_queue_refuses_the_client_that_fills_it(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=2, max_queued_requests=8)
+    await nursery.start(engine.run)
+    ann, bob = Client(name="ann"), Client(name="bob")
+    refused: Counter[str] = Counter()
+
+    async def ask(client: Client) -> None:
+        try:
+            async with engine.open_stream([prompt_of(3)], TEN, client=client) as deltas:
+                async for _ in deltas:
+                    pass
+        except QueueFull:
+            refused[client.name] += 1
+
+    async with trio.open_nursery() as streams:
+        for client, num_requests in ((ann, 11), (bob, 6), (ann, 1)):
+            for _ in range(num_requests):
+                streams.start_soon(ask, client)
+            await trio.testing.wait_all_tasks_blocked()
+        assert refused == {"ann": 2, "bob": 1}
+        # A probe asks whether there is room for everybody.
+        with pytest.raises(QueueFull):
+            engine.check_room(1)
+        engine.check_room(1, client=Client(name="carl"))
+    assert engine.statistics() == make_engine().statistics()
+
+
+async def test_tokens_that_wait_are_those_of_the_client_that_fills_the_bound(
+    make_engine: MakeEngine, nursery: trio.Nursery, autojump_clock: trio.abc.Clock
+) -> None:
+    engine = make_engine(max_num_seqs=1, max_queued_tokens=60)
+    ann, bob = Client(name="ann"), Client(name="bob")
+    await nursery.start(engine.run)
+    async with AsyncExitStack() as streams:
+        for _ in range(3):
+            await streams.enter_async_context(
+                engine.open_stream([prompt_of(20)], TEN, client=ann)
+            )
+        with pytest.raises(QueueFull, match="60 prompt tokens.* may add 0 now"):
+            engine.check_room(1, 1, ann)
+        # A prompt may be longer than the share of its client, of which nothing waits.
+        engine.check_room(1, 50, bob)
+        await streams.enter_async_context(
+            engine.open_stream([prompt_of(20)], TEN, client=bob)
+        )
+        engine.check_room(1, 10, bob)
+        with pytest.raises(QueueFull, match="80 prompt tokens.* may add 10 now"):
+            engine.check_room(1, 11, bob)
+        with pytest.raises(QueueFull):
+            engine.check_room(1, 1)
 
 
 async def test_more_than_half_of_all_places_is_never_given(

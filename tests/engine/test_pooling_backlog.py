@@ -40,7 +40,7 @@ def test_requests_take_turns_and_clients_too() -> None:
             backlog.add(JobId(3), 300, BOB)
             assert predict(backlog, 100, ANN) == 1.0 + 3.0
             backlog.drop(JobId(2))
-            assert backlog.num_tokens == 1300
+            assert backlog.queued_tokens.total == 1300
             backlog.clear()
-    assert backlog.num_tokens == 0
+    assert backlog.queued_tokens.total == 0
     assert backlog.predict(RATES, 100, ANN) is None

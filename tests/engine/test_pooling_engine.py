@@ -29,6 +29,7 @@ from trioserve.testing.fake_device import (
     make_pooling_info,
 )
 from trioserve.testing.processes import HostedPoolingCore
+from trioserve.types.client import Client
 from trioserve.types.pooling import PoolingInput, PoolingParams, PoolingTask
 from trioserve.types.tensors import TensorBytes
 
@@ -274,6 +275,21 @@ async def test_more_than_there_is_room_for_is_refused(
     with pytest.raises(InvalidParameter, match="at most 10"):
         with bench.loop.open_request(11, EMBED):
             raise AssertionError("it never fits in")
+    await bench.check_nothing_is_held()
+
+
+async def test_a_full_engine_refuses_the_client_that_fills_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench(max_num_inputs=10)
+    ann, bob = Client(name="ann"), Client(name="bob")
+    with bench.loop.open_request(10, EMBED, client=ann):
+        for client, num_inputs in ((ann, 1), (bob, 6)):
+            with pytest.raises(QueueFull):
+                with bench.loop.open_request(num_inputs, EMBED, client=client):
+                    raise AssertionError("it does not fit in")
+        with bench.loop.open_request(5, EMBED, client=bob):
+            assert bench.loop.statistics().num_reserved == 15
     await bench.check_nothing_is_held()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from trioserve.errors import BackgroundFull
 from trioserve.http.background import BackgroundTasks
 
 
@@ -45,5 +46,26 @@ async def test_an_error_before_the_start_goes_to_the_caller() -> None:
         await nursery.start(tasks.run)
         with pytest.raises(RuntimeError, match="a defect"):
             await tasks.start(fail)
+        assert tasks.num_running == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_holds_all_places_is_refused_and_no_other_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def work(*, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await trio.sleep(10)
+
+    async with trio.open_nursery() as nursery:
+        tasks = BackgroundTasks(4)
+        await nursery.start(tasks.run)
+        for client, num_tasks in (("ann", 4), ("bob", 2), ("carl", 2)):
+            for _ in range(num_tasks):
+                await tasks.start(work, client)
+            with pytest.raises(BackgroundFull):
+                await tasks.start(work, client)
+        assert tasks.num_running == 8
+        await trio.sleep(11)
         assert tasks.num_running == 0
         nursery.cancel_scope.cancel()

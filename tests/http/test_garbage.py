@@ -28,7 +28,11 @@ REQUESTS = {
     "stream": ("/v1/chat/completions", {**CHAT, "stream": True}, False),
     "responses": ("/v1/responses", {"input": "a", "stream": True}, False),
     "bad": ("/v1/completions", {"prompt": "a", "max_tokens": -1}, False),
-    "late": ("/v1/completions", {"prompt": "a", "timeout": 0.02, "stream": True}, False),
+    "late": (
+        "/v1/completions",
+        {"prompt": "a", "timeout": 0.02, "stream": True},
+        False,
+    ),
     "vanished": ("/v1/completions", {"prompt": "a", "stream": True}, True),
 }
 
@@ -62,7 +66,10 @@ async def ask(
         async for _ in client:
             if is_leaving:
                 break
-    while server.state.lifecycle.num_active or GuardedServer.connections.list_descriptors():
+    while (
+        server.state.lifecycle.num_active
+        or GuardedServer.connections.list_descriptors()
+    ):
         await trio.sleep(0.001)
     await trio.testing.wait_all_tasks_blocked()
 

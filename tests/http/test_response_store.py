@@ -108,6 +108,42 @@ def test_a_running_response_has_no_age_and_is_dropped_last() -> None:
     assert not running.is_cancelled
 
 
+def test_the_client_that_holds_most_loses_first() -> None:
+    store = ResponseStore(max_bytes=50 * KB, max_age=60.0)
+    running = Running()
+    store.put(make("bob-0", 8 * KB, owner="bob"), 0.0)
+    store.put(make("bob-1", 8 * KB, owner="bob", running=running), 0.0)
+    for number in range(9):
+        store.put(make(f"ann-{number}", 8 * KB, owner="ann"), 0.0)
+    kept = [f"ann-{n}" for n in range(9) if has(store, f"ann-{n}")]
+    assert kept == ["ann-7", "ann-8"]
+    assert has(store, "bob-0")
+    assert not running.is_cancelled
+    # A large one of hers is hers to lose, too.
+    store.put(make("ann-9", 40 * KB, owner="ann"), 0.0)
+    assert [each for each in kept if has(store, each)] == []
+    assert has(store, "bob-0")
+    assert not running.is_cancelled
+    for number in range(2, 9):
+        store.put(make(f"bob-{number}", 8 * KB, owner="bob"), 0.0)
+    assert not has(store, "bob-0")
+    assert store.statistics().num_bytes <= 50 * KB
+
+
+def test_a_turn_that_two_clients_hold_counts_for_both() -> None:
+    """An administrator continues the conversation of another key."""
+    store = ResponseStore(max_bytes=KB**2, max_age=60.0)
+    first = make("first", 100 * KB, owner="ann")
+    store.put(first, 0.0)
+    alone = store.statistics().num_bytes
+    store.put(make("second", earlier=first.turns, owner="root"), 0.0)
+    assert store.statistics().num_bytes > alone + 100 * KB
+    store.remove("first", 0.0)
+    assert 100 * KB < store.statistics().num_bytes < alone + 2 * EMPTY_BYTES
+    store.remove("second", 0.0)
+    assert store.statistics().num_bytes == 0
+
+
 def test_the_events_of_a_running_response_count_as_they_come() -> None:
     store = ResponseStore(max_bytes=30 * KB, max_age=60.0)
     log, running = EventLog(), Running()

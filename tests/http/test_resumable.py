@@ -282,6 +282,40 @@ async def test_a_stream_that_finds_no_room_has_no_ids(
             assert events[-1]["data"] == "[DONE]"
 
 
+async def test_a_key_loses_its_own_streams_first(
+    open_client: Callable[..., Any],
+) -> None:
+    memory = f"{3 * STREAM_LOG_BYTES}"
+    http = HttpConfig(
+        resume_seconds=20, max_resume_memory=memory, api_key=("ann", "bob")
+    )
+    async with open_client(http) as client:
+        of_bob = await client.read(most=2, key="bob")
+        of_ann = [await client.read(most=2, key="ann") for _ in range(5)]
+        assert client.server.state.resumable.num_streams == 3
+        with pytest.raises(httpx.HTTPStatusError):
+            await client.read(last=of_ann[2][-1]["id"], key="ann")
+        await client.read(last=of_ann[3][-1]["id"], key="ann")
+        await client.read(last=of_bob[-1]["id"], key="bob")
+
+
+async def test_a_key_has_room_though_connections_of_another_fill_it(
+    open_client: Callable[..., Any],
+) -> None:
+    http = HttpConfig(
+        resume_seconds=20,
+        max_resume_memory=f"{STREAM_LOG_BYTES}",
+        api_key=("ann", "bob"),
+    )
+    async with open_client(http, step_seconds=0.01) as client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: client.read(key="ann"))
+            await client.wait_until(lambda: client.server.state.resumable.num_streams)
+            assert "id" not in (await client.read(most=1, key="ann"))[0]
+            assert "id" in (await client.read(most=1, key="bob"))[0]
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_failed_engine_ends_a_stream_with_an_error(
     open_client: Callable[..., Any],
 ) -> None:

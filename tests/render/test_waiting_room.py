@@ -56,6 +56,25 @@ async def test_a_text_above_the_limit_is_admitted_alone() -> None:
                 raise AssertionError("there is somebody else")
 
 
+async def test_a_full_room_refuses_the_client_that_fills_it() -> None:
+    room = WaitingRoom(4, 1000)
+    with ExitStack() as inside:
+        for client, num_requests in (("ann", 4), ("bob", 2)):
+            for _ in range(num_requests):
+                inside.enter_context(room.enter(250, client))
+            with pytest.raises(RendererFull):
+                room.check_room(0, client)
+        # A client that has nothing inside may have a long text.
+        room.check_room(900, "carl")
+        inside.enter_context(room.enter(10, "carl"))
+        with pytest.raises(RendererFull):
+            room.check_room(400, "carl")
+        # A probe asks for everybody.
+        with pytest.raises(RendererFull):
+            room.check_room(0)
+    assert count(room) == (0, 0)
+
+
 async def test_a_request_that_fails_or_is_cancelled_leaves_the_room(
     autojump_clock: MockClock,
 ) -> None:

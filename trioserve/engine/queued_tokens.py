@@ -8,28 +8,37 @@ whenever anything waits, and no later try would help.
 from __future__ import annotations
 
 from ..errors import QueueFull
-from ..observe import round_retry
+from ..observe import ClientHoldings, round_retry
 from ..scheduler import StepRates
 
 
 def check_queued_tokens(
-    num_queued: int, num_new: int, limit: int | None, rates: StepRates
+    queued: ClientHoldings,
+    client: str | None,
+    num_new: int,
+    limit: int | None,
+    rates: StepRates,
 ) -> None:
     """Refuse a request whose prompt tokens have no room now.
 
     Args:
+      queued: the tokens that wait.
+      client: that of the request; None stands for any.
       limit: None sets none.
 
     Raises:
       QueueFull: other requests have too many tokens.
     """
-    # A request that nothing waits before would never be taken otherwise.
-    if limit is None or not num_queued or num_queued + num_new <= limit:
+    if limit is None:
+        return
+    num_free = queued.count_free(limit, client)
+    # A request with more tokens than its client's share would never be taken otherwise.
+    if not queued.count(client) or num_new <= num_free:
         return
     raise QueueFull(
         "prompt tokens",
-        num_open=num_queued,
-        num_possible=max(0, limit - num_queued),
+        num_open=queued.total,
+        num_possible=max(0, num_free),
         num_new=num_new,
-        retry_after_seconds=round_retry(rates.token * (num_queued + num_new - limit)),
+        retry_after_seconds=round_retry(rates.token * (num_new - num_free)),
     )

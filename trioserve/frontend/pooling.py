@@ -203,7 +203,7 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
                 param=param,
                 on_submit=on_submit,
             ) as request,
-            self.renderer.room.enter(num_characters),
+            self.renderer.room.enter(num_characters, client.name),
         ):
 
             async def run(numbers: range) -> list[tuple[T, int]]:

@@ -121,7 +121,8 @@ class Scoring:
                 on_submit=self.on_submit,
             ) as request,
             self.renderer.room.enter(
-                count_text(self.queries) + count_text(self.documents)
+                count_text(self.queries) + count_text(self.documents),
+                self.client.name,
             ),
         ):
             yield request

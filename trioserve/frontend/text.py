@@ -85,10 +85,10 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
         longest = num_prompts * self.info.max_model_len
         num_tokens = num_ids + self._ratio.estimate(num_characters - num_ids)
         num_tokens = min(num_tokens, longest)
-        self.engine.check_room(num_prompts * sampling.n, num_tokens)
+        self.engine.check_room(num_prompts * sampling.n, num_tokens, client)
         self._check_deadline(num_tokens, num_prompts, sampling, limits, client)
         prompts: list[Prompt] = []
-        with self.renderer.room.enter(num_characters):
+        with self.renderer.room.enter(num_characters, client.name):
             yield prompts
         # Images and vectors have tokens, too, but no characters.
         if prompts and not any(prompt.embedded for prompt in prompts):

@@ -9,7 +9,7 @@ from typing import Protocol
 import trio
 
 from ..errors import BackgroundFull, ShuttingDown
-from ..observe import Owner, Pace, name_owner
+from ..observe import ClientHoldings, Owner, Pace, name_owner
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,9 @@ class BackgroundTasks:
     """A bounded number of tasks in a nursery of the server, which ends them at its end.
 
     Args:
-      limit: the most tasks at once.
+      limit: the most tasks at once; clients share it as ClientHoldings says.
 
     Attributes:
-      num_running: the tasks that have begun and not ended.
       num_refused: the tasks that were refused.
     """
 
@@ -39,8 +38,13 @@ class BackgroundTasks:
         self._limit = limit
         self._nursery: trio.Nursery | None = None
         self._pace = Pace()
-        self.num_running = 0
+        self._held = ClientHoldings()
         self.num_refused = 0
+
+    @property
+    def num_running(self) -> int:
+        """The tasks that have begun and not ended."""
+        return self._held.total
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -50,13 +54,12 @@ class BackgroundTasks:
             task_status.started()
             await trio.sleep_forever()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another task may begin."""
-        return self.num_running < self._limit
+    def has_room(self, client: str) -> bool:
+        """Whether another task of a client may begin."""
+        return self._held.count_free(self._limit, client) > 0
 
-    async def start(self, work: BackgroundWork) -> None:
-        """Begin a task, and wait until it has started.
+    async def start(self, work: BackgroundWork, client: str = "") -> None:
+        """Begin a task of a client, and wait until it has started.
 
         Raises:
           BackgroundFull: too many tasks are running.
@@ -65,18 +68,18 @@ class BackgroundTasks:
         """
         if self._nursery is None:
             raise ShuttingDown()
-        if not self.has_room:
+        if not self.has_room(client):
             self.num_refused += 1
             seconds = self._pace.estimate_seconds(trio.current_time(), 1)
             raise BackgroundFull(
                 num_running=self.num_running, retry_after_seconds=seconds
             )
         # Before the task runs, so that requests of one turn of the loop count each other.
-        self._change(1)
-        await self._nursery.start(self._run, work)
+        self._change(client, 1)
+        await self._nursery.start(self._run, work, client)
 
     async def _run(  # noqa: ASYNC128 (the work calls started)
-        self, work: BackgroundWork, *, task_status: trio.TaskStatus[None]
+        self, work: BackgroundWork, client: str, *, task_status: trio.TaskStatus[None]
     ) -> None:
         # A task that was started runs up to its first checkpoint, even in a cancelled scope.
         start = _Start(task_status)
@@ -90,10 +93,10 @@ class BackgroundTasks:
             # An error that left the nursery would end the server.
             logger.exception("a task in the background failed")
         finally:
-            self._change(-1)
+            self._change(client, -1)
 
-    def _change(self, number: int) -> None:
-        self.num_running += number
+    def _change(self, client: str, number: int) -> None:
+        self._held.change(client, number)
         self._pace.observe(trio.current_time(), self.num_running)
 
 

@@ -94,6 +94,11 @@ class LiveRequest:
     def id(self) -> str:
         return str(self._id)
 
+    @property
+    def client(self) -> str:
+        """The name of the client, as the engine has it."""
+        return name_key(self.key) or ""
+
     def describe(self) -> RequestCard:
         now, stream = trio.current_time(), self.stream
         return RequestCard(

@@ -6,12 +6,13 @@ runs in the event loop's thread.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 import logging
 from typing import Literal, Protocol
 
 from ..errors import ResponseNotFound, ResponseTooLarge
+from ..observe import ClientHoldings
 from .event_log import EventLog
 from .key_file import Key, may_see
 
@@ -27,7 +28,8 @@ DropReason = Literal["age", "memory"]
 class Turn:
     """The items that one response added to a conversation.
 
-    Responses that continue it share the object, so the store counts its bytes once.
+    Responses that continue it share the object, so the store counts its bytes once for each
+    client.
 
     Attributes:
       input, output: items as JSON arrays.
@@ -79,6 +81,11 @@ class StoredResponse:
     running: RunningResponse | None = None
 
     @property
+    def client(self) -> str:
+        """The name of its client, as ClientHoldings counts it."""
+        return self.owner or ""
+
+    @property
     def is_running(self) -> bool:
         return self.running is not None
 
@@ -117,7 +124,7 @@ class ResponseStore:
     """Keeps responses until they are too old, or until newer ones need their memory.
 
     Args:
-      max_bytes: bytes of all responses together.
+      max_bytes: bytes of all responses together; clients share them as ClientHoldings says.
       max_age: seconds after the end of a response; 0 keeps none that has ended.
 
     Attributes:
@@ -129,9 +136,12 @@ class ResponseStore:
         self._max_age = max_age
         # Oldest first.
         self._kept: dict[str, _Kept] = {}
-        # How many responses have each turn.
-        self._turns: Counter[Turn] = Counter()
-        self._num_bytes = 0
+        # The ids of each client's, oldest first.
+        self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        # How many responses of a client have each turn. An administrator may continue those
+        # of others, and holds their turns, too.
+        self._turns: Counter[tuple[str, Turn]] = Counter()
+        self._held = ClientHoldings()
         self.dropped: Counter[DropReason] = Counter({"age": 0, "memory": 0})
 
     @property
@@ -139,7 +149,9 @@ class ResponseStore:
         return self._max_age > 0
 
     def statistics(self) -> StoreStatistics:
-        return StoreStatistics(num_responses=len(self._kept), num_bytes=self._num_bytes)
+        return StoreStatistics(
+            num_responses=len(self._kept), num_bytes=self._held.total
+        )
 
     def check_size(
         self, response: StoredResponse, *, num_more_bytes: int = 0, param: str = "store"
@@ -167,12 +179,14 @@ class ResponseStore:
         """
         assert response.id not in self._kept, "ids are unique"
         self.check_size(response)
-        self._kept[response.id] = _Kept(response, now, response.num_own_bytes)
-        self._num_bytes += response.num_own_bytes
+        client, num_bytes = response.client, response.num_own_bytes
+        self._kept[response.id] = _Kept(response, now, num_bytes)
+        self._ids[client][response.id] = None
         for turn in response.turns:
-            if not self._turns[turn]:
-                self._num_bytes += turn.num_bytes
-            self._turns[turn] += 1
+            if not self._turns[client, turn]:
+                num_bytes += turn.num_bytes
+            self._turns[client, turn] += 1
+        self._held.change(client, num_bytes)
         self._make_room(now)
 
     def replace(self, response: StoredResponse, now: float) -> None:
@@ -192,7 +206,7 @@ class ResponseStore:
         """Count the bytes of a running response's new events."""
         if kept := self._kept.get(response_id):
             num_bytes = kept.response.num_own_bytes
-            self._num_bytes += num_bytes - kept.num_own_bytes
+            self._held.change(kept.response.client, num_bytes - kept.num_own_bytes)
             kept.num_own_bytes = num_bytes
             self._make_room(now)
 
@@ -236,15 +250,15 @@ class ResponseStore:
 
     def _make_room(self, now: float) -> None:
         self.drop_old(now)
-        while self._num_bytes > self._max_bytes and self._kept:
-            self._drop(self._find_oldest(), "memory")
+        while self._held.total > self._max_bytes and self._kept:
+            self._drop(self._find_oldest(self._held.find_largest()), "memory")
 
-    def _find_oldest(self) -> str:
-        """Return the oldest that has ended, or else the oldest that is running."""
-        for response_id, kept in self._kept.items():
-            if not kept.response.is_running:
+    def _find_oldest(self, client: str) -> str:
+        """Return a client's oldest that has ended, or else the oldest that is running."""
+        for response_id in self._ids[client]:
+            if not self._kept[response_id].response.is_running:
                 return response_id
-        return next(iter(self._kept))
+        return next(iter(self._ids[client]))
 
     def _drop(self, response_id: str, reason: DropReason) -> None:
         self.dropped[reason] += 1
@@ -260,12 +274,16 @@ class ResponseStore:
 
     def _take_out(self, response_id: str) -> StoredResponse:
         kept = self._kept.pop(response_id)
-        self._num_bytes -= kept.num_own_bytes
+        client, num_bytes = kept.response.client, kept.num_own_bytes
+        del self._ids[client][response_id]
+        if not self._ids[client]:
+            del self._ids[client]
         for turn in kept.response.turns:
-            self._turns[turn] -= 1
-            if not self._turns[turn]:
-                del self._turns[turn]
-                self._num_bytes -= turn.num_bytes
+            self._turns[client, turn] -= 1
+            if not self._turns[client, turn]:
+                del self._turns[client, turn]
+                num_bytes += turn.num_bytes
+        self._held.change(client, -num_bytes)
         return kept.response
 
 

@@ -19,6 +19,7 @@ import trio
 
 from ..config import STREAM_LOG_BYTES, HttpConfig, parse_bytes
 from ..errors import StreamNotFound
+from ..observe import ClientHoldings
 from .background import BackgroundTasks
 from .key_file import Key, name_key
 from .live_requests import LiveRequest, LiveRequests
@@ -122,6 +123,7 @@ class ResumableStreams:
         self._most = memory // STREAM_LOG_BYTES if self._seconds else 0
         # Oldest first.
         self._streams: dict[str, ResumableStream] = {}
+        self._held = ClientHoldings()
         # Those that were driven out end a little later.
         self.tasks = BackgroundTasks(2 * self._most)
         self.num_resumed = 0
@@ -142,10 +144,8 @@ class ResumableStreams:
         There is none if connections send all the others, or streams are not resumable.
         The caller claims and starts the stream at once.
         """
-        if not self.tasks.has_room:
-            # Streams that were driven out have not ended yet.
-            return None
-        if len(self._streams) >= self._most and not self._drop_one():
+        # Streams that were driven out may not have ended yet.
+        if not (self.tasks.has_room(live.client) and self._make_room(live.client)):
             return None
         stream = ResumableStream(
             live,
@@ -156,6 +156,7 @@ class ResumableStreams:
             seconds=self._seconds,
         )
         self._streams[stream.id] = stream
+        self._held.change(live.client, 1)
         return stream
 
     async def start(
@@ -172,7 +173,9 @@ class ResumableStreams:
           write: writes the events into the log, and returns the last ones.
         """
         try:
-            await self.tasks.start(partial(self._run, stream, resources, write))
+            await self.tasks.start(
+                partial(self._run, stream, resources, write), stream.live.client
+            )
         except BaseException:
             self._forget(stream)
             raise
@@ -221,12 +224,24 @@ class ResumableStreams:
             self._forget(stream)
 
     def _forget(self, stream: ResumableStream) -> None:
-        self._streams.pop(stream.id, None)
+        if self._streams.pop(stream.id, None) is not None:
+            self._held.change(stream.live.client, -1)
 
-    def _drop_one(self) -> bool:
-        """End the oldest stream that no connection sends."""
+    def _make_room(self, client: str) -> bool:
+        """Make room for a stream of a client; False if there is none; see ClientHoldings."""
+        if len(self._streams) < self._most:
+            return True
+        return (
+            self._drop_one(self._held.find_largest(client))
+            # Connections send all streams of that one.
+            or self._held.count_free(self._most, client) > 0
+            or self._drop_one(client)
+        )
+
+    def _drop_one(self, client: str) -> bool:
+        """End the oldest stream of a client that no connection sends."""
         for stream in self._streams.values():
-            if stream.connection is None:
+            if stream.connection is None and stream.live.client == client:
                 stream.scope.cancel()
                 self._forget(stream)
                 return True

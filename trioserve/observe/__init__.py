@@ -1,12 +1,13 @@
 """Measurements: stalls of the event loop, histograms, the text of /metrics, and the log.
 
 Owner names the request that a task, a thread or a token belongs to, and Leak is one of these
-that outlives it.
+that outlives it. Pace and ClientHoldings say whether and when there is room for more work.
 
 It uses trio and prometheus-client. It does not contain the names of metrics: they are
 in the tables of http/metrics/.
 """
 
+from .client_holdings import ClientHoldings
 from .durations import Durations
 from .exposition import (
     CounterMetric,
@@ -25,6 +26,7 @@ from .owner import Owned, Owner, find_owner, find_owner_of, name_owner
 from .pace import Pace, round_retry
 
 __all__ = [
+    "ClientHoldings",
     "CounterMetric",
     "Distribution",
     "Durations",

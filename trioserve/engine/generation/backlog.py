@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...observe import ClientHoldings
 from ...scheduler import HELD_WORK
 from ...types.client import Client
 from ...types.ids import SequenceId
@@ -105,7 +106,8 @@ class Backlog:
     Attributes:
       num_open_requests: all of them.
       num_queued_requests: requests with which the device has not begun.
-      num_queued_tokens: prompt tokens of requests that have no token yet.
+      queued_tokens: prompt tokens of requests that have no token yet.
+      open_sequences: sequences that have not ended.
       num_running: sequences with which the device has begun.
       num_context_tokens: tokens of these sequences.
       num_output_tokens: the part of them that was generated.
@@ -115,7 +117,8 @@ class Backlog:
     def __init__(self) -> None:
         self.num_open_requests = 0
         self.num_queued_requests = 0
-        self.num_queued_tokens = 0
+        self.queued_tokens = ClientHoldings()
+        self.open_sequences = ClientHoldings()
         self.num_running = 0
         self.num_context_tokens = 0
         self.num_output_tokens = 0
@@ -136,11 +139,11 @@ class Backlog:
         return BacklogStatistics(
             num_open_requests=self.num_open_requests,
             num_queued_requests=self.num_queued_requests,
-            num_queued_tokens=self.num_queued_tokens,
+            num_queued_tokens=self.queued_tokens.total,
             num_running=self.num_running,
             num_context_tokens=self.num_context_tokens,
             num_output_tokens=self.num_output_tokens,
-            num_sequences=len(self._requests),
+            num_sequences=self.open_sequences.total,
             num_clients=len(self._queues),
             num_answers=len(self._num_output),
         )
@@ -208,7 +211,8 @@ class Backlog:
         self._requests.update(dict.fromkeys(ids, request))
         self.num_open_requests += 1
         self.num_queued_requests += 1
-        self.num_queued_tokens += request.num_prompt_tokens
+        self.queued_tokens.change(client.name, request.num_prompt_tokens)
+        self.open_sequences.change(client.name, len(ids))
 
     def note(self, delta: TokenDelta) -> None:
         """Count the progress of a sequence that is open."""
@@ -242,6 +246,7 @@ class Backlog:
         """Remove sequences."""
         for sequence_id in ids:
             request = self._requests.pop(sequence_id)
+            self.open_sequences.change(request.client.name, -1)
             num_output = self._num_output.pop(sequence_id, None)
             if num_output is not None:
                 num_prompt = request.measure_prompt(sequence_id)
@@ -287,11 +292,12 @@ class Backlog:
     def _note_token(self, request: _Request) -> None:
         """Note that a request has a token."""
         if not request.has_token:
-            self.num_queued_tokens -= request.num_prompt_tokens
-            queue = self._queues[request.client.name]
+            name = request.client.name
+            self.queued_tokens.change(name, -request.num_prompt_tokens)
+            queue = self._queues[name]
             queue.num_tokens -= request.num_computed
             queue.work -= request.work
             # Invariant: a request begins before it has a token.
-            if not queue.num_tokens:
-                del self._queues[request.client.name]
+            if not self.queued_tokens.count(name):
+                del self._queues[name]
         request.has_token = True

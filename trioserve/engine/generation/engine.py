@@ -88,7 +88,7 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         return TokenEngineStatistics(
             num_streams=len(self._requests),
             num_sequences=len(self._streams),
-            num_queued_tokens=self._backlog.num_queued_tokens,
+            num_queued_tokens=self._backlog.queued_tokens.total,
             backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
@@ -112,11 +112,14 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         now, rates = trio.current_time(), self._core.rates()
         self._forecaster.note_taken(now, rates, demand)
 
-    def check_room(self, num_new: int, num_tokens: int = 0) -> None:
+    def check_room(
+        self, num_new: int, num_tokens: int = 0, client: Client | None = None
+    ) -> None:
         """Refuse a request that has no room now, before anything is prepared for it.
 
         Args:
           num_tokens: tokens of its prompts, about.
+          client: the one that it belongs to; None stands for any.
 
         Raises:
           InvalidParameter: the request has more sequences than ever have room.
@@ -124,8 +127,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
-        self._check_room(num_new)
-        self._check_tokens(num_tokens)
+        name = None if client is None else client.name
+        self._check_room(num_new, name)
+        self._check_tokens(num_tokens, name)
 
     @asynccontextmanager
     async def open_stream(
@@ -151,9 +155,9 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
         self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
         check_request(prompts, sampling, self.info)
-        self._check_room(len(prompts) * sampling.n)
+        self._check_room(len(prompts) * sampling.n, client.name)
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        self._check_tokens(sum(lengths))
+        self._check_tokens(sum(lengths), client.name)
         group = self._make_group(prompts, sampling, priority, client)
         ids = [SequenceId(number) for number in group.list_ids()]
         stream = TokenStream(
@@ -175,19 +179,22 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
             finally:
                 self._abort(ids)
 
-    def _check_room(self, num_new: int) -> None:
-        most = self._count_places(0)
+    def _check_room(self, num_new: int, client: str | None) -> None:
+        most = self._count_places(self._max_num_sequences, 0)
         if num_new > most:
             raise InvalidParameter(
                 "n", f"at most {most} sequences are possible, got {num_new}"
             )
-        num_open = len(self._streams)
-        num_possible = self._count_places(num_open)
+        num_open = self._backlog.open_sequences.total
+        num_free = self._backlog.open_sequences.count_free(
+            self._max_num_sequences, client
+        )
+        num_possible = self._count_places(num_free, num_open)
         if num_new > num_possible:
             raise QueueFull(
                 "sequences",
                 num_open=num_open,
-                num_possible=num_possible,
+                num_possible=max(0, num_possible),
                 num_new=num_new,
                 retry_after_seconds=self._pace.estimate_seconds(
                     trio.current_time(), num_open
@@ -197,9 +204,10 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: stream.owner for number, stream in self._streams.items()}
 
-    def _check_tokens(self, num_new: int) -> None:
+    def _check_tokens(self, num_new: int, client: str | None) -> None:
         check_queued_tokens(
-            self._backlog.num_queued_tokens,
+            self._backlog.queued_tokens,
+            client,
             num_new,
             self._max_queued_tokens,
             self._core.rates(),
@@ -212,15 +220,17 @@ class TokenEngine(Engine[GenerationCore, Iterable[TokenDelta], SchedulerCounters
     def _note_held(self) -> None:
         self._pace.observe(trio.current_time(), len(self._streams))
 
-    def _count_places(self, num_held: int) -> int:
+    def _count_places(self, num_free: int, num_held: int) -> int:
         """Return how many sequences a request may have while others hold `num_held`.
+
+        Args:
+          num_free: the free places of its client.
 
         This is half of the free places, so requests with many sequences always leave
         room for requests with one. A request that can run at once is never refused.
 
         Source: Choudhury and Hahne 1998 (Dynamic Queue Length Thresholds), with alpha 1.
         """
-        num_free = self._max_num_sequences - num_held
         return max(num_free // 2, self._max_num_running - num_held, min(1, num_free))
 
     def _make_group(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import math
 
+from ...observe import ClientHoldings
 from ...scheduler import StepRates
 from ...types.client import Client
 from ..client_work import ClientWork, list_parts
@@ -33,18 +34,18 @@ class PoolingBacklog:
     """Counts the tokens of all texts that the device has not read.
 
     Attributes:
-      num_tokens: all of them.
+      queued_tokens: all of them.
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self._jobs: dict[JobId, tuple[ClientWork, int]] = {}
+        self.queued_tokens = ClientHoldings()
+        self._jobs: dict[JobId, tuple[str, int]] = {}
         self._work: dict[str, ClientWork] = {}
 
     def statistics(self) -> PoolingBacklogStatistics:
         """Return the present state."""
         return PoolingBacklogStatistics(
-            num_tokens=self.num_tokens,
+            num_tokens=self.queued_tokens.total,
             num_jobs=len(self._jobs),
             num_clients=len(self._work),
         )
@@ -64,14 +65,13 @@ class PoolingBacklog:
 
     def add(self, job: JobId, num_tokens: int, client: Client) -> None:
         """Count a text of an open request."""
-        work = self._work[client.name]
-        self._jobs[job] = work, num_tokens
-        self._change(work, num_tokens)
+        self._jobs[job] = client.name, num_tokens
+        self._change(client.name, num_tokens)
 
     def drop(self, job: JobId) -> None:
         """Remove a text."""
-        work, num_tokens = self._jobs.pop(job)
-        self._change(work, -num_tokens)
+        client, num_tokens = self._jobs.pop(job)
+        self._change(client, -num_tokens)
 
     def clear(self) -> None:
         for job in list(self._jobs):
@@ -103,6 +103,6 @@ class PoolingBacklog:
         # A request has no answer before all its texts were read.
         return Forecast(queue=0.0, first=-math.inf, total=total, alone=alone)
 
-    def _change(self, work: ClientWork, num_tokens: int) -> None:
-        work.work += num_tokens
-        self.num_tokens += num_tokens
+    def _change(self, client: str, num_tokens: int) -> None:
+        self.queued_tokens.change(client, num_tokens)
+        self._work[client].work += num_tokens

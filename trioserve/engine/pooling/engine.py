@@ -15,7 +15,7 @@ import trio
 
 from ...config import SchedulingPolicy
 from ...errors import InvalidParameter, QueueFull
-from ...observe import Owner
+from ...observe import ClientHoldings, Owner
 from ...scheduler import PoolingCounters, PoolingStatistics
 from ...types.client import Client
 from ...types.model_info import ModelInfo
@@ -81,7 +81,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         self._max_num_inputs = max_num_inputs
         self._max_queued_tokens = max_queued_tokens
         self._backlog = PoolingBacklog()
-        self._num_reserved = 0
+        self._reserved = ClientHoldings()
         self._keys = itertools.count()
         self._flows = itertools.count()
         self._next_job = 0
@@ -96,9 +96,9 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         return TensorEngineStatistics(
             num_requests=len(self._requests),
             num_flows=len(self._open),
-            num_reserved=self._num_reserved,
+            num_reserved=self._reserved.total,
             num_jobs=len(self._owners),
-            num_queued_tokens=self._backlog.num_tokens,
+            num_queued_tokens=self._backlog.queued_tokens.total,
             backlog=self._backlog.statistics(),
             scheduler=self._core.statistics(),
         )
@@ -115,14 +115,14 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         return self._backlog.predict(self._core.rates(), num_tokens, client)
 
     def check_room(self, num_new: int) -> None:
-        """Refuse a request that has no room now; open_request does it by itself.
+        """Refuse a request of any client that has no room now; so does open_request.
 
         Raises:
           QueueFull: other requests have too many inputs.
           EngineDied, EngineRestarting, ShuttingDown: no engine runs.
         """
         self._requests.check_alive()
-        self._check_room(num_new, "input")
+        self._check_room(num_new, None, "input")
 
     @contextmanager
     def open_request(
@@ -159,12 +159,12 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         self._requests.check_alive()
         check_priority(priority, self._scheduling_policy)
         check_params(params, self.info, self.pooling)
-        self._check_room(num_inputs, param)
-        self._check_tokens(num_tokens)
+        self._check_room(num_inputs, client.name, param)
+        self._check_tokens(num_tokens, client.name)
         request = TensorRequest(
             self, params, FlowId(next(self._flows)), priority, client, on_submit
         )
-        self._reserve(num_inputs)
+        self._reserve(num_inputs, client)
         self._open[request.flow] = request
         try:
             with self._requests.hold(request), self._backlog.hold(client):
@@ -174,7 +174,7 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
                     self.abort(request.kept.values())
         finally:
             del self._open[request.flow]
-            self._reserve(-num_inputs)
+            self._reserve(-num_inputs, client)
             self._core.close(request.flow, tuple(request.kept))
 
     # The door of TensorRequest.
@@ -215,35 +215,36 @@ class TensorEngine(Engine[PoolingCore, PoolingOutputs, PoolingCounters]):
         """Return a key that no other request has."""
         return QueryKey(next(self._keys))
 
-    def _check_room(self, num_inputs: int, param: str) -> None:
+    def _check_room(self, num_inputs: int, client: str | None, param: str) -> None:
         limit = self._max_num_inputs
         if num_inputs > limit:
             raise InvalidParameter(
                 param, f"at most {limit} texts are possible, got {num_inputs}"
             )
-        num_possible = limit - self._num_reserved
+        num_possible = self._reserved.count_free(limit, client)
         if num_inputs > num_possible:
             raise QueueFull(
                 "texts",
-                num_open=self._num_reserved,
-                num_possible=num_possible,
+                num_open=self._reserved.total,
+                num_possible=max(0, num_possible),
                 num_new=num_inputs,
                 retry_after_seconds=self._pace.estimate_seconds(
-                    trio.current_time(), self._num_reserved
+                    trio.current_time(), self._reserved.total
                 ),
             )
 
-    def _check_tokens(self, num_new: int) -> None:
+    def _check_tokens(self, num_new: int, client: str) -> None:
         check_queued_tokens(
-            self._backlog.num_tokens,
+            self._backlog.queued_tokens,
+            client,
             num_new,
             self._max_queued_tokens,
             self._core.rates(),
         )
 
-    def _reserve(self, num_inputs: int) -> None:
-        self._num_reserved += num_inputs
-        self._pace.observe(trio.current_time(), self._num_reserved)
+    def _reserve(self, num_inputs: int, client: Client) -> None:
+        self._reserved.change(client.name, num_inputs)
+        self._pace.observe(trio.current_time(), self._reserved.total)
 
     def _list_work(self) -> dict[int, Owner | None]:
         return {number: request.owner for number, request in self._open.items()}

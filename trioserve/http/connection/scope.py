@@ -193,9 +193,7 @@ class ScopedConnection(TrioASGIHTTPConnection):
         # Until its key is known.
         scoped.ticket = Ticket(state.key_uses.find(None))
         scoped.resumable = state.resumable
-        scoped.cancellation = Cancellation(
-            scoped.id, state.counts, state.after_aborts
-        )
+        scoped.cancellation = Cancellation(scoped.id, state.counts, state.after_aborts)
         scoped.keepalive = state.keepalive
         body = scoped.body
         body.budget, body.heap = state.bodies, state.heap

@@ -59,7 +59,7 @@ async def answer_in_background(
         limits=request.time_limit.limit_stream(call.chat.max_queue_seconds),
     )
     with call.naming():
-        await state.background.start(running.generate)
+        await state.background.start(running.generate, request.live.client)
     if streams:
         return follow(request, running.log, 0)
     return respond_json(call.writer.response)

@@ -61,7 +61,8 @@ async def answer_count_tokens(state: ServerState, request: ScopedRequest) -> Res
     body, engine = await read_request(state, request, CountTokensRequest)
     turns = TurnMappings(body.messages, body.system)
     num_characters = await count_characters(engine.renderer.workers, turns)
-    with explain_fields(turns), engine.renderer.room.enter(num_characters):
+    room, client = engine.renderer.room, request.live.client
+    with explain_fields(turns), room.enter(num_characters, client):
         chat = _make_chat(body, engine)
         prompt = await engine.renderer.render_chat(
             turns,

@@ -24,7 +24,8 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
     body, engine = await read_any_request(state, request, TokenizeRequest)
     messages = MessageMappings(body.messages or ())
     num_characters = await count_characters(engine.renderer.workers, messages)
-    with engine.renderer.room.enter(len(body.prompt or "") + num_characters):
+    num_characters += len(body.prompt or "")
+    with engine.renderer.room.enter(num_characters, request.live.client):
         prompt = await _render(engine, body, messages)
     build = partial(_build_tokenized, engine, body, prompt)
     return await respond_built(engine.renderer.workers, build, len(prompt.token_ids))
@@ -33,7 +34,7 @@ async def answer_tokenize(state: ServerState, request: ScopedRequest) -> Respons
 async def answer_detokenize(state: ServerState, request: ScopedRequest) -> Response:
     """Convert token ids to text."""
     body, engine = await read_any_request(state, request, DetokenizeRequest)
-    with engine.renderer.room.enter(len(body.tokens)):
+    with engine.renderer.room.enter(len(body.tokens), request.live.client):
         text = await engine.renderer.detokenize(body.tokens)
     return respond_json(Detokenized(prompt=text))
 

@@ -15,7 +15,7 @@ import trio
 
 from ...config import RenderConfig, parse_bytes
 from ...errors import RendererFull
-from ...observe import Pace
+from ...observe import ClientHoldings, Pace
 
 # The cost of a request without text, in characters: half a millisecond.
 _REQUEST_CHARACTERS = 500
@@ -49,42 +49,44 @@ class WaitingRoom:
     """Admits requests until there are too many of them, or too much text.
 
     Args:
-      max_requests, max_characters: limits of all requests inside. A request that is
-        alone may have more text, because it would never enter otherwise.
+      max_requests, max_characters: limits of all requests inside, which clients share as
+        ClientHoldings says. The only request of a client may have more text, because it
+        would never enter otherwise.
     """
 
     def __init__(self, max_requests: int, max_characters: int) -> None:
         self._max_requests = max_requests
         self._max_characters = max_characters
-        self._num_requests = 0
-        self._num_characters = 0
+        self._requests = ClientHoldings()
+        self._characters = ClientHoldings()
         self._num_refused = 0
         self._pace = Pace()
 
     @contextmanager
-    def enter(self, num_characters: int) -> Iterator[None]:
+    def enter(self, num_characters: int, client: str = "") -> Iterator[None]:
         """Enter, and stay in the room while the block runs.
 
         Args:
           num_characters: the approximate length of the request's text.
+          client: the name of the one that it belongs to.
 
         Raises:
           RendererFull: the room is full.
         """
         try:
-            self.check_room(num_characters)
+            self.check_room(num_characters, client)
         except RendererFull:
             self._num_refused += 1
             raise
-        self._count(1, num_characters)
+        self._count(1, num_characters, client)
         try:
             yield
         finally:
-            self._count(-1, -num_characters)
+            self._count(-1, -num_characters, client)
 
     def statistics(self) -> WaitingRoomStatistics:
         return WaitingRoomStatistics(
-            num_requests=self._num_requests, num_characters=self._num_characters
+            num_requests=self._requests.total, num_characters=self._characters.total
         )
 
     def counters(self) -> WaitingRoomCounters:
@@ -92,25 +94,29 @@ class WaitingRoom:
 
     @property
     def _work(self) -> int:
-        return self._num_characters + _REQUEST_CHARACTERS * self._num_requests
+        return self._characters.total + _REQUEST_CHARACTERS * self._requests.total
 
-    def check_room(self, num_characters: int) -> None:
-        """Raise RendererFull if the room is full for so much text."""
-        is_too_much = self._num_characters + num_characters > self._max_characters
-        if self._num_requests < self._max_requests and (
-            not is_too_much or not self._num_requests
-        ):
+    def check_room(self, num_characters: int, client: str | None = None) -> None:
+        """Raise RendererFull if the room is full for so much text.
+
+        Args:
+          client: the name of the one that it belongs to; None stands for any.
+        """
+        has_place = self._requests.count_free(self._max_requests, client) > 0
+        num_free = self._characters.count_free(self._max_characters, client)
+        is_alone = not self._requests.count(client)
+        if has_place and (is_alone or num_characters <= num_free):
             return
         raise RendererFull(
-            num_requests=self._num_requests,
+            num_requests=self._requests.total,
             retry_after_seconds=self._pace.estimate_seconds(
                 trio.current_time(), self._work
             ),
         )
 
-    def _count(self, num_requests: int, num_characters: int) -> None:
-        self._num_requests += num_requests
-        self._num_characters += num_characters
+    def _count(self, num_requests: int, num_characters: int, client: str) -> None:
+        self._requests.change(client, num_requests)
+        self._characters.change(client, num_characters)
         self._pace.observe(trio.current_time(), self._work)
 
 

@@ -1,0 +1,88 @@
+"""The rule by which clients share a bound: who holds most gives way."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from trioserve.observe import ClientHoldings
+
+
+def hold(**numbers: int) -> ClientHoldings:
+    held = ClientHoldings()
+    for client, number in numbers.items():
+        held.change(client, number)
+    return held
+
+
+def test_one_client_may_take_all() -> None:
+    assert hold().count_free(10, "ann") == 10
+    assert hold(ann=7).count_free(10, "ann") == 3
+    assert hold(ann=12).count_free(10, "ann") == -2
+
+
+def test_a_full_bound_still_has_the_equal_share_of_another_client() -> None:
+    held = hold(ann=10)
+    assert held.count_free(10, "ann") == 0
+    assert held.count_free(10, "bob") == 5
+    assert held.count_free(10, None) == 0
+    held.change("bob", 5)
+    assert held.count_free(10, "bob") == 0
+    # A third of it, rounded up.
+    assert held.count_free(10, "carl") == 4
+
+
+def test_what_is_free_belongs_to_everybody() -> None:
+    assert hold(ann=6, bob=1).count_free(10, "ann") == 3
+    assert hold(ann=6, bob=1).count_free(10, None) == 3
+
+
+def test_a_single_place_is_not_one_clients_alone() -> None:
+    assert hold(ann=1).count_free(1, "bob") == 1
+    assert hold(ann=1).count_free(0, "bob") == 0
+
+
+def test_a_client_that_holds_nothing_is_forgotten() -> None:
+    held = hold(ann=10, bob=1)
+    held.change("bob", -1)
+    assert held.count("bob") == 0
+    assert held.count_free(10, "carl") == 5
+    held.change("ann", -10)
+    assert held.total == 0
+    assert held.count_free(10, "carl") == 10
+
+
+def test_the_largest_counts_what_it_asks_for() -> None:
+    assert hold(ann=4, bob=5).find_largest() == "bob"
+    held = hold(ann=4, bob=4)
+    assert [held.find_largest(each) for each in ("ann", "bob")] == ["ann", "bob"]
+    assert held.find_largest("carl") in ("ann", "bob")
+    assert hold().find_largest("carl") == "carl"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-30, 30)), max_size=50))
+def test_clients_exceed_a_bound_by_no_more_than_is_said(
+    changes: list[tuple[int, int]],
+) -> None:
+    held, limit = ClientHoldings(), 60
+    for client, number in changes:
+        name = str(client)
+        if number > 0 and number <= held.count_free(limit, name):
+            held.change(name, number)
+        elif number < 0:
+            held.change(name, -min(-number, held.count(name)))
+        # Six clients, whose shares are whole numbers.
+        assert held.total <= limit * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5 + 1 / 6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=50))
+def test_a_client_below_its_equal_share_loses_nothing_to_others(
+    additions: list[tuple[int, int]],
+) -> None:
+    held, limit = ClientHoldings(), 60
+    for client, number in additions:
+        held.change(str(client), number)
+        while held.total > limit:
+            largest = held.find_largest()
+            num_clients = sum(held.count(str(each)) > 0 for each in range(6))
+            assert held.count(largest) > limit / num_clients
+            held.change(largest, -1)
