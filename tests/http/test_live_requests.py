@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 import json
 from pathlib import Path
+import re
 import socket
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +27,9 @@ UPLOAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     "X-Request-Id: upload\r\nContent-Length: 1000\r\n\r\n{"
 )
+
+# Of responses that have not ended.
+_OPEN = ("queued", "in_progress")
 
 
 class Client:
@@ -69,6 +73,44 @@ class Client:
                 if card["phase"] == phase:
                     return card
             await trio.sleep(0.01)
+
+    async def begin_in_background(
+        self, request_id: str, key: str = "", /, *, stays: bool = False, **fields: Any
+    ) -> str:
+        """Begin a response in the background; returns its path.
+
+        Args:
+          stays: go on to read its stream.
+        """
+        headers = {"X-Request-Id": request_id, "X-Request-Timeout": "20"}
+        if key:
+            headers["X-Api-Key"] = key
+        body = {"input": "a", "background": True, "max_output_tokens": 200, **fields}
+        found: list[str] = []
+
+        async def read() -> None:
+            async with self._client.stream(
+                "POST", "/v1/responses", json=body, headers=headers
+            ) as answer:
+                async for line in answer.aiter_lines():
+                    found.extend(re.findall(r'"id":"(resp_[^"]+)"', line))
+                    if found and not stays and "stream" in fields:
+                        break
+
+        self._nursery.start_soon(read)
+        while not found:
+            await trio.sleep(0.01)
+        return f"/v1/responses/{found[0]}"
+
+    async def read_status(self, path: str, key: str = "") -> str:
+        """Return the status of a response."""
+        return str((await self.ask("GET", path, key)).json()["status"])
+
+    async def wait_status(self, path: str, key: str = "") -> str:
+        """Return the status of a response that ends."""
+        while (status := await self.read_status(path, key)) in _OPEN:
+            await trio.sleep(0.01)
+        return status
 
     async def wait_answer(self, request_id: str) -> httpx.Response:
         while request_id not in self.answers:
@@ -264,37 +306,91 @@ async def test_a_followed_response_ends_by_its_own_deadline(
     assert "event: error" not in answer.text
 
 
+# The client leaves generators of its own to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_follower_can_be_cancelled_again_and_again(
     open_client: OpenClient,
 ) -> None:
     async with open_client() as client:
         texts: list[str] = []
 
-        async def follow(http: httpx.AsyncClient) -> None:
-            body = {"input": "a", "background": True, "stream": True}
-            headers = {"X-Request-Id": "follower"}
-            answer = await http.post(
-                "/v1/responses", json=body | {"max_output_tokens": 200}, headers=headers
-            )
-            texts.append(answer.text)
+        async def follow() -> None:
+            texts.append((await client.ask("GET", f"{path}?stream=true")).text)
 
-        async with httpx.AsyncClient(base_url=client.server.url, timeout=20) as http:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(follow, http)
-                while "follower" not in await client.list_ids():
-                    await trio.sleep(0.01)
-                await trio.sleep(0.1)
-                for _ in range(2):
-                    await client.ask("DELETE", f"{LIVE}/follower")
-            last = texts[0].strip().rpartition("\n\n")[2]
-            assert last.startswith("event: error\n")
-            assert '"code":"request_cancelled"' in last
-            response_id = json.loads(
-                texts[0].partition("data: ")[2].partition("\n")[0]
-            )["response"]["id"]
-            path = f"/v1/responses/{response_id}"
-            assert (await http.get(path)).json()["status"] == "in_progress"
-            await http.post(f"{path}/cancel")
+        async with trio.open_nursery() as nursery:
+            path = await client.begin_in_background("began", stream=True)
+            nursery.start_soon(follow)
+            while len(ids := await client.list_ids()) < 2:
+                await trio.sleep(0.01)
+            await trio.sleep(0.1)
+            [follower] = set(ids) - {"began"}
+            for _ in range(2):
+                await client.ask("DELETE", f"{LIVE}/{follower}")
+        last = texts[0].strip().rpartition("\n\n")[2]
+        assert last.startswith("event: error\n")
+        assert '"code":"request_cancelled"' in last
+        assert await client.read_status(path) == "in_progress"
+        await client.ask("DELETE", LIVE)
+
+
+async def test_a_response_in_the_background_is_shown_and_cancelled(
+    open_client: OpenClient,
+) -> None:
+    async with open_client() as client:
+        path = await client.begin_in_background("back")
+        card = await client.wait_for("decode", "back")
+        assert (card["method"], card["path"]) == ("POST", "/v1/responses")
+        assert card["timeout_seconds"] == 20
+        assert 0 < card["deadline_seconds"] < 20
+        assert card["age_seconds"] > 0
+        assert card["prompt_tokens"] > 0
+        assert card["kv_blocks"] > 0
+        assert card["task"] is not None
+        while (await client.wait_for("decode", "back"))["completion_tokens"] < 5:
+            pass
+        cancelled = (await client.ask("DELETE", f"{LIVE}/back")).json()["data"]
+        assert [each["id"] for each in cancelled] == ["back"]
+        assert await client.wait_status(path) == "cancelled"
+        assert await client.list_ids() == []
+        measured = client.server.state.counts.cancel_to_free["decode"].statistics()
+        assert sum(measured.counts) == 1
+
+
+async def test_the_stream_that_began_a_response_is_cancelled_with_it(
+    open_client: OpenClient,
+) -> None:
+    async with open_client() as client:
+        path = await client.begin_in_background("back", stream=True, stays=True)
+        assert await client.list_ids() == ["back", "back"]
+        await client.ask("DELETE", f"{LIVE}/back")
+        assert await client.wait_status(path) == "cancelled"
+        while await client.list_ids():
+            await trio.sleep(0.01)
+
+
+async def test_responses_of_a_removed_key_are_an_administrators_to_end(
+    open_client: OpenClient, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("ann sk-ann\nbob sk-bob\nroot sk-root admin\n")
+    async with open_client(http=HttpConfig(api_key_file=str(keys))) as client:
+        paths = [
+            await client.begin_in_background(name, f"sk-{name}")
+            for name in ("ann", "bob")
+        ]
+        assert await client.list_ids("sk-ann") == ["ann"]
+        answer = await client.ask("DELETE", f"{LIVE}/bob", "sk-ann")
+        assert answer.status_code == 404
+        keys.write_text("bob sk-bob\nroot sk-root admin\n")
+        client.server.state.keys.reload()
+        assert (await client.ask("GET", LIVE, "sk-ann")).status_code == 401
+        cancelled = await client.ask("DELETE", f"{LIVE}?key=ann", "sk-root")
+        assert [each["key"] for each in cancelled.json()["data"]] == ["ann"]
+        assert await client.wait_status(paths[0], "sk-root") == "cancelled"
+        assert await client.list_ids("sk-root") == ["bob"]
+        await client.ask("DELETE", LIVE, "sk-bob")
+        assert await client.wait_status(paths[1], "sk-bob") == "cancelled"
 
 
 async def test_an_administrator_cancels_the_requests_of_one_key(

@@ -51,6 +51,10 @@ class Logged:
         assert "secret" not in text
         return lines
 
+    def list_lines(self) -> list[Any]:
+        """Return the lines that are there."""
+        return [json.loads(line) for line in self._path.read_text().splitlines()]
+
     async def read_one(self) -> Any:
         [line] = await self.read()
         return line
@@ -212,6 +216,35 @@ async def test_the_end_of_the_server_cuts_requests(open_logged: OpenLogged) -> N
     line = await logged.read_one()
     assert (line["ending"], line["phase"]) == ("cut", "decode")
     await client.aclose()
+
+
+async def test_a_response_in_the_background_has_a_line_of_its_own(
+    open_logged: OpenLogged,
+) -> None:
+    body = {"input": "a secret", "background": True, "max_output_tokens": 6}
+    headers = {"x-request-id": "mine"}
+    async with open_logged(step_seconds=0.02) as logged:
+        await logged.post(body, "/v1/responses", **headers)
+        begun, ended = await logged.read(2)
+        long = body | {"max_output_tokens": 200}
+        await logged.post(long, "/v1/responses", **headers)
+        while logged.server.state.background.num_running:
+            await logged.client.delete("/v1/requests/mine")
+            await trio.sleep(0.01)
+    cancelled = [each for each in logged.list_lines() if "resp" in each["path"]][-1]
+    assert (begun["status"], begun["tokens"]) == (200, None)
+    assert list(begun["phases"]) == ["body", "render", "queue", "write"]
+    assert (ended["id"], ended["path"]) == ("mine", "/v1/responses")
+    assert (ended["status"], ended["ending"], ended["phase"]) == (
+        *(None, "answered", None),
+    )
+    assert ended["tokens"]["completion"] == 6 and ended["tokens"]["prompt"] > 0
+    assert ended["finish_reasons"] == {"length": 1}
+    assert list(ended["phases"]) == PHASES
+    assert sum(ended["phases"].values()) == pytest.approx(ended["seconds"], abs=1e-5)
+    assert ended["phases"]["decode"] >= 0.1
+    assert (cancelled["ending"], cancelled["error"]) == ("error", "RequestCancelled")
+    assert cancelled["phase"] in ("queue", "prefill", "decode")
 
 
 async def test_probes_are_left_out_and_unknown_paths_are_not(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from ..types.output import FinishReason
+from ..types.sampling import SamplingParams
 from .progress import Phase, Span
+from .wire.usage import Usage
 
 # A path may be 64 KiB long, and many may wait for a log or a collector. Paths that exist are
 # shorter than this.
@@ -30,6 +32,14 @@ class TokenCounts:
     cached: int
     completion: int
 
+    @classmethod
+    def of(cls, usage: Usage) -> TokenCounts:
+        return cls(
+            prompt=usage.prompt_tokens,
+            cached=usage.prompt_tokens_details.cached_tokens,
+            completion=usage.completion_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFacts:
@@ -39,6 +49,15 @@ class SamplingFacts:
     max_tokens: int | None
     temperature: float
     top_p: float
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> SamplingFacts:
+        return cls(
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +77,7 @@ class EndedRequest:
       key: the name of the client's key; None if the server has none.
       path: as the client has sent it.
       route: the path in the table of routes; None if there is no such path.
-      status: None if no head was sent.
+      status: None if no head was sent, and for what runs in the background.
       arrived_at, ended_at: in seconds of trio.current_time().
       spans: its phases in order; one may come twice.
       phase: that in which it ended; None if it was answered.

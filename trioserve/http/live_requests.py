@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+import copy
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -38,6 +40,15 @@ class LiveLimit(Protocol):
 
     @property
     def seconds(self) -> float | None: ...
+    def cancel(self, *, is_streaming: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamLimit:
+    """The time limit of a request without a connection, which its stream keeps."""
+
+    seconds: float | None
+
     def cancel(self, *, is_streaming: bool) -> None: ...
 
 
@@ -112,6 +123,17 @@ class LiveRequest:
             prompt_tokens=0 if stream is None else stream.num_prompt_tokens,
             completion_tokens=0 if stream is None else stream.num_output_tokens,
         )
+
+    def detach(self, progress: Progress, cancellation: Cancellation) -> LiveRequest:
+        """Return the request as it goes on without a connection.
+
+        Only its stream ends it. The caller sets the stream and the owner.
+        """
+        detached = copy.copy(self)
+        detached._progress = progress
+        detached._cancellation = cancellation
+        detached._time_limit = _StreamLimit(self._time_limit.seconds)
+        return detached
 
     def fail(self, error: Exception) -> None:
         """End the stream of the request by an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+import copy
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, get_args
 
@@ -89,6 +90,12 @@ class Progress:
         """Take the phase from `source` from now on."""
         if not self._has_stopped:
             self._source = source
+
+    def branch(self) -> Progress:
+        """Return the progress so far, which goes on for itself."""
+        other = copy.copy(self)
+        other._entries = [*self._entries]
+        return other
 
     def divide(self, arrived_at: float, ended_at: float) -> Iterator[Span]:
         """Divide the time of a request by its phases, in order.

@@ -24,7 +24,7 @@ from .background import BackgroundTasks
 from .bodies.heap import HeapTrimmer, find_malloc_trim
 from .bodies.memory_budget import MemoryBudget
 from .cors import Cors
-from .ended_request import RequestSink
+from .ended_request import EndedRequest, RequestSink
 from .keepalive import KeepAlive
 from .key_use import KeyUses
 from .keys import KeyRing
@@ -118,6 +118,11 @@ class ServerState:
         finally:
             for sink in self.sinks:
                 sink.close()
+
+    def record(self, ended: EndedRequest) -> None:
+        """Give a request that has ended to logs and traces."""
+        for sink in self.sinks:
+            sink.take(ended)
 
     @property
     def is_idle(self) -> bool:

@@ -135,12 +135,7 @@ class ScopedRequest(TrioRequest):
 
     def _count_tokens(self) -> TokenCounts | None:
         if self.meter is not None:
-            usage = self.meter.usage
-            return TokenCounts(
-                prompt=usage.prompt_tokens,
-                cached=usage.prompt_tokens_details.cached_tokens,
-                completion=usage.completion_tokens,
-            )
+            return TokenCounts.of(self.meter.usage)
         if not self.num_pooled_tokens:
             return None
         return TokenCounts(prompt=self.num_pooled_tokens, cached=0, completion=0)
@@ -249,6 +244,4 @@ def _record(state: ServerState, request: ScopedRequest) -> None:
     """Give a request that has ended to logs and traces."""
     if state.sinks and not request.is_probe:
         engine = state.engine
-        ended = request.describe_end(None if engine is None else engine.info.name)
-        for sink in state.sinks:
-            sink.take(ended)
+        state.record(request.describe_end(None if engine is None else engine.info.name))

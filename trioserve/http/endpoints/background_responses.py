@@ -2,7 +2,7 @@
 
 POST   starts a task in the server's nursery, and answers when the engine has taken it
 GET    shows what there is, or follows the events
-POST .../cancel, DELETE, and the drain of the server end it
+POST .../cancel, DELETE of the response or the request, and the drain of the server end it
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import logging
 from quart import Response
 import trio
 
-from ...errors import InternalError, ResponseTooLarge, TrioserveError
+from ...errors import (
+    InternalError,
+    RequestCancelled,
+    ResponseTooLarge,
+    TrioserveError,
+)
 from ...frontend import StreamLimits
 from ...render import RendererWorkers
+from ..background_request import BackgroundRequest
 from ..connection.scope import ScopedRequest
 from ..connection.time_limit import LAST_WORDS_SECONDS
 from ..event_connection import open_events
@@ -53,6 +59,7 @@ async def answer_in_background(
     running = _Running(
         state,
         call,
+        BackgroundRequest(state, request, call.sampling),
         streams=streams,
         ticket=request.ticket,
         arrived_at=request.arrived_at,
@@ -113,6 +120,7 @@ class _Running:
     """One response in the background.
 
     Args:
+      request: the part of its request that runs in the background.
       streams: keep the events, so that clients can follow them.
       ticket: counts the request and its tokens.
       arrived_at: trio.current_time() when the request came.
@@ -123,6 +131,7 @@ class _Running:
         self,
         state: ServerState,
         call: ResponseCall,
+        request: BackgroundRequest,
         *,
         streams: bool,
         ticket: Ticket,
@@ -132,24 +141,22 @@ class _Running:
         self.log = EventLog()
         self._state = state
         self._call = call
+        self._request = request
         self._streams = streams
         self._ticket = ticket
         self._arrived_at = arrived_at
         self._limits = limits
-        self._scope = trio.CancelScope()
         self._is_stored = False
         self._num_entries = 0
         # The response as it was before its last events were written.
         self._before_end: ResponseObject | None = None
-        # Set when the answer is whole.
-        self._usage: Usage | None = None
 
     def show(self) -> bytes:
         """Return the JSON of the response as it is now."""
         return encode(self._before_end or self._call.writer.response)
 
     def cancel(self) -> None:
-        self._scope.cancel()
+        self._request.cancel()
 
     async def wait_ended(self) -> None:
         """Wait until the store has the response as it ended."""
@@ -174,6 +181,7 @@ class _Running:
                 raise
             self._abandon(error)
         finally:
+            self._request.end()
             # Its followers must not wait for ever.
             self.log.end()
 
@@ -184,16 +192,17 @@ class _Running:
         writer = self._call.writer
         try:
             # A drain does not wait: the result would be lost with the server.
-            with self._state.lifecycle.until_drain(), self._scope:
-                await self._run(task_status)
+            with self._state.lifecycle.until_drain():
+                usage = await self._run(task_status)
         except TrioserveError as error:
             if not self._is_stored:
                 raise
+            self._request.note_error(error.code)
+            if isinstance(error, RequestCancelled):
+                return self._write_end(writer.cancel)
             return self._write_end(partial(writer.fail, error))
-        # Only here, where it cannot be cancelled any more.
-        if self._usage is None:
-            return self._write_end(writer.cancel)
-        return self._write_end(partial(writer.finish, self._usage))
+        self._request.note_answer()
+        return self._write_end(partial(writer.finish, usage))
 
     def _write_end(
         self, write: Callable[[], list[ResponseEvent]]
@@ -202,7 +211,8 @@ class _Running:
         self._before_end = self._call.writer.response
         return write()
 
-    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _run(self, task_status: trio.TaskStatus[None]) -> Usage:
+        """Generate until the stream ends; returns its tokens."""
         call = self._call
         async with open_meter(
             self._state,
@@ -214,11 +224,14 @@ class _Running:
             arrived_at=self._arrived_at,
             limits=self._limits,
         ) as meter:
+            # Before it can be cancelled.
+            self._request.begin(meter)
             self._state.responses.put(self._to_stored(), trio.current_time())
             self._is_stored = True
             self._show(map(encode_event, call.writer.begin()))
             task_status.started()
             await self._read(meter)
+        return meter.usage
 
     async def _read(self, meter: StreamMeter) -> None:
         async for delta in meter.stream:
@@ -226,7 +239,6 @@ class _Running:
             self._num_entries += count_entries([delta])
             self._show(map(encode_event, self._call.writer.push(delta)))
         meter.finish()
-        self._usage = meter.usage
 
     def _show(self, events: Iterable[bytes]) -> None:
         """Give new events to the clients that follow them."""
@@ -269,6 +281,7 @@ class _Running:
         else:
             reason = InternalError()
             logger.error("the response %s failed", response_id, exc_info=error)
+        self._request.note_error(reason.code)
         event = encode_event(self._call.writer.abandon(reason, self.log.num_events))
         stored = self._call.to_stored(self._log_to_follow)
         try:

@@ -159,12 +159,7 @@ async def open_stream(
     )
     meter.on_deadline = request.cancellation.note_end
     request.progress.follow(meter)
-    request.sampling = SamplingFacts(
-        n=sampling.n,
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-    )
+    request.sampling = SamplingFacts.of(sampling)
     request.live.stream = request.meter = meter
     return meter
 

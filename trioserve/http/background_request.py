@@ -1,0 +1,93 @@
+"""A request that goes on in the background: it is listed, cancelled and logged as others."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import trio
+
+from ..observe import find_owner
+from ..types.sampling import SamplingParams
+from .cancellation import Cancellation
+from .connection.scope import ScopedRequest
+from .ended_request import EndedRequest, Ending, SamplingFacts, TokenCounts
+from .progress import Phase
+from .state import ServerState
+from .stream_meter import StreamMeter
+
+
+class BackgroundRequest:
+    """The part of a request that runs in the background.
+
+    The part that answers the client is listed and logged, too, under the same id.
+
+    Args:
+      request: has rendered the prompt.
+    """
+
+    def __init__(
+        self, state: ServerState, request: ScopedRequest, sampling: SamplingParams
+    ) -> None:
+        self._state = state
+        # The request itself is not kept: it holds its connection.
+        self._begun = replace(
+            request.describe_end(state.require_engine().info.name),
+            status=None,
+            sampling=SamplingFacts.of(sampling),
+        )
+        self._progress = request.progress.branch()
+        self._cancellation = Cancellation(request.id, state.counts, state.after_aborts)
+        self._live = request.live.detach(self._progress, self._cancellation)
+        self._listed = ExitStack()
+        self._meter: StreamMeter | None = None
+        self._ending: Ending = "cut"
+        self._error: str | None = None
+        self._failed_in: Phase | None = None
+
+    def begin(self, meter: StreamMeter) -> None:
+        """List the request; the engine has it. The task that generates calls this."""
+        owner = find_owner()
+        assert owner is not None, "a task in the background has an owner"
+        self._live.owner = owner
+        self._live.stream = self._meter = meter
+        self._progress.follow(meter)
+        meter.on_deadline = self._cancellation.note_end
+        self._listed.enter_context(self._state.live.hold(self._live))
+
+    def cancel(self) -> None:
+        """End the stream by RequestCancelled."""
+        self._live.cancel()
+
+    def note_answer(self) -> None:
+        """Note that the answer is whole."""
+        self._ending = "answered"
+
+    def note_error(self, kind: str) -> None:
+        """Note that the request ends with an error of a type."""
+        self._ending, self._error = "error", kind
+        self._failed_in = self._progress.phase
+
+    def end(self) -> None:
+        """List the request no more, and log it, if it has begun."""
+        if self._meter is None:
+            return
+        if self._ending == "cut":
+            self._failed_in = self._progress.phase
+        self._listed.close()
+        self._cancellation.end()
+        self._state.live.note_ended(self._live)
+        self._state.record(self._describe(self._meter))
+
+    def _describe(self, meter: StreamMeter) -> EndedRequest:
+        begun, now = self._begun, trio.current_time()
+        return replace(
+            begun,
+            ended_at=now,
+            spans=tuple(self._progress.divide(begun.arrived_at, now)),
+            phase=self._failed_in,
+            tokens=TokenCounts.of(meter.usage),
+            finish_reasons=meter.finish_reasons,
+            error=self._error,
+            ending=self._ending,
+        )
