@@ -67,6 +67,8 @@ class Http2Exchange:
     async def leave(self, how: Leave) -> None:
         """Give the request up; `run` has been cancelled."""
         if how == "stall":
+            # Otherwise the next request would send this one.
+            await self._link.flush()
             self._link.stall(self._number)
             await trio.sleep(_STALL_SECONDS)
         if how == "reset":
@@ -159,14 +161,14 @@ class _Link:
         with suppress(ProtocolError):
             self._h2.reset_stream(number, ErrorCodes.CANCEL)
         self._parts.pop(number, None)
-        await self._send_now()
+        await self.flush()
 
     async def say_goodbye(self) -> None:
         """Send GOAWAY, and close."""
         with suppress(ProtocolError):
             self._h2.close_connection()
         self._give_up()
-        await self._send_now()
+        await self.flush()
         self._stream.socket.close()
 
     def reset(self) -> None:
@@ -195,10 +197,11 @@ class _Link:
 
     async def send(self) -> None:
         """Send what was written, and wait until more was written."""
-        await self._send_now()
+        await self.flush()
         await self._written.park()
 
-    async def _send_now(self) -> None:
+    async def flush(self) -> None:
+        """Send what was written."""
         async with self._sending:
             with suppress(OSError, *LOST):
                 while self._has_unsent:
