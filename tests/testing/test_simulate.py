@@ -295,7 +295,9 @@ PLANTED: dict[str, tuple[Any, str, Callable[[Any], object], str, int]] = {
     "room for texts is kept": (
         TensorEngine,
         "_reserve",
-        lambda original: lambda self, number: original(self, max(0, number)),
+        lambda original: lambda self, number, client: original(
+            self, max(0, number), client
+        ),
         "engine is",
         4,
     ),
