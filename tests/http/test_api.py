@@ -570,7 +570,8 @@ async def test_a_full_queue_is_429_with_retry_after(tokenizer_folder: Path) -> N
         assert (await client.get("/health")).status_code == 200
         ready = await client.get("/readyz")
         assert ready.status_code == 503
-        assert ready.headers["retry-after"] == response.headers["retry-after"]
+        # A moment later the estimate may be another one.
+        assert int(ready.headers["retry-after"]) >= 1
         assert ready.json()["error"] == response.json()["error"] | {"code": 429}
         assert (await client.get("/livez")).status_code == 200
         nursery.cancel_scope.cancel()
@@ -615,23 +616,25 @@ async def test_an_engine_that_dies_answers_500(tokenizer_folder: Path) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_client_that_leaves_frees_its_blocks(
-    server: FakeServer, streams: bool
+    tokenizer_folder: Path, streams: bool
 ) -> None:
-    fresh = server.engine.statistics()
     body = json.dumps(CHAT | {"max_tokens": 200, "stream": streams}).encode()
-    async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
-        await connection.send_all(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
-            b"Content-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        while server.engine.statistics() == fresh:
+    # Slow enough that no answer is complete before its client leaves.
+    async with open_fake_server(tokenizer_folder, step_seconds=0.02) as server:
+        fresh = server.engine.statistics()
+        async with await trio.open_tcp_stream("127.0.0.1", server.port) as connection:
+            await connection.send_all(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            while server.engine.statistics() == fresh:
+                await trio.lowlevel.checkpoint()
+            if streams:
+                await connection.receive_some()
+        while server.engine.statistics() != fresh:
             await trio.lowlevel.checkpoint()
-        if streams:
-            await connection.receive_some()
-    while server.engine.statistics() != fresh:
-        await trio.lowlevel.checkpoint()
-    assert sum(server.state.counts.cancelled.values()) == 1
+        assert sum(server.state.counts.cancelled.values()) == 1
 
 
 async def test_a_drain_refuses_newcomers_and_lets_streams_end(
