@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 import pytest
 
 from trioserve.scheduler import Flow, Scheduler, Sequence
+from trioserve.scheduler.generation.shared_queue import SharedQueue
 from trioserve.testing.fake_device import FakeDevice, count_up
 from trioserve.types.client import Client
 from trioserve.types.ids import SequenceId
@@ -228,6 +229,37 @@ def test_the_only_slot_is_not_taken_from_a_prompt_that_is_computed() -> None:
     bench.run(10)
     assert long.output_token_ids
     assert 55 < bench.count_steps_to_first_token(stranger) < 65
+
+
+def test_an_interrupted_prompt_pays_only_for_what_was_computed() -> None:
+    queue = SharedQueue()
+    bench = Bench()
+    prompt, stranger = bench.ask(ANN, num_prompt=1000), bench.ask(BOB)
+    queue.enter(prompt)
+    queue.enter(stranger)
+    queue.charge_prompt(prompt)
+    assert queue.get_used(ANN) == 1000
+    prompt.num_computed = 300
+    queue.refund_prompt(prompt)
+    assert queue.get_used(ANN) == 300
+
+
+def test_an_interrupted_prompt_is_counted_once() -> None:
+    """What it finds in the cache later is no hit, because it has computed that itself."""
+    bench = Bench(max_num_seqs=2)
+    prompt = bench.ask(ANN, num_prompt=4000)
+    stream = bench.ask(ANN)
+    bench.run(4)
+    strangers = [bench.ask(BOB, num_output=4) for _ in range(2)]
+    bench.run(1)
+    assert bench.num_preemptions == 1
+    bench.run(40)
+    assert all(each.is_ended for each in strangers)
+    assert prompt.output_token_ids and stream.output_token_ids
+    assert prompt.num_cached_tokens == 0
+    counters = bench.scheduler.counters()
+    assert counters.num_prompt_tokens == 4000 + 3 * 8
+    assert counters.num_prefix_hit_tokens == 0
 
 
 def test_a_client_that_fills_the_cache_makes_room_for_another() -> None:

@@ -121,13 +121,15 @@ class PromptPlanner:
             return False
         if not self._blocks.admit(sequence, len(self._running)):
             return False
-        if sequence.place is None:
+        is_first = sequence.place is None
+        if is_first:
             sequence.place = sequence.flow.place
             sequence.flow.turn = self._now
         self._running.enter(sequence)
         self._waiting.pop(sequence)
         self._waiting.charge_prompt(sequence)
-        if not sequence.output_token_ids:
+        if is_first:
+            # Later it finds what it has computed itself.
             sequence.num_cached_tokens = sequence.num_computed
             self.num_admitted_tokens += sequence.num_tokens
             self._blocks.count_admission(sequence)

@@ -433,6 +433,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Take back the slot and the blocks of a running sequence."""
+        self._waiting.refund_prompt(sequence)
         self._running.leave(sequence)
         self._blocks.release(sequence)
         # The place of the flow's waiting sequences depends on its running ones.

@@ -118,6 +118,7 @@ class Sequence:
       started_in: the last step with which it took a slot, 0 before the first.
       num_found: tokens that it found in the prefix cache then.
       num_known_at_start: known tokens that it had then.
+      num_paid: tokens for which its client paid then.
       is_late: the device waits for its grammar, and would skip its row.
       is_often_late: the device also did so after its last token.
       last_turn: number of the last turn in which it decoded; rises with each step that had
@@ -140,6 +141,7 @@ class Sequence:
         "num_computed",
         "num_found",
         "num_known_at_start",
+        "num_paid",
         "num_planned",
         "num_registered_blocks",
         "num_tokens",
@@ -195,6 +197,7 @@ class Sequence:
         self.started_in = 0
         self.num_found = 0
         self.num_known_at_start = 0
+        self.num_paid = 0
         self.last_turn = 0
         self.is_late = False
         self.is_often_late = False

@@ -80,8 +80,14 @@ class SharedQueue:
 
     def charge_prompt(self, sequence: Sequence) -> None:
         """Let the client of an admitted sequence pay for its prompt."""
-        if self._shares.are_shared:
-            self._shares.charge(sequence.flow.client, sequence.num_uncomputed)
+        sequence.num_paid = sequence.num_uncomputed if self._shares.are_shared else 0
+        self._shares.charge(sequence.flow.client, sequence.num_paid)
+
+    def refund_prompt(self, sequence: Sequence) -> None:
+        """Give back what was paid for tokens that are not computed, when it loses its slot."""
+        num_computed = sequence.num_computed - sequence.num_found
+        num_left = max(0, sequence.num_paid - num_computed)
+        self._shares.charge(sequence.flow.client, -num_left)
 
     def charge_decoding(self, sequences: Iterable[Sequence]) -> None:
         """Let the clients of sequences pay for a token of each."""
