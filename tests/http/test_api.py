@@ -246,6 +246,22 @@ async def test_a_second_identical_prompt_reports_its_cached_tokens(
     assert usage["prompt_tokens_details"]["cached_tokens"] == 48
 
 
+async def test_a_deadline_does_not_forget_the_cached_tokens(
+    tokenizer_folder: Path,
+) -> None:
+    body = {"prompt": list(range(3, 60)), "max_tokens": 1, "ignore_eos": True}
+    late = {"max_tokens": 190, "timeout": 0.3, "stream": True}
+    options = {"stream_options": {"include_usage": True}}
+    async with (
+        open_fake_server(tokenizer_folder, step_seconds=0.02) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=20) as client,
+    ):
+        await client.post(COMPLETION_PATH, json=body)
+        *_, end, last, _ = await stream(client, COMPLETION_PATH, body | late | options)
+    assert end["choices"][0]["finish_reason"] == "deadline"
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 48
+
+
 async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) -> None:
     text = "Zwölf Bücher, 你好"
     answer = await client.post(

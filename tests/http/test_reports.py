@@ -135,9 +135,8 @@ async def test_times_are_reported_on_request(
         *("mean_itl_ms", "tokens_per_second"),
     }
     assert metrics["queue_time_ms"] >= 0
-    # Each step of the fake takes a millisecond.
-    assert metrics["time_to_first_token_ms"] >= 0.9
-    assert metrics["generation_time_ms"] >= 2.7
+    assert metrics["time_to_first_token_ms"] > 0
+    assert metrics["generation_time_ms"] > 0
     assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / 3)
     seconds = metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]
     assert metrics["tokens_per_second"] == pytest.approx(4000 / seconds)

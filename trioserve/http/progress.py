@@ -100,6 +100,9 @@ class Progress:
     def divide(self, arrived_at: float, ended_at: float) -> Iterator[Span]:
         """Divide the time of a request by its phases, in order.
 
+        A stream that the request has taken up may be older than the request. Phases that
+        were over before it came are left out.
+
         Args:
           arrived_at: when the head of the request had come.
         """
@@ -108,4 +111,5 @@ class Progress:
             entries += self._source.entries
         ends = [entry.at for entry in entries[1:]] + [ended_at]
         for entry, end in zip(entries, ends):
-            yield Span(entry.phase, entry.at, end)
+            if end >= arrived_at:
+                yield Span(entry.phase, max(entry.at, arrived_at), end)

@@ -103,7 +103,9 @@ class StreamMeter:
 
     def count(self, delta: TextDelta) -> None:
         """Count a delta that the stream has just given."""
-        self._num_cached_tokens[delta.index] = delta.num_cached_tokens
+        # The delta that a deadline or a stop string ends with does not have the number.
+        num_cached = self._num_cached_tokens.get(delta.index, 0)
+        self._num_cached_tokens[delta.index] = max(num_cached, delta.num_cached_tokens)
         self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.token_ids:
             self._charge(len(delta.token_ids))

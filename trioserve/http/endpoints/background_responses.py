@@ -181,9 +181,9 @@ class _Running:
                 raise
             self._abandon(error)
         finally:
-            self._request.end()
             # Its followers must not wait for ever.
             self.log.end()
+            self._request.end()
 
     async def _write(  # noqa: ASYNC128 (_run calls started)
         self, task_status: trio.TaskStatus[None]

@@ -118,6 +118,10 @@ async def send_log(
                 stream.log.note_sent(number)
             if stream.error is not None:
                 request.answer.note_error(stream.error)
+        if connection.cancelled_caught:
+            # Another connection sends the rest. An end in order would look like a whole answer.
+            request.time_limit.whole.cancel()
+            await trio.lowlevel.checkpoint()
     finally:
         stream.release(connection)
     return b""
