@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+import sys
+from types import FrameType
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -41,11 +43,21 @@ class Bench:
         num_prompt: int = 8,
         num_output: int = ENDLESS,
         priority: int = 0,
+        num_shared: int = 0,
     ) -> Sequence:
+        """Add a request.
+
+        Args:
+          num_shared: tokens with which the prompts of all such requests begin.
+        """
         number = len(self.sequences)
+        first = 1000 * number
         sequence = Sequence(
             sequence_id=SequenceId(number),
-            prompt_token_ids=tuple(1000 * number + i for i in range(num_prompt)),
+            prompt_token_ids=(
+                *range(10**6, 10**6 + num_shared),
+                *range(first, first + num_prompt - num_shared),
+            ),
             sampling=SamplingParams(max_tokens=num_output),
             seed=number,
             arrival=number,
@@ -297,6 +309,90 @@ def test_a_request_beyond_its_share_of_the_cache_waits() -> None:
     while not giant.is_ended:
         bench.step()
     assert all(each.is_ended for each in streams)
+
+
+def count_calls_of_a_claim(num_streams: int, num_own: int) -> int:
+    """Return the calls of a step in which a prompt lacks more blocks than it may claim."""
+    bench = Bench(
+        num_blocks=14 * num_streams,
+        max_num_seqs=2 * num_streams,
+        max_num_batched_tokens=10_000,
+        max_model_len=160 * num_streams,
+    )
+    for _ in range(num_own):
+        bench.ask(BOB)
+    for _ in range(num_streams):
+        bench.ask(ANN, num_prompt=150)
+    bench.run(12)
+    giant = bench.ask(BOB, num_prompt=135 * num_streams)
+    bench.run(2)
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        bench.step()
+    finally:
+        sys.setprofile(None)
+    assert giant.slot is None and bench.num_preemptions == 0
+    return num_calls
+
+
+@pytest.mark.parametrize("num_own", [0, 1])
+def test_the_cost_of_a_claim_that_fails_grows_with_the_streams(num_own: int) -> None:
+    """It does not grow with their square. The claim is made again in each step."""
+    few, many = (count_calls_of_a_claim(number, num_own) for number in (10, 40))
+    assert many < 4.5 * few
+
+
+def test_blocks_that_streams_share_count_once() -> None:
+    """Ann's streams share a prompt of twenty blocks; Carl's hold more blocks together."""
+    bench = Bench(num_blocks=90, max_num_seqs=16, max_model_len=1400)
+    ann = [bench.ask(ANN, num_prompt=322, num_shared=320)]
+    bench.run(3)
+    ann += [bench.ask(ANN, num_prompt=322, num_shared=320) for _ in range(5)]
+    carl = [bench.ask(CARL, num_prompt=160) for _ in range(4)]
+    bench.run(10)
+    assert bench.count_running() == {"ann": 6, "carl": 4}
+    assert bench.scheduler._running.find_last() is carl[-1]
+    # They have used as much as a new client.
+    bench.scheduler._waiting._shares.charge(ANN, 1000)
+    bench.scheduler._waiting._shares.charge(CARL, 1000)
+    stranger = bench.ask(BOB, num_prompt=240, num_output=4)
+    assert bench.count_steps_to_first_token(stranger) == 1
+    assert all(each.slot is not None for each in ann)
+    assert carl[-1].slot is None
+
+
+def test_a_client_without_a_slot_has_a_turn_if_no_share_is_free() -> None:
+    """Ann has two slots of three, but has used less than Bob, and Carl has used more."""
+    bench = Bench(max_num_seqs=3, max_num_batched_tokens=4000)
+    for _ in range(2):
+        bench.ask(ANN)
+    bench.run(2)
+    long = bench.ask(CARL, num_prompt=3000)
+    bench.run(2)
+    stranger = bench.ask(BOB, num_output=4)
+    # Each token of Carl is as much work as 48 others, and his context has 3,000.
+    assert 55 < bench.count_steps_to_first_token(stranger) < 70
+    assert long.slot is None
+
+
+def test_a_token_that_is_computed_again_is_no_new_prompt() -> None:
+    bench = Bench()
+    for _ in range(8):
+        bench.ask(ANN)
+    bench.ask(BOB)
+    bench.run(10)
+    [stream] = (each for each in bench.sequences if each.flow.client is BOB)
+    # As if it had found all but the last token, and the device had skipped that one.
+    stream.num_found = stream.num_computed
+    stranger = bench.ask(BOB)
+    bench.step()
+    assert stranger.slot is not None
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,11 +13,53 @@ pipeline, and within a step every layer writes all keys and values before it rea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from ...types.ids import BlockId
 from .blocks import BlockPool
 from .sequence import Sequence
+
+
+class BlockNeed:
+    """The blocks that a waiting sequence needs, and those that are free for it.
+
+    Args:
+      num_blocks: what it will hold.
+      cached: the blocks with which it begins.
+
+    Attributes:
+      num_missing: blocks that it has to allocate.
+    """
+
+    def __init__(self, pool: BlockPool, num_blocks: int, cached: list[BlockId]) -> None:
+        self.num_blocks = num_blocks
+        self.cached = cached
+        self.num_missing = num_blocks - len(cached)
+        self._pool = pool
+        self._num_free = pool.num_free - sum(map(pool.is_free, cached))
+        # How many of its holders a block loses; cached blocks are counted already.
+        self._num_released: Counter[BlockId] = Counter()
+        self._found = set(cached)
+
+    def release(self, block_ids: list[BlockId]) -> None:
+        """Count the blocks that are free once a running sequence has left."""
+        self._num_released.update(block_ids)
+        self._num_free += sum(
+            self._num_released[id] == self._pool.count_holders(id)
+            for id in block_ids
+            if id not in self._found
+        )
+
+    def count_lacking(self, num_running: int) -> int:
+        """Return how many blocks must become free; zero or less if there are enough.
+
+        Args:
+          num_running: sequences that stay.
+        """
+        # One block stays free for each running sequence to grow into. Without it the next
+        # step would preempt the sequence that this one admits.
+        return self.num_missing + num_running - self._num_free
 
 
 class BlockTables:
@@ -71,34 +113,28 @@ class BlockTables:
 
     def admit(self, sequence: Sequence, num_running: int) -> bool:
         """Give a waiting sequence the blocks of all its tokens, if enough are free."""
-        cached = self._match_prefix(sequence)
-        if not self._is_enough(sequence, cached, num_running, ()):
+        need = self.find_need(sequence)
+        if need.count_lacking(num_running) > 0:
             return False
-        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
-        self._pool.acquire(cached)
-        sequence.block_ids = cached + self._pool.allocate(num_missing)
-        sequence.num_computed = len(cached) * self._block_size
-        sequence.num_registered_blocks = len(cached)
+        self._pool.acquire(need.cached)
+        sequence.block_ids = need.cached + self._pool.allocate(need.num_missing)
+        sequence.num_computed = len(need.cached) * self._block_size
+        sequence.num_registered_blocks = len(need.cached)
         return True
 
-    def can_admit(
-        self, sequence: Sequence, num_running: int, leaving: Iterable[Sequence]
-    ) -> bool:
-        """Return whether `admit` succeeds once other sequences have left.
+    def has_room(self, sequence: Sequence, num_running: int) -> bool:
+        """Return whether `admit` succeeds, even if it finds no block in the cache.
 
         Args:
-          num_running: sequences that stay.
-          leaving: running sequences that give back their blocks before.
+          num_running: running sequences.
         """
-        # Most often there are enough, even if the sequence finds none of its blocks.
-        if self.count_needed(sequence) + num_running <= self._pool.num_free:
-            return True
-        cached = self._match_prefix(sequence)
-        return self._is_enough(sequence, cached, num_running, leaving)
+        num_blocks = self._count_blocks(sequence.num_tokens)
+        return num_blocks + num_running <= self._pool.num_free
 
-    def count_needed(self, sequence: Sequence) -> int:
-        """Return how many blocks a waiting sequence holds once it is admitted."""
-        return self._count_blocks(sequence.num_tokens)
+    def find_need(self, sequence: Sequence) -> BlockNeed:
+        """Return the blocks that a waiting sequence needs to be admitted."""
+        num_blocks = self._count_blocks(sequence.num_tokens)
+        return BlockNeed(self._pool, num_blocks, self._match_prefix(sequence))
 
     def count_admission(self, sequence: Sequence) -> None:
         """Count the prefix of a sequence that was admitted for the first time."""
@@ -165,21 +201,6 @@ class BlockTables:
                 break
             matched.append(block_id)
         return matched
-
-    def _is_enough(
-        self,
-        sequence: Sequence,
-        cached: list[BlockId],
-        num_running: int,
-        leaving: Iterable[Sequence],
-    ) -> bool:
-        released = self._pool.list_released(each.block_ids for each in leaving)
-        num_free = self._pool.num_free - sum(map(self._pool.is_free, cached))
-        num_free += len(released.difference(cached))
-        num_missing = self._count_blocks(sequence.num_tokens) - len(cached)
-        # One block stays free for each running sequence to grow into. Without it the next
-        # step would preempt the sequence that this one admits.
-        return num_free >= num_missing + num_running
 
     def _count_missing(self, sequence: Sequence) -> int:
         return self._count_blocks(sequence.num_planned) - len(sequence.block_ids)

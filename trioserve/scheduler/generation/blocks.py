@@ -12,9 +12,8 @@ come first, then cached ones, the least recently used first.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
-import itertools
 
 from ...types.ids import BlockId
 
@@ -90,10 +89,9 @@ class BlockPool:
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
 
-    def list_released(self, tables: Iterable[list[BlockId]]) -> set[BlockId]:
-        """Return the blocks that are free once their owners have released these tables."""
-        counts = Counter(itertools.chain.from_iterable(tables))
-        return {id for id, count in counts.items() if count == self._ref_counts[id]}
+    def count_holders(self, block_id: BlockId) -> int:
+        """Return how many sequences hold a block."""
+        return self._ref_counts[block_id]
 
     def register(self, block_id: BlockId, block_hash: bytes) -> None:
         """Make a held, full block findable, unless another one has the same content."""

@@ -7,12 +7,14 @@ sequence in two ways:
 
 * By shares. v has used at least as much as c. When c has its sequence, v still has at least the
   amount of c. So v is not below its share then, and c is not above its own.
-* By turns, if no client could lose one by shares, and c runs nothing: there are more clients
-  than slots, or one sequence holds much of the cache. v has used more than c, and its sequence
-  has had its turn: its decoding since it took its slot was more work than to compute all its
-  tokens again. Its place is large enough for the sequence of c.
+* By turns, if no client loses one by shares, and c runs nothing: there are more clients than
+  slots, one sequence holds much of the cache, or those above their shares have used less or
+  have repeated tokens. v has used more than c, and its sequence has had its turn: its decoding
+  since it took its slot was more work than to compute all its tokens again. Its place is large
+  enough for the sequence of c.
 
-The client with the largest amount loses its latest sequence. The blocks of that sequence stay
+The client with the largest amount loses its latest sequence. A block that several sequences of
+a client share counts once for the client. The blocks of that sequence stay
 in the prefix cache, so that it resumes cheaply. If it has to repeat tokens nevertheless, it
 keeps its next slot until its decoding was as much work.
 
@@ -25,10 +27,11 @@ until c has used more than v.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+import itertools
 
-from .block_tables import BlockTables
+from .block_tables import BlockNeed, BlockTables
 from .running import RunningSequences, get_standing
 from .sequence import Sequence
 from .shared_queue import SharedQueue, measure_row
@@ -57,22 +60,91 @@ class ClientPreemption:
         sequence = self._waiting.peek()
         if sequence is None or sequence.num_placeholders:
             return None
+        # Most often there are enough blocks, even if the sequence finds none of its own.
+        has_blocks = self._blocks.has_room(sequence, len(self._running))
+        if has_blocks and self._running.has_free_slot:
+            return None
         claim = _Claim(sequence, step_id, self._running, self._waiting)
         # Prompts are computed one after another. If a client took several slots for them, a
         # prompt of another client would come after all of them.
         if claim.has_new_prompt:
             return None
-        if not self._running.has_free_slot and not claim.take(_count_slots, 1):
+        if not self._running.has_free_slot and not claim.take_slot():
             return None
-        num_needed = self._blocks.count_needed(sequence)
-        while self._lacks_blocks(claim):
-            if not claim.take(_count_blocks, num_needed):
-                return None
-        return (sequence, claim.victims) if claim.victims else None
+        if not has_blocks and not self._take_blocks(claim):
+            return None
+        return (claim.sequence, claim.victims) if claim.victims else None
 
-    def _lacks_blocks(self, claim: _Claim) -> bool:
-        num_running = len(self._running) - len(claim.victims)
-        return not self._blocks.can_admit(claim.sequence, num_running, claim.victims)
+    def _take_blocks(self, claim: _Claim) -> bool:
+        """Add the victims whose blocks the sequence needs, if they are enough."""
+        need = self._blocks.find_need(claim.sequence)
+        for victim in claim.victims:
+            need.release(victim.block_ids)
+        num_lacking = self._count_lacking(need, claim)
+        if num_lacking <= 0:
+            return True
+        # A claim that fails is made again in each step.
+        if not claim.can_take_blocks(num_lacking, need.num_blocks):
+            return False
+        for victim in claim.take_blocks(need.num_blocks):
+            need.release(victim.block_ids)
+            if self._count_lacking(need, claim) <= 0:
+                return True
+        return False
+
+    def _count_lacking(self, need: BlockNeed, claim: _Claim) -> int:
+        return need.count_lacking(len(self._running) - len(claim.victims))
+
+
+class _Rival:
+    """Another client, and its running sequences that have not been chosen.
+
+    Attributes:
+      weight: that of its latest sequence, because it may change between two requests.
+      used: its use, for its weight.
+      sequences: the first to leave is the last.
+    """
+
+    def __init__(self, sequences: list[Sequence], used: float) -> None:
+        self.weight = sequences[-1].flow.client.weight
+        self.used = used
+        self.sequences = sorted(sequences, key=get_standing)
+
+
+class _SlotAmount:
+    """The slots that a client holds."""
+
+    def __init__(self, rival: _Rival) -> None:
+        self.num_held = len(rival.sequences)
+
+    def count_lost(self, sequence: Sequence) -> int:
+        """Return how many the client loses with a sequence."""
+        return 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Count that a sequence leaves."""
+        self.num_held -= 1
+
+
+class _BlockAmount:
+    """The blocks that a client holds; one that its sequences share counts once."""
+
+    def __init__(self, rival: _Rival) -> None:
+        tables = (each.block_ids for each in rival.sequences)
+        self._holders = Counter(itertools.chain.from_iterable(tables))
+        self.num_held = len(self._holders)
+
+    def count_lost(self, sequence: Sequence) -> int:
+        """Return how many the client loses with a sequence."""
+        return sum(self._holders[id] == 1 for id in sequence.block_ids)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Count that a sequence leaves."""
+        self.num_held -= self.count_lost(sequence)
+        self._holders.subtract(sequence.block_ids)
+
+
+_Amount = _SlotAmount | _BlockAmount
 
 
 class _Claim:
@@ -93,87 +165,144 @@ class _Claim:
         self.victims: list[Sequence] = []
         self._step_id = step_id
         self._client = sequence.flow.client
-        self._own: list[Sequence] = []
-        self._others: list[Sequence] = []
-        # By name, because a client's weight may have changed between two requests.
-        self._used: dict[str, float] = {}
+        by_client: defaultdict[str, list[Sequence]] = defaultdict(list)
         for each in running:
-            client = each.flow.client
-            if client.name == self._client.name:
-                self._own.append(each)
-            else:
-                self._others.append(each)
-                self._used[client.name] = waiting.get_used(client)
+            by_client[each.flow.client.name].append(each)
+        self._own = by_client.pop(self._client.name, [])
+        self._rivals = [
+            _Rival(sequences, waiting.get_used(sequences[-1].flow.client))
+            for sequences in by_client.values()
+        ]
         self._own_used = waiting.get_used(self._client)
 
     @property
     def has_new_prompt(self) -> bool:
         """Whether the client has a slot already in which nothing is computed yet."""
-        return any(each.num_computed == each.num_found for each in self._own)
+        # A decoding sequence may compute its last token again, and has nothing else then.
+        return any(
+            each.num_computed == each.num_found and each.num_uncomputed > 1
+            for each in self._own
+        )
 
-    def take(self, count: Callable[[Sequence], int], num_needed: int) -> bool:
-        """Add a victim, if there is one.
+    def take_slot(self) -> bool:
+        """Add a victim that gives its slot, if there is one."""
+        level = (len(self._own) + 1) / self._client.weight
+        amounts = [_SlotAmount(rival) for rival in self._rivals]
+        return next(self._take(amounts, 1, level), None) is not None
+
+    def take_blocks(self, num_needed: int) -> Iterator[Sequence]:
+        """Add victims one after the other, as long as there are any, and yield them.
 
         Args:
-          count: returns how many slots, or blocks, a running sequence holds.
-          num_needed: how many the waiting sequence will hold.
+          num_needed: how many blocks the waiting sequence will hold.
         """
-        amounts: defaultdict[str, float] = defaultdict(float)
-        for each in self._others:
-            amounts[each.flow.client.name] += count(each) / each.flow.client.weight
-        level = num_needed / self._client.weight
-        level += sum(count(each) / each.flow.client.weight for each in self._own)
+        amounts = [_BlockAmount(rival) for rival in self._rivals]
+        return self._take(amounts, num_needed, self._measure_blocks(num_needed))
 
-        def keeps_its_share(victim: Sequence) -> bool:
-            client = victim.flow.client
-            return amounts[client.name] - count(victim) / client.weight >= level
+    def can_take_blocks(self, num_lacking: int, num_needed: int) -> bool:
+        """Return False if all that the others hold above the level is too little.
 
-        if choices := list(filter(keeps_its_share, self._others)):
-            choices = list(filter(self._has_paid, choices))
-        elif not self._own:
-            choices = [
-                each
-                for each in self._others
-                if count(each) >= num_needed and self._has_had_turn(each)
-            ]
-        if not choices:
-            return False
-        victim = max(choices, key=lambda each: self._rank(each, amounts))
-        self._others.remove(victim)
-        self.victims.append(victim)
-        return True
+        It reads no block table of another client. By turns, the level does not matter.
+        """
+        if not self._own and any(
+            len(each.block_ids) >= num_needed and self._has_had_turn(each)
+            for rival in self._rivals
+            for each in rival.sequences
+        ):
+            return True
+        level = self._measure_blocks(num_needed)
+        num_spare = 0.0
+        for rival in self._rivals:
+            num_held = sum(len(each.block_ids) for each in rival.sequences)
+            # One block more need not stay free for each sequence that leaves.
+            spare = num_held - level * rival.weight
+            num_spare += max(0.0, spare + len(rival.sequences))
+        return num_spare >= num_lacking
+
+    def _measure_blocks(self, num_needed: int) -> float:
+        """Return the blocks of the client with its sequence, for its weight."""
+        own = {id for each in self._own for id in each.block_ids}
+        return (len(own) + num_needed) / self._client.weight
+
+    def _take(
+        self,
+        amounts: Iterable[_Amount],
+        num_needed: int,
+        level: float,
+    ) -> Iterator[Sequence]:
+        """Add victims one after the other, as long as there are any, and yield them.
+
+        A sequence that may not leave by shares may not do so after others have left. So each
+        is looked at once.
+        """
+        pairs = list(zip(self._rivals, amounts, strict=True))
+        candidates = [
+            (rival, amount, rival.sequences.copy())
+            for rival, amount in pairs
+            if rival.used >= self._own_used
+        ]
+        while True:
+            candidates = [each for each in candidates if each[2]]
+            candidates.sort(key=lambda each: _rank(*each[:2]), reverse=True)
+            found = self._find_by_shares(candidates, level)
+            if found is None and not self._own:
+                found = self._find_by_turns(pairs, num_needed)
+            if found is None:
+                return
+            rival, amount, victim = found
+            amount.remove(victim)
+            rival.sequences.remove(victim)
+            self.victims.append(victim)
+            yield victim
+
+    def _find_by_shares(
+        self,
+        candidates: list[tuple[_Rival, _Amount, list[Sequence]]],
+        level: float,
+    ) -> tuple[_Rival, _Amount, Sequence] | None:
+        for rival, amount, sequences in candidates:
+            while sequences and amount.num_held >= level * rival.weight:
+                victim = sequences.pop()
+                if not self._has_paid(victim):
+                    continue
+                num_kept = amount.num_held - amount.count_lost(victim)
+                if num_kept / rival.weight >= level:
+                    return rival, amount, victim
+        return None
+
+    def _find_by_turns(
+        self, pairs: list[tuple[_Rival, _Amount]], num_needed: int
+    ) -> tuple[_Rival, _Amount, Sequence] | None:
+        ranked = sorted(pairs, key=lambda pair: _rank(*pair), reverse=True)
+        for rival, amount in ranked:
+            if rival.used <= self._own_used:
+                continue
+            for victim in reversed(rival.sequences):
+                if not self._has_had_turn(victim):
+                    continue
+                if amount.count_lost(victim) >= num_needed:
+                    return rival, amount, victim
+        return None
 
     def _has_paid(self, victim: Sequence) -> bool:
         """Return whether a sequence has done as much new work as it had to repeat."""
         return (
-            self._used[victim.flow.client.name] >= self._own_used
-            and victim.started_in < self._step_id
+            victim.started_in < self._step_id
             and _measure_decoded(victim) >= victim.num_repeated
         )
 
     def _has_had_turn(self, victim: Sequence) -> bool:
         """Return whether a sequence has done more work than it may have to repeat."""
         return (
-            self._used[victim.flow.client.name] > self._own_used
-            and victim.started_in < self._step_id
+            victim.started_in < self._step_id
             and _measure_decoded(victim) >= victim.num_repeated + victim.num_tokens
         )
 
-    def _rank(
-        self, victim: Sequence, amounts: dict[str, float]
-    ) -> tuple[float, float, tuple[float, int]]:
-        name = victim.flow.client.name
-        return amounts[name], self._used[name], get_standing(victim)
+
+def _rank(rival: _Rival, amount: _Amount) -> tuple[float, float]:
+    return amount.num_held / rival.weight, rival.used
 
 
 def _measure_decoded(sequence: Sequence) -> float:
     """Return the work of a sequence's decoding since it took its slot, in tokens."""
     return sequence.num_decoded * measure_row(sequence)
-
-
-def _count_slots(sequence: Sequence) -> int:
-    return 1
-
-
-def _count_blocks(sequence: Sequence) -> int:
-    return len(sequence.block_ids)

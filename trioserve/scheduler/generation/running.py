@@ -78,18 +78,17 @@ class RunningSequences:
     def find_last(self) -> Sequence:
         """Return the sequence that is preempted first.
 
-        It belongs to the client that holds the most blocks for its weight.
+        It belongs to the client that holds the most blocks for its weight. A block that its
+        sequences share counts once.
         """
         # By name, because a client's weight may have changed between two requests.
-        held: defaultdict[str, float] = defaultdict(float)
+        by_client: defaultdict[str, list[Sequence]] = defaultdict(list)
         for sequence in self._sequences:
-            client = sequence.flow.client
-            held[client.name] += len(sequence.block_ids) / client.weight
-        heaviest = max(held, key=held.__getitem__)
-        return max(
-            (each for each in self._sequences if each.flow.client.name == heaviest),
-            key=get_standing,
-        )
+            by_client[sequence.flow.client.name].append(sequence)
+        candidates = self._sequences
+        if len(by_client) > 1:
+            candidates = max(by_client.values(), key=_measure_blocks)
+        return max(candidates, key=get_standing)
 
     def enter(self, sequence: Sequence) -> None:
         """Give a sequence a slot; its place among all must be set."""
@@ -120,6 +119,12 @@ class RunningSequences:
         assert len(flows) == self.num_flows, "every request with a sequence is counted"
         for flow, num_running in flows.items():
             assert flow.num_running == num_running, "a flow counts its sequences"
+
+
+def _measure_blocks(sequences: list[Sequence]) -> float:
+    """Return the blocks that the sequences of a client hold, for its latest weight."""
+    held = {id for each in sequences for id in each.block_ids}
+    return len(held) / sequences[-1].flow.client.weight
 
 
 def get_standing(sequence: Sequence) -> tuple[float, int]:
