@@ -69,3 +69,18 @@ def test_a_client_with_long_prompts_has_fewer_requests_before_those_of_others() 
     num_requests, num_tokens = backlog.count_before(BOB, short)
     assert 1.0 < num_requests < 1.1
     assert 60 < num_tokens < 300
+
+
+def test_clients_share_slots_by_their_weights_as_far_as_they_have_sequences() -> None:
+    backlog = Backlog()
+    heavy = Client(name="eve", weight=2.0)
+    assert backlog.measure_share(ANN, 8) == 8
+    backlog.add([SequenceId(each) for each in range(20)], [5], BOB)
+    assert backlog.measure_share(BOB, 8) == 8
+    assert backlog.measure_share(ANN, 8) == 4
+    assert backlog.measure_share(heavy, 9) == 6
+    # One that has a single sequence leaves seven slots to the others.
+    backlog.add([SequenceId(20)], [5], heavy)
+    assert backlog.measure_share(ANN, 8) == 3.5
+    backlog.drop([SequenceId(20)])
+    assert backlog.measure_share(ANN, 8) == 4

@@ -108,7 +108,7 @@ class Backlog:
       num_queued_requests: requests with which the device has not begun.
       queued_tokens: prompt tokens of requests that have no token yet.
       open_sequences: sequences that have not ended.
-      num_running: sequences with which the device has begun.
+      num_running: sequences with which the device has begun, also those that were preempted.
       num_context_tokens: tokens of these sequences.
       num_output_tokens: the part of them that was generated.
       cached: the part of prompts that is not computed.
@@ -124,6 +124,8 @@ class Backlog:
         self.num_output_tokens = 0
         self.cached = CachedPrompts()
         self._requests: dict[SequenceId, _Request] = {}
+        # Of the clients with open sequences.
+        self._weights: dict[str, float] = {}
         # Of the clients with requests that have no token yet.
         self._queues: dict[str, ClientWork] = {}
         # Tokens of the answers of running sequences.
@@ -176,6 +178,26 @@ class Backlog:
             num_tokens += part * other.num_tokens
         return num_requests, num_tokens
 
+    def measure_share(self, client: Client, num_slots: int) -> float:
+        """Return the slots that a client has if it always has work; not rounded.
+
+        The clients with open sequences share the slots by their weights. What one of them
+        cannot use is shared by the others.
+        """
+        others = sorted(
+            (self.open_sequences.count(name) / weight, weight)
+            for name, weight in self._weights.items()
+            if name != client.name
+        )
+        left = float(num_slots)
+        weights = client.weight + sum(weight for _, weight in others)
+        for level, weight in others:
+            if level * weights >= left:
+                break
+            left -= level * weight
+            weights -= weight
+        return left * client.weight / weights
+
     def measure_work(
         self, num_computed: int, num_sequences: int, mean_prompt_tokens: float
     ) -> float:
@@ -213,6 +235,7 @@ class Backlog:
         self.num_queued_requests += 1
         self.queued_tokens.change(client.name, request.num_prompt_tokens)
         self.open_sequences.change(client.name, len(ids))
+        self._weights[client.name] = client.weight
 
     def note(self, delta: TokenDelta) -> None:
         """Count the progress of a sequence that is open."""
@@ -246,7 +269,7 @@ class Backlog:
         """Remove sequences."""
         for sequence_id in ids:
             request = self._requests.pop(sequence_id)
-            self.open_sequences.change(request.client.name, -1)
+            self._end_sequence(request.client.name)
             num_output = self._num_output.pop(sequence_id, None)
             if num_output is not None:
                 num_prompt = request.measure_prompt(sequence_id)
@@ -266,6 +289,11 @@ class Backlog:
         self.num_running += 1
         self.num_context_tokens += request.measure_prompt(sequence_id)
         self._note_begun(request)
+
+    def _end_sequence(self, client: str) -> None:
+        self.open_sequences.change(client, -1)
+        if not self.open_sequences.count(client):
+            del self._weights[client]
 
     def _close(self, request: _Request) -> None:
         """Remove a sequence of a request, and the request behind its last one."""

@@ -1,7 +1,8 @@
 """Estimates of the time until a request is answered, from measured speeds and open work.
 
     queue     waits until enough sequences have ended for a free slot, and until the prompts
-              before it are computed; other clients are before it by their weights
+              before it are computed; other clients are before it by their weights, and a
+              client below its share of the slots takes one from them
     first     its own prompt, and a step for its first token
     total     its other tokens, one a step, while prompts of later requests take a part of
               each step
@@ -24,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 import math
 
-from ...scheduler import StepRates
+from ...scheduler import HELD_WORK, StepRates
 from ...types.client import Client
 from ..forecast import MIN_STEPS, Forecast
 from .backlog import Backlog
@@ -37,6 +38,16 @@ _MAX_PROMPT_SHARE = 0.75
 # many requests of a simulated overload were answered in time.
 _HALF_LIFE_SECONDS = 5.0
 _DECAY = math.log(2) / _HALF_LIFE_SECONDS
+
+# After so many seconds, less than a thousandth is left of a refused prompt.
+_FORGOTTEN_SECONDS = 10 * _HALF_LIFE_SECONDS
+
+# With more clients than slots, a sequence keeps its slot until it has decoded as much work as
+# its context (scheduler/generation/client_preemption.py). That takes at most so many tokens.
+_TURN_TOKENS = 1 / HELD_WORK
+
+# Sums of weights are not exact.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,28 +74,67 @@ class Demand:
 
 
 class OfferedPrompts:
-    """Measures the part of the device's time that the arriving prompts ask for."""
+    """Measures the part of the device's time that the arriving prompts ask for.
+
+    Refused prompts count for their own client only: they cost it nothing, so they must not
+    make the forecasts of others later.
+    """
 
     def __init__(self) -> None:
         self._now: float | None = None
-        self._asked = 0.0
+        self._taken = 0.0
         self._seconds = 0.0
+        # When the last refused request of a client came, and what they asked for until then.
+        # The client that was refused last is the last one.
+        self._refused: dict[str, tuple[float, float]] = {}
 
-    def note(self, now: float, seconds: float) -> None:
+    def note_taken(self, now: float, seconds: float) -> None:
         """Count a request whose prompts take so many seconds of the device."""
         self._advance(now)
-        self._asked += seconds
+        self._taken += seconds
 
-    def find_share(self, now: float) -> float:
-        """Return the asked seconds per second; more than 1 if there is no time for all."""
+    def note_refused(self, now: float, seconds: float, client: str) -> None:
+        """Count a refused request of a client."""
         self._advance(now)
-        return self._asked / self._seconds if self._seconds else 0.0
+        asked = self._measure_refused(now, client) + seconds
+        self._refused.pop(client, None)
+        self._refused[client] = now, asked
+        # Names of clients may change for ever.
+        while now - self._refused[first := next(iter(self._refused))][0] > (
+            _FORGOTTEN_SECONDS
+        ):
+            del self._refused[first]
+
+    def find_share(self, now: float, client: str) -> float:
+        """Return the asked seconds per second; more than 1 if there is no time for all.
+
+        Args:
+          client: whose refused requests count.
+        """
+        self._advance(now)
+        asked = self._taken + self._measure_refused(now, client)
+        return asked / self._seconds if self._seconds else 0.0
+
+    def _measure_refused(self, now: float, client: str) -> float:
+        since, asked = self._refused.get(client, (now, 0.0))
+        return asked * math.exp(-_DECAY * (now - since))
 
     def _advance(self, now: float) -> None:
         kept = math.exp(-_DECAY * (now - (now if self._now is None else self._now)))
-        self._asked *= kept
+        self._taken *= kept
         self._seconds = self._seconds * kept + (1.0 - kept) / _DECAY
         self._now = now
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """The waits of a request for slots, in seconds: of its first and of its last sequence.
+
+    A sequence that runs by turns waits for its later turns, too.
+    """
+
+    first: float
+    last: float
 
 
 class Forecaster:
@@ -102,15 +152,16 @@ class Forecaster:
 
     def note_taken(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was taken."""
-        self._offered.note(now, self._predict_prompts(rates, demand))
+        self._offered.note_taken(now, self._predict_prompts(rates, demand))
 
     def note_refused(self, now: float, rates: StepRates, demand: Demand) -> None:
         """Count a request that was refused: at most as one with a usual prompt.
 
-        So a client with prompts too long for its deadlines does not make others late.
+        So prompts too long for their deadlines do not make others of their client late.
         """
         usual = self._predict_usual_prompt(rates)
-        self._offered.note(now, min(usual, self._predict_prompts(rates, demand)))
+        asked = min(usual, self._predict_prompts(rates, demand))
+        self._offered.note_refused(now, asked, demand.client.name)
 
     def predict(self, now: float, rates: StepRates, demand: Demand) -> Forecast | None:
         """Forecast the times of a request that comes now.
@@ -129,28 +180,60 @@ class Forecaster:
         usual_prompt = self._predict_usual_prompt(rates)
         num_before, num_tokens_before = self._count_before(demand)
         # Each sequence that ends leaves a slot, and the next one a while later.
-        num_free = self._num_slots - backlog.num_running
         turn = usual_prompt + length * gap / rows
-        num_missing = max(0, num_before + 1 - num_free)
+        later_part = min(1.0, max(0.0, own - _TURN_TOKENS) / length)
+        next_turn = _TURN_TOKENS * gap * (1 + num_before / rows)
+        waits = self._predict_waits(demand, num_before, turn, next_turn, later_part)
         queue = max(
-            num_missing * turn,
+            waits.first,
             rates.trusted_token * num_tokens_before / _MAX_PROMPT_SHARE,
         )
-        num_others = demand.num_sequences - 1
-        last_start = max(0, num_before + 1 + num_others - num_free) - num_missing
         # All slots that become free are taken again. Then each of these sequences brings a
         # prompt in the time of one answer.
         most = rows * usual_prompt / (rows * usual_prompt + length * gap)
-        share = min(self._offered.find_share(now), most, _MAX_PROMPT_SHARE)
+        share = min(
+            self._offered.find_share(now, demand.client.name), most, _MAX_PROMPT_SHARE
+        )
         first = queue + prompts + gap
         context = demand.num_prompt_tokens + int(demand.num_sequences * own / 2)
         idle_gap = rates.predict_decoding(demand.num_sequences, context)
         return Forecast(
             queue=queue,
             first=first,
-            total=first + last_start * turn + (own - 1) * gap / (1 - share),
+            total=first + waits.last - waits.first + (own - 1) * gap / (1 - share),
             alone=prompts + own * idle_gap,
         )
+
+    def _predict_waits(
+        self,
+        demand: Demand,
+        num_before: float,
+        turn: float,
+        next_turn: float,
+        later_part: float,
+    ) -> _Waits:
+        """Forecast the waits of a request for slots.
+
+        Args:
+          num_before: the requests that go before it.
+          turn: seconds until a sequence ends, and the next one has its slot.
+          next_turn: seconds until its turn, if there are more clients than slots.
+          later_part: what its answer has beyond one turn, in usual answers.
+        """
+        backlog, client = self._backlog, demand.client
+        # Negative if sequences were preempted. At its share, a client waits for its own ones.
+        num_free: float = self._num_slots - backlog.num_running
+        share = backlog.measure_share(client, self._num_slots)
+        num_held = backlog.open_sequences.count(client.name)
+        # Below its share, it takes slots from others, whoever waits before it.
+        if (num_taken := math.floor(share - num_held + _ROUNDING)) > 0:
+            num_free = max(num_free, num_before + num_taken)
+        first = turn * max(0, num_before + 1 - num_free)
+        last = turn * max(0, num_before + demand.num_sequences - num_free)
+        if num_taken < 1 and not num_held:
+            first = min(first, next_turn)
+            last = max(first, last * later_part)
+        return _Waits(first, last)
 
     def _predict_prompts(self, rates: StepRates, demand: Demand) -> float:
         """Return the seconds that the prompts of a request take."""
@@ -189,9 +272,11 @@ class Forecaster:
         backlog, num_new = self._backlog, demand.num_sequences
         rows = backlog.num_running + backlog.num_queued_requests + num_new
         rows = max(1, min(rows, self._num_slots))
+        # More than the slots, if some were preempted.
+        num_begun = max(1, backlog.num_running)
         num_joining = max(0, rows - backlog.num_running - num_new)
         context = (
-            backlog.num_context_tokens
+            backlog.num_context_tokens * min(1.0, self._num_slots / num_begun)
             + num_joining * (backlog.mean_prompt_tokens + length / 2)
             + num_new * (demand.num_prompt_tokens / demand.num_prompts + own / 2)
         )
