@@ -14,6 +14,7 @@ from trioserve.scheduler import (
     PoolingScheduler,
     Scheduler,
     Sequence,
+    client_shares,
 )
 from trioserve.scheduler.client_shares import ClientShares
 from trioserve.testing.fake_device import FakeDevice, FakePoolingDevice
@@ -251,6 +252,27 @@ def test_idle_clients_are_forgotten() -> None:
     shares.enter(Client(name="carl"))
     shares.leave(Client(name="carl"))
     assert len(list(shares)) == 1
+
+
+def test_only_clients_whose_work_waits_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = list[object]()
+    get_standing = client_shares._get_standing
+
+    def note(share: client_shares._Share[object]) -> tuple[float, float]:
+        compared.append(share)
+        return get_standing(share)
+
+    monkeypatch.setattr(client_shares, "_get_standing", note)
+    bench = Bench()
+    for number in range(20):
+        bench.ask(Client(name=str(number)))
+    queue = bench.scheduler._waiting
+    for sequence in bench._sequences[2:]:
+        queue.pop(sequence)
+    assert queue.peek() is bench._sequences[0]
+    assert len(compared) == 2
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])

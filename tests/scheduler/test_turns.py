@@ -81,6 +81,17 @@ def test_clients_get_rows_by_weight(weight: float, num_rows: int) -> None:
     assert set(of_ann.values()) == {num_rows}
 
 
+@pytest.mark.parametrize("num_rows", [3, 5])
+def test_clients_take_turns_for_the_last_row(num_rows: int) -> None:
+    """Ann has four times as many streams as Bob."""
+    ann, bob = Client(name="ann"), Client(name="bob")
+    flows = [Flow(client=ann) for _ in range(40)]
+    flows += [Flow(client=bob) for _ in range(10)]
+    rows = choose_often(flows, num_rows, 40)
+    of_bob = sum(count for each, count in rows.items() if each.flow.client is bob)
+    assert of_bob == 20 * num_rows
+
+
 def test_time_that_a_client_does_not_need_goes_to_the_others() -> None:
     bob = Client(name="bob", weight=9.0)
     rows = choose_often([Flow() for _ in range(9)] + [Flow(client=bob)], 6.0, 9)

@@ -75,6 +75,11 @@ class ClientShares(Generic[LineT]):
         shares = sorted(self._shares.values(), key=_get_standing)
         return iter([share.line for share in shares])
 
+    def find_next(self) -> LineT | None:
+        """Return the first of these lines in which work waits, or None."""
+        waiting = [share for share in self._shares.values() if share.num_waiting]
+        return min(waiting, key=_get_standing).line if waiting else None
+
     def enter(self, client: Client) -> None:
         """Count new work of a client, which does not wait yet."""
         share = self._shares.get(client.name)

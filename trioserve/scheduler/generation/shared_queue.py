@@ -59,10 +59,8 @@ class SharedQueue:
 
     def peek(self) -> Sequence | None:
         """Return the next sequence, or None."""
-        for queue in self._shares:
-            if (first := queue.peek()) is not None:
-                return first
-        return None
+        queue = self._shares.find_next()
+        return None if queue is None else queue.peek()
 
     def pop(self, sequence: Sequence) -> None:
         """Remove the first sequence of a client."""

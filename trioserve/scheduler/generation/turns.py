@@ -15,7 +15,8 @@ class DecodingTurns:
     """Shares the time of steps between clients, and between the requests of each.
 
     Clients get rows in the ratio of their weights: the n-th row of a client has the rank n /
-    weight. Within a client, each request gets a row before any gets its second one, and so on
+    weight. Among equal ranks, the client is first whose latest row is oldest, so that clients
+    take turns if there is no time for all of them. Within a client, each request gets a row before any gets its second one, and so on
     (max-min fairness). Within a request, the sequence with the oldest last turn goes first.
 
     If all sequences are of one client, the first row of each request is never left out. If
@@ -59,7 +60,7 @@ def _line_up(sequences: Sequences[Sequence]) -> Iterator[tuple[bool, Sequence]]:
     for rank, sequence in _rank_in_request(sequences):
         by_client[sequence.flow.client.name].append((rank, sequence))
     entries = []
-    for ranked in by_client.values():
+    for ranked in sorted(by_client.values(), key=_get_latest_turn):
         ranked.sort(key=operator.itemgetter(0))
         for number, (rank, sequence) in enumerate(ranked):
             is_promised = (rank if len(by_client) == 1 else number) == 0
@@ -68,6 +69,10 @@ def _line_up(sequences: Sequences[Sequence]) -> Iterator[tuple[bool, Sequence]]:
     entries.sort(key=operator.itemgetter(0, 1))
     for is_optional, _, sequence in entries:
         yield not is_optional, sequence
+
+
+def _get_latest_turn(ranked: list[tuple[int, Sequence]]) -> int:
+    return max(sequence.last_turn for _, sequence in ranked)
 
 
 def _rank_in_request(
