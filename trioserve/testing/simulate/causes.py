@@ -66,9 +66,14 @@ class Causes:
         history, client = self._history, reply.client
         ends = history.drains_at is not None or bool(history.limits.fail_at_steps)
         refuses = history.limits.http.max_connections is not None
-        # Over HTTP/2, a window must not stay shut for long.
+        # A client must take each write within a timeout: a whole answer, or the events of a
+        # stream that have gathered. Over HTTP/2, a window must not stay shut for long.
+        timeout = history.limits.http.write_timeout
         is_late = client.is_slow and (
-            client.is_http2 or self.has_deadline(reply.plan) or self.is_cancelled(reply)
+            reply.ended_at - reply.sent_at >= timeout
+            or client.is_http2
+            or self.has_deadline(reply.plan)
+            or self.is_cancelled(reply)
         )
         return ends or refuses or is_late
 
