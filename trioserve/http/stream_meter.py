@@ -103,7 +103,7 @@ class StreamMeter:
 
     def count(self, delta: TextDelta) -> None:
         """Count a delta that the stream has just given."""
-        # The delta that a deadline or a stop string ends with does not have the number.
+        # The delta by which a deadline ends a sequence does not have the number.
         num_cached = self._num_cached_tokens.get(delta.index, 0)
         self._num_cached_tokens[delta.index] = max(num_cached, delta.num_cached_tokens)
         self._num_reasoning_tokens += delta.num_reasoning_tokens

@@ -236,7 +236,8 @@ class ScopedConnection(TrioASGIHTTPConnection):
             with scoped.time_limit.whole:
                 await super().handle_request(nursery, request, scoped.answer.send)
             if scoped.time_limit.whole.cancelled_caught:
-                # The client did not take its answer in time. Nothing of it is left.
+                # The client did not take its answer in time, or its stream has gone to another
+                # connection. Nothing is left to send.
                 nursery.cancel_scope.cancel()
 
 

@@ -13,10 +13,10 @@ sequence in two ways:
   since it took its slot was more work than to compute all its tokens again. Its place is large
   enough for the sequence of c.
 
-The client with the largest amount loses its latest sequence. A block that several sequences of
-a client share counts once for the client. The blocks of that sequence stay
+The client with the largest amount loses its latest sequence. The blocks of that sequence stay
 in the prefix cache, so that it resumes cheaply. If it has to repeat tokens nevertheless, it
-keeps its next slot until its decoding was as much work.
+keeps its next slot until its decoding was as much work. A block that several sequences of a
+client share counts once for the client.
 
 Invariant: a sequence cannot take its place back by the same rule. By shares: v has at least the
 amount of c then, so with one sequence more it would have more than c. And num_running ** 2 /
@@ -27,12 +27,12 @@ until c has used more than v.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-import itertools
 
 from .block_tables import BlockNeed, BlockTables
-from .running import RunningSequences, get_standing
+from .client_groups import group_by_client
+from .rivals import Amount, BlockAmount, Rival, SlotAmount
+from .running import RunningSequences
 from .sequence import Sequence
 from .shared_queue import SharedQueue, measure_row
 
@@ -96,57 +96,6 @@ class ClientPreemption:
         return need.count_lacking(len(self._running) - len(claim.victims))
 
 
-class _Rival:
-    """Another client, and its running sequences that have not been chosen.
-
-    Attributes:
-      weight: that of its latest sequence, because it may change between two requests.
-      used: its use, for its weight.
-      sequences: the first to leave is the last.
-    """
-
-    def __init__(self, sequences: list[Sequence], used: float) -> None:
-        self.weight = sequences[-1].flow.client.weight
-        self.used = used
-        self.sequences = sorted(sequences, key=get_standing)
-
-
-class _SlotAmount:
-    """The slots that a client holds."""
-
-    def __init__(self, rival: _Rival) -> None:
-        self.num_held = len(rival.sequences)
-
-    def count_lost(self, sequence: Sequence) -> int:
-        """Return how many the client loses with a sequence."""
-        return 1
-
-    def remove(self, sequence: Sequence) -> None:
-        """Count that a sequence leaves."""
-        self.num_held -= 1
-
-
-class _BlockAmount:
-    """The blocks that a client holds; one that its sequences share counts once."""
-
-    def __init__(self, rival: _Rival) -> None:
-        tables = (each.block_ids for each in rival.sequences)
-        self._holders = Counter(itertools.chain.from_iterable(tables))
-        self.num_held = len(self._holders)
-
-    def count_lost(self, sequence: Sequence) -> int:
-        """Return how many the client loses with a sequence."""
-        return sum(self._holders[id] == 1 for id in sequence.block_ids)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Count that a sequence leaves."""
-        self.num_held -= self.count_lost(sequence)
-        self._holders.subtract(sequence.block_ids)
-
-
-_Amount = _SlotAmount | _BlockAmount
-
-
 class _Claim:
     """The claim of a waiting sequence to places of other clients.
 
@@ -165,12 +114,10 @@ class _Claim:
         self.victims: list[Sequence] = []
         self._step_id = step_id
         self._client = sequence.flow.client
-        by_client: defaultdict[str, list[Sequence]] = defaultdict(list)
-        for each in running:
-            by_client[each.flow.client.name].append(each)
+        by_client = group_by_client(running)
         self._own = by_client.pop(self._client.name, [])
         self._rivals = [
-            _Rival(sequences, waiting.get_used(sequences[-1].flow.client))
+            Rival(sequences, waiting.get_used(sequences[-1].flow.client))
             for sequences in by_client.values()
         ]
         self._own_used = waiting.get_used(self._client)
@@ -187,7 +134,7 @@ class _Claim:
     def take_slot(self) -> bool:
         """Add a victim that gives its slot, if there is one."""
         level = (len(self._own) + 1) / self._client.weight
-        amounts = [_SlotAmount(rival) for rival in self._rivals]
+        amounts = [SlotAmount(rival) for rival in self._rivals]
         return next(self._take(amounts, 1, level), None) is not None
 
     def take_blocks(self, num_needed: int) -> Iterator[Sequence]:
@@ -196,7 +143,7 @@ class _Claim:
         Args:
           num_needed: how many blocks the waiting sequence will hold.
         """
-        amounts = [_BlockAmount(rival) for rival in self._rivals]
+        amounts = [BlockAmount(rival) for rival in self._rivals]
         return self._take(amounts, num_needed, self._measure_blocks(num_needed))
 
     def can_take_blocks(self, num_lacking: int, num_needed: int) -> bool:
@@ -226,7 +173,7 @@ class _Claim:
 
     def _take(
         self,
-        amounts: Iterable[_Amount],
+        amounts: Iterable[Amount],
         num_needed: int,
         level: float,
     ) -> Iterator[Sequence]:
@@ -257,9 +204,9 @@ class _Claim:
 
     def _find_by_shares(
         self,
-        candidates: list[tuple[_Rival, _Amount, list[Sequence]]],
+        candidates: list[tuple[Rival, Amount, list[Sequence]]],
         level: float,
-    ) -> tuple[_Rival, _Amount, Sequence] | None:
+    ) -> tuple[Rival, Amount, Sequence] | None:
         for rival, amount, sequences in candidates:
             while sequences and amount.num_held >= level * rival.weight:
                 victim = sequences.pop()
@@ -271,8 +218,8 @@ class _Claim:
         return None
 
     def _find_by_turns(
-        self, pairs: list[tuple[_Rival, _Amount]], num_needed: int
-    ) -> tuple[_Rival, _Amount, Sequence] | None:
+        self, pairs: list[tuple[Rival, Amount]], num_needed: int
+    ) -> tuple[Rival, Amount, Sequence] | None:
         ranked = sorted(pairs, key=lambda pair: _rank(*pair), reverse=True)
         for rival, amount in ranked:
             if rival.used <= self._own_used:
@@ -299,7 +246,7 @@ class _Claim:
         )
 
 
-def _rank(rival: _Rival, amount: _Amount) -> tuple[float, float]:
+def _rank(rival: Rival, amount: Amount) -> tuple[float, float]:
     return amount.num_held / rival.weight, rival.used
 
 

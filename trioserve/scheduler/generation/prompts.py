@@ -10,11 +10,12 @@ slot of another client. So few prompts of a client are before one of another cli
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 import operator
 
 from ...types.plan import SlotStart
 from .block_tables import BlockTables
+from .client_groups import group_by_client
 from .draft import Draft
 from .running import RunningSequences
 from .sequence import Sequence
@@ -142,10 +143,10 @@ def _take_turns(prompts: list[Sequence]) -> list[Sequence]:
     Places depend on arrivals, so a client that sent many prompts would come before another
     one, however many of them take slots later. The prompts of one client stay in order.
     """
-    starts: defaultdict[str, list[int]] = defaultdict(list)
-    for each in prompts:
-        starts[each.flow.client.name].append(each.started_in)
-    turns = {name: iter(sorted(steps)) for name, steps in starts.items()}
+    turns = {
+        name: iter(sorted(each.started_in for each in group))
+        for name, group in group_by_client(prompts).items()
+    }
     keys = [next(turns[each.flow.client.name]) for each in prompts]
     entries = sorted(zip(keys, prompts), key=operator.itemgetter(0))
     return [sequence for _, sequence in entries]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 import operator
 
 from ...types.output import StepResult
 from ...types.plan import StepPlan
+from .client_groups import group_by_client
 from .sequence import Sequence
 
 _get_order = operator.attrgetter("order")
@@ -81,10 +82,7 @@ class RunningSequences:
         It belongs to the client that holds the most blocks for its weight. A block that its
         sequences share counts once.
         """
-        # By name, because a client's weight may have changed between two requests.
-        by_client: defaultdict[str, list[Sequence]] = defaultdict(list)
-        for sequence in self._sequences:
-            by_client[sequence.flow.client.name].append(sequence)
+        by_client = group_by_client(self._sequences)
         candidates = self._sequences
         if len(by_client) > 1:
             candidates = max(by_client.values(), key=_measure_blocks)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence as Sequences
 import itertools
 import operator
 
 from ..step_cost import StepCost
+from .client_groups import group_by_client
 from .sequence import Flow, Sequence
 
 
@@ -16,8 +17,9 @@ class DecodingTurns:
 
     Clients get rows in the ratio of their weights: the n-th row of a client has the rank n /
     weight. Among equal ranks, the client is first whose latest row is oldest, so that clients
-    take turns if there is no time for all of them. Within a client, each request gets a row before any gets its second one, and so on
-    (max-min fairness). Within a request, the sequence with the oldest last turn goes first.
+    take turns if there is no time for all of them. Within a client, each request gets a row
+    before any gets its second one, and so on (max-min fairness). Within a request, the sequence
+    with the oldest last turn goes first.
 
     If all sequences are of one client, the first row of each request is never left out. If
     not, only the first row of each client is never left out. The promise to each request
@@ -56,23 +58,22 @@ class DecodingTurns:
 
 def _line_up(sequences: Sequences[Sequence]) -> Iterator[tuple[bool, Sequence]]:
     """Yield each sequence in turn, with whether its row is never left out."""
-    by_client: defaultdict[str, list[tuple[int, Sequence]]] = defaultdict(list)
-    for rank, sequence in _rank_in_request(sequences):
-        by_client[sequence.flow.client.name].append((rank, sequence))
-    entries = []
-    for ranked in sorted(by_client.values(), key=_get_latest_turn):
-        ranked.sort(key=operator.itemgetter(0))
+    by_client = group_by_client(sequences)
+    promised: list[tuple[float, Sequence]] = []
+    optional: list[tuple[float, Sequence]] = []
+    for group in sorted(by_client.values(), key=_get_latest_turn):
+        ranked = sorted(_rank_in_request(group), key=operator.itemgetter(0))
         for number, (rank, sequence) in enumerate(ranked):
             is_promised = (rank if len(by_client) == 1 else number) == 0
             share = (number + 1) / sequence.flow.client.weight
-            entries.append((not is_promised, share, sequence))
-    entries.sort(key=operator.itemgetter(0, 1))
-    for is_optional, _, sequence in entries:
-        yield not is_optional, sequence
+            (promised if is_promised else optional).append((share, sequence))
+    for is_promised, entries in ((True, promised), (False, optional)):
+        for _, sequence in sorted(entries, key=operator.itemgetter(0)):
+            yield is_promised, sequence
 
 
-def _get_latest_turn(ranked: list[tuple[int, Sequence]]) -> int:
-    return max(sequence.last_turn for _, sequence in ranked)
+def _get_latest_turn(group: list[Sequence]) -> int:
+    return max(sequence.last_turn for sequence in group)
 
 
 def _rank_in_request(

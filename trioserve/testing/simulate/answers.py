@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from typing import cast
 
-from .causes import Causes
 from .device import make_key
-from .history import History
-from .key_checks import KeyChecks
 from .model import SimulatedModel
 from .reading import Answer, Choice, Wrong, claim, read_answer
 from .replies import Reply
+from .reply_checks import ReplyChecks
 from .text_requests import TextPlan
 
 
-class AnswerChecks:
+class AnswerChecks(ReplyChecks):
     """Checks the replies of one history."""
 
-    def __init__(
-        self, model: SimulatedModel, history: History, keys: KeyChecks
-    ) -> None:
-        self._model = model
-        self._history = history
-        self._causes = Causes(history)
-        self._keys = keys
-
     def check(self, reply: Reply) -> None:
-        """Raise Wrong if a reply is not one that its request can get.
-
-        Raises:
-          Wrong
-        """
         plan = cast(TextPlan, reply.plan)
         is_resumable = self._history.limits.http.resume_seconds > 0
         claim(is_resumable or not reply.is_held, "it goes on without its client")
@@ -38,10 +23,7 @@ class AnswerChecks:
             self._check_resume_error(reply)
         answer = read_answer(reply, is_stream=plan.is_stream)
         if answer.error is not None:
-            claim(
-                answer.error in self._list_errors(reply),
-                f"the error {answer.error} has no cause",
-            )
+            self._check_error(reply, answer.error)
         for index, choice in answer.choices.items():
             self._check_choice(reply, index, choice)
         if reply.has_left or reply.resume_error is not None:
@@ -112,15 +94,13 @@ class AnswerChecks:
                 claim(len(text) <= plan.fails_at, "a broken sequence went on")
 
     def _list_errors(self, reply: Reply) -> set[int]:
-        """Return the statuses of errors that a request may end with."""
         plan = cast(TextPlan, reply.plan)
-        allowed = self._causes.list_errors(reply) | self._keys.list_errors(reply)
+        allowed = super()._list_errors(reply)
         if plan.max_queue_seconds is not None:
             allowed |= {503, 504}
-        if self._history.is_tight:
-            allowed.add(429)
+        if self._history.is_tight and plan.n > 1:
             # More sequences than ever have room.
-            allowed |= {400} if plan.n > 1 else set()
+            allowed.add(400)
         if plan.fault == "refused":
             allowed.add(400)
         if plan.fault in ("raises", "plugin"):

@@ -7,35 +7,20 @@ import math
 from typing import cast
 
 from ..fake_device import fake_vector
-from .causes import Causes
-from .history import History
-from .key_checks import KeyChecks
 from .model import SimulatedModel
 from .pooling_requests import EmbeddingPlan
 from .reading import claim, read_error
 from .replies import Reply
+from .reply_checks import ReplyChecks
 
 # Of float32.
 _ROUNDING = 1e-6
 
 
-class VectorChecks:
+class VectorChecks(ReplyChecks):
     """Checks the replies of one history."""
 
-    def __init__(
-        self, model: SimulatedModel, history: History, keys: KeyChecks
-    ) -> None:
-        self._model = model
-        self._history = history
-        self._causes = Causes(history)
-        self._keys = keys
-
     def check(self, reply: Reply) -> None:
-        """Raise Wrong if a reply is not one that its request can get.
-
-        Raises:
-          Wrong
-        """
         claim(not reply.is_held, "it goes on without its client")
         if not reply.is_whole:
             is_cut = not reply.has_left
@@ -43,8 +28,7 @@ class VectorChecks:
         elif reply.status == 200:
             self._check_vectors(reply)
         else:
-            error = read_error(reply)
-            claim(error in self._list_errors(reply), f"the error {error} has no cause")
+            self._check_error(reply, read_error(reply))
         if not reply.has_left:
             self._causes.check_time(reply)
 
@@ -68,9 +52,7 @@ class VectorChecks:
 
     def _list_errors(self, reply: Reply) -> set[int]:
         plan, limits = cast(EmbeddingPlan, reply.plan), self._history.limits
-        allowed = self._causes.list_errors(reply) | self._keys.list_errors(reply)
-        if self._history.is_tight:
-            allowed.add(429)
+        allowed = super()._list_errors(reply)
         if plan.is_too_long:
             allowed.add(400)
         if len(plan.texts) > limits.max_num_seqs + limits.max_num_waiting:
