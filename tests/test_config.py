@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from trioserve import __main__ as command
+from trioserve.commands.serve import parse_serve
 from trioserve.config import (
     EngineConfig,
     Option,
@@ -63,7 +64,7 @@ def read_help(*arguments: str) -> str:
     """Return the output of `trioserve serve --help`."""
     output = io.StringIO()
     with redirect_stdout(output), pytest.raises(SystemExit) as caught:
-        command.parse_serve(arguments)
+        parse_serve(arguments)
     assert caught.value.code == 0
     return output.getvalue()
 
@@ -118,11 +119,11 @@ def test_names_of_options_are_unique() -> None:
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text('port = 9000\nmax_num_seqs = 7\nmodel = "from-file"\n')
-    config = command.parse_serve(["MODEL", "--config", str(path), "--port", "0"])
+    config = parse_serve(["MODEL", "--config", str(path), "--port", "0"])
     assert config.engine.model.model == "MODEL"
     assert config.bind.port == 0
     assert config.engine.scheduler.max_num_seqs == 7
-    assert command.parse_serve([]) == ServeConfig()
+    assert parse_serve([]) == ServeConfig()
 
 
 @pytest.mark.parametrize(
@@ -154,13 +155,13 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     path.write_text("port = ")
     with pytest.raises(InvalidConfig, match=f"--config: cannot read {path}: Invalid"):
-        command.parse_serve(["--config", str(path)])
+        parse_serve(["--config", str(path)])
 
 
 def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
     path = tmp_path / "serve.toml"
     with pytest.raises(InvalidConfig) as caught:
-        command.parse_serve(["--config", str(path)])
+        parse_serve(["--config", str(path)])
     reason = "No such file or directory"
     assert str(caught.value) == f"--config: cannot read {path}: {reason}"
 
@@ -174,24 +175,24 @@ def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
     ],
 )
 def test_model_may_stand_anywhere(arguments: list[str]) -> None:
-    config = command.parse_serve(arguments)
+    config = parse_serve(arguments)
     assert config.engine.model.model == "MODEL"
     assert config.bind.port == 8001
 
 
 def test_a_flag_may_have_underscores() -> None:
-    assert command.parse_serve(["--max_num_seqs=7"]).engine.scheduler.max_num_seqs == 7
+    assert parse_serve(["--max_num_seqs=7"]).engine.scheduler.max_num_seqs == 7
 
 
 def test_the_last_of_repeated_flags_wins() -> None:
     flag = "--logits-processor"
-    config = command.parse_serve([flag, "a:A", "b:B", "--port", "1", flag, "c:C"])
+    config = parse_serve([flag, "a:A", "b:B", "--port", "1", flag, "c:C"])
     assert config.engine.model.logits_processor == ("c:C",)
-    assert command.parse_serve(["--port", "1", "--port=2"]).bind.port == 2
+    assert parse_serve(["--port", "1", "--port=2"]).bind.port == 2
 
 
 def test_a_list_goes_on_behind_an_equals_sign() -> None:
-    config = command.parse_serve(["--logits-processor=a:A", "b:B", "--port", "1"])
+    config = parse_serve(["--logits-processor=a:A", "b:B", "--port", "1"])
     assert config.engine.model.logits_processor == ("a:A", "b:B")
     assert config.engine.model.model == ServeConfig().engine.model.model
 
@@ -200,14 +201,14 @@ def test_a_list_goes_on_behind_an_equals_sign() -> None:
     ("text", "port"), [("080", 80), ("+5", 5), ("4_096", 4096), (" 7", 7)]
 )
 def test_python_reads_whole_numbers(text: str, port: int) -> None:
-    assert command.parse_serve(["--port", text]).bind.port == port
+    assert parse_serve(["--port", text]).bind.port == port
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [(".5", 0.5), ("1.", 1.0), ("007", 7.0), ("1e1", 10.0)]
 )
 def test_python_reads_other_numbers(text: str, seconds: float) -> None:
-    assert command.parse_serve(["--drain-timeout", text]).http.drain_timeout == seconds
+    assert parse_serve(["--drain-timeout", text]).http.drain_timeout == seconds
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_the_value_none_unsets_an_option_of_the_file(
     path.write_text(
         'served_model_name = "none"\nmax_model_len = 9\nmax_step_seconds = 1\n'
     )
-    config = command.parse_serve(["--config", str(path), flag, text])
+    config = parse_serve(["--config", str(path), flag, text])
     name = flag[2:].replace("-", "_")
     changed = {option.name: value for option, value in list_changes(config)}
     # The file has no word for "not set", so its "none" is a name.

@@ -1,0 +1,41 @@
+"""The commands of `trioserve`: their arguments, their help, and how each one begins.
+
+A command here is thin: it turns arguments into a configuration, and calls the door of the room
+that does the work. Importing this room imports none of those rooms: the process answers an
+interrupt from the first moment on, and --help at once. So each command imports what it needs
+when it runs.
+
+The doors are COMMANDS, and find_command, which looks in it. A new command is one file with a
+Command, and one row in COMMANDS.
+
+command    what a command is; reads its arguments, and writes its help
+output     writes to standard output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from .command import Command
+from .serve import SERVE
+from .simulate import SIMULATE
+from .top import TOP
+
+# In the order of `trioserve --help`.
+COMMANDS: Final[tuple[Command, ...]] = (SERVE, TOP, SIMULATE)
+
+
+def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
+    """Return the command that the first words name, and the arguments behind them.
+
+    A name may have two words, such as `bench serve`.
+    """
+    for command in COMMANDS:
+        words = command.name.split()
+        if [*arguments[: len(words)]] == words:
+            return command, arguments[len(words) :]
+    return None
+
+
+__all__ = ["COMMANDS", "Command", "find_command"]

@@ -1,0 +1,78 @@
+"""One command: its name, its help, its flags, and the function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import StartupError
+from .output import write_output
+
+if TYPE_CHECKING:
+    from ..config.flags import CommandLine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of `trioserve`.
+
+    Attributes:
+      name: one or two words, such as `bench serve`.
+      synopsis: the arguments, as the usage shows them.
+      usage: the arguments in short, for the list of commands.
+      summary: a few words, for the same list.
+      description: what --help says before the options.
+      load_config: imports and returns the dataclass whose fields are the flags.
+      run: takes the arguments, and returns the exit code.
+      max_words: arguments that may belong to no flag, such as a model.
+      others: names of flags besides the fields; each has one value, which stays a text.
+    """
+
+    name: str
+    synopsis: str
+    usage: str = "[options]"
+    summary: str
+    description: str
+    load_config: Callable[[], type]
+    run: Callable[[CommandLine], int]
+    max_words: int = 0
+    others: tuple[str, ...] = ()
+
+    def main(self, arguments: Sequence[str]) -> int:
+        """Read the arguments, run, and return the exit code.
+
+        Raises:
+          StartupError: as `read`, or the command cannot begin.
+          SystemExit: --help was given (0).
+        """
+        return self.run(self.read(arguments))
+
+    def read(self, arguments: Sequence[str]) -> CommandLine:
+        """Take arguments apart. If --help is given, print the help and end.
+
+        Raises:
+          StartupError: a flag is unknown or has a wrong value, there is a word too many, or
+            no option's name contains the word of --help.
+          SystemExit: after the help (0).
+        """
+        from ..config.flags import read_command_line
+
+        config = self.load_config()
+        line = read_command_line(config, arguments, others=self.others)
+        if line.help_word is not None:
+            raise SystemExit(write_output(self._describe(config, line.help_word)))
+        if len(line.words) > self.max_words:
+            word = line.words[self.max_words]
+            raise StartupError(f"{self.name}: {word!r} is not an option")
+        return line
+
+    def _describe(self, config: type, word: str) -> str:
+        from ..config import list_options
+        from ..config.help import describe_options
+
+        text = describe_options(list_options(config), word)
+        if word:
+            return text
+        usage = f"usage: trioserve {self.name} {self.synopsis}"
+        return f"{usage}\n\n{self.description}\n{text}"
