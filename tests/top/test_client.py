@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from trioserve.__main__ import main
+from trioserve.config import RemoteConfig, build_config
 from trioserve.errors import InvalidConfig
 from trioserve.top import TopConfig
 from trioserve.top.client import Client, TopError
@@ -93,7 +94,7 @@ def url(server: Server) -> Iterator[str]:
 
 
 def test_requests_are_listed_and_cancelled(server: Server, url: str) -> None:
-    client = Client(TopConfig(url=url, api_key="sk-a"))
+    client = Client(RemoteConfig(url=url, api_key="sk-a"))
     [request] = client.list_requests()
     assert (request.id, request.age_seconds, request.key) == ("a b", 2.5, "ann")
     assert client.cancel("a b/c") == 1
@@ -110,7 +111,7 @@ def test_requests_are_listed_and_cancelled(server: Server, url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/base", "/base/", "/base/v1"])
 def test_a_server_below_a_path(server: Server, url: str, path: str) -> None:
-    Client(TopConfig(url=url + path)).list_requests()
+    Client(RemoteConfig(url=url + path)).list_requests()
     assert server.seen == [("GET", "/base/v1/requests", None)]
 
 
@@ -147,30 +148,30 @@ def test_a_wrong_key_is_told(server: Server, url: str, tmp_path: Path) -> None:
     path.write_text("sk-wrong\n")
     server.status = 401
     with pytest.raises(TopError, match="does not know this key"):
-        Client(TopConfig(url=url, api_key_file=str(path))).list_requests()
+        Client(RemoteConfig(url=url, api_key_file=str(path))).list_requests()
     assert server.seen[0][2] == "Bearer sk-wrong"
     with pytest.raises(InvalidConfig, match="--api-key-file: cannot read"):
-        Client(TopConfig(api_key_file=str(tmp_path / "none")))
+        Client(RemoteConfig(api_key_file=str(tmp_path / "none")))
     for text in ("# keys\nann sk-ann\n", "ann sk-ann", ""):
         path.write_text(text)
         with pytest.raises(InvalidConfig, match="--api-key-file: must have the key"):
-            Client(TopConfig(api_key_file=str(path)))
+            Client(RemoteConfig(api_key_file=str(path)))
     with pytest.raises(InvalidConfig, match="--api-key: a key has"):
-        Client(TopConfig(api_key="a b"))
+        Client(RemoteConfig(api_key="a b"))
 
 
 def test_a_server_that_is_away_is_told(tmp_path: Path) -> None:
     with pytest.raises(TopError, match="no server answers at http://127.0.0.1:1: "):
-        Client(TopConfig(url="http://127.0.0.1:1")).list_requests()
+        Client(RemoteConfig(url="http://127.0.0.1:1")).list_requests()
     path = str(tmp_path / "socket")
     with pytest.raises(TopError, match=f"no server answers at {path}: No such file"):
-        Client(TopConfig(uds=path)).list_requests()
+        Client(RemoteConfig(uds=path)).list_requests()
 
 
 def test_a_unix_socket(server: Server, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     with serve(socketserver.UnixStreamServer(path, server.make_handler())):
-        [request] = Client(TopConfig(uds=path)).list_requests()
+        [request] = Client(RemoteConfig(uds=path)).list_requests()
     assert request.id == "a b"
 
 
@@ -199,17 +200,17 @@ def test_tls(server: Server, certificate: Path) -> None:
     with serve(listener):
         port = listener.server_address[1]
         url = f"https://localhost:{port}"
-        [request] = Client(TopConfig(url=url, tls_cafile=ca)).list_requests()
+        [request] = Client(RemoteConfig(url=url, tls_cafile=ca)).list_requests()
         assert request.id == "a b"
         with pytest.raises(TopError, match="is not trusted: self-signed certificate"):
-            Client(TopConfig(url=url)).list_requests()
+            Client(RemoteConfig(url=url)).list_requests()
     with pytest.raises(InvalidConfig, match="--tls-cafile: cannot read"):
-        Client(TopConfig(url=url, tls_cafile="/nowhere"))
+        Client(RemoteConfig(url=url, tls_cafile="/nowhere"))
 
 
 def test_tls_is_not_spoken_to_a_plain_server(url: str) -> None:
     with pytest.raises(TopError, match="speaks no TLS"):
-        Client(TopConfig(url=url.replace("http", "https"))).list_requests()
+        Client(RemoteConfig(url=url.replace("http", "https"))).list_requests()
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -227,7 +228,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
-        TopConfig(**options)
+        build_config(TopConfig, options)
 
 
 def test_one_table_is_printed(

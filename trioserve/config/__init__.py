@@ -2,6 +2,7 @@
 
     model, engine, render, server    the options, by the room that they concern
     whole                            all options of an engine, and all of a server
+    remote                           the address of a server that a command talks to
     options                          the name, type, default and meaning of each option
     flags, help                      the command line, made from the fields
     keywords                         the spelling of options in programs
@@ -16,6 +17,7 @@ from .checks import check_plain_file, parse_bytes
 from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPolicy
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
+from .remote import RemoteConfig
 from .render import MediaConfig, RenderConfig
 from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig
 from .whole import EngineConfig, ServeConfig
@@ -34,6 +36,7 @@ __all__ = [
     "ParallelConfig",
     "PoolingConfig",
     "ProcessConfig",
+    "RemoteConfig",
     "RenderConfig",
     "SchedulerConfig",
     "SchedulingPolicy",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import http.client
-from pathlib import Path
-import re
 import socket
 import ssl
 from typing import Any, Final, TypeVar
@@ -12,8 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..errors import InvalidConfig
-from .config import TopConfig
+from ..config import RemoteConfig
 
 T = TypeVar("T")
 
@@ -74,12 +71,13 @@ class Client:
       InvalidConfig: the file with the key or the certificates cannot be read.
     """
 
-    def __init__(self, config: TopConfig) -> None:
-        self._config = config
+    def __init__(self, config: RemoteConfig) -> None:
+        self._url = config.url
+        self._uds = config.uds
         self._parts = urlsplit(config.url)
         self._path = self._parts.path.rstrip("/").removesuffix("/v1") + "/v1/requests"
-        self._key = _read_key(config)
-        self._tls = _make_tls(config) if self._parts.scheme == "https" else None
+        self._key = config.read_key()
+        self._tls = config.make_tls()
 
     def list_requests(self) -> list[Request]:
         """Return the requests that the key may see, the oldest first.
@@ -133,13 +131,11 @@ class Client:
             body = answer.read(_MAX_BYTES)
         except ssl.SSLCertVerificationError as error:
             raise TopError(
-                f"the certificate of {self._config.url} is not trusted: "
+                f"the certificate of {self._url} is not trusted: "
                 f"{error.verify_message} (--tls-cafile names others)"
             ) from None
         except ssl.SSLError as error:
-            raise TopError(
-                f"{self._config.url} speaks no TLS: {error.reason}"
-            ) from None
+            raise TopError(f"{self._url} speaks no TLS: {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             raise TopError(f"no server answers at {self._where}: {reason}") from None
@@ -153,12 +149,12 @@ class Client:
 
     @property
     def _where(self) -> str:
-        return self._config.uds or self._config.url
+        return self._uds or self._url
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
-        if self._config.uds is not None:
-            return _UnixConnection(self._config.uds, host, self._tls)
+        if self._uds is not None:
+            return _UnixConnection(self._uds, host, self._tls)
         if self._tls is not None:
             return http.client.HTTPSConnection(
                 host, port, timeout=_SECONDS, context=self._tls
@@ -203,34 +199,6 @@ class _UnixConnection(http.client.HTTPConnection):
             sock.close()
             raise
         self.sock = sock
-
-
-def _read_key(config: TopConfig) -> str | None:
-    field, key = "api_key", config.api_key
-    if config.api_key_file is not None:
-        try:
-            key = Path(config.api_key_file).read_text("utf-8-sig").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidConfig.of_file(
-                "api_key_file", "read", config.api_key_file, error
-            ) from error
-        field = "api_key_file"
-        # Such as the file of the server.
-        if len(key.split()) != 1:
-            raise InvalidConfig(field, "must have the key alone, without its name")
-    if key is not None and not re.fullmatch("[!-~]+", key):
-        raise InvalidConfig(field, "a key has visible ASCII characters alone")
-    return key
-
-
-def _make_tls(config: TopConfig) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=config.tls_cafile)
-    except (OSError, ssl.SSLError) as error:
-        assert config.tls_cafile is not None, "the system's certificates can be read"
-        raise InvalidConfig.of_file(
-            "tls_cafile", "read", config.tls_cafile, error
-        ) from error
 
 
 def _read_message(body: bytes) -> str:

@@ -26,7 +26,7 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
     Raises:
       InvalidConfig: a file cannot be read.
     """
-    client = Client(config)
+    client = Client(config.remote)
     try:
         # A wrong key or address is told before the screen is cleared.
         requests = client.list_requests()
@@ -35,11 +35,11 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
         sys.stderr.write(f"trioserve: {clean(str(error))}\n")
         return 1
     is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
-    if config.once or not is_terminal:
+    if config.screen.once or not is_terminal:
         width = shutil.get_terminal_size((_WIDTH, 24)).columns
-        rows = sort(requests, config.sort, reverse=False)
+        rows = sort(requests, config.screen.sort, reverse=False)
         return write("".join(f"{line}\n" for line in write_table(rows, width)))
-    return _run_screen(config, Poller(client, config.interval, tuple(requests)))
+    return _run_screen(config, Poller(client, config.screen.interval, tuple(requests)))
 
 
 def _run_screen(config: TopConfig, poller: Poller) -> int:
@@ -59,7 +59,11 @@ def _run_screen(config: TopConfig, poller: Poller) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     curses.set_escdelay(100)
-    screen = Screen(poller, Choices(poller, config.sort), config.uds or config.url)
+    screen = Screen(
+        poller,
+        Choices(poller, config.screen.sort),
+        config.remote.uds or config.remote.url,
+    )
     poller.start()
     try:
         curses.wrapper(screen.run)
