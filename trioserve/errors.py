@@ -198,8 +198,11 @@ class ModelNotFound(RequestError):
     status = 404
     code = "NotFoundError"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"The model `{name}` does not exist.", param="model")
+    def __init__(self, name: str, *, served: str) -> None:
+        super().__init__(
+            f"The model `{name[:128]}` does not exist; this server has `{served}`.",
+            param="model",
+        )
 
 
 class ResponseNotFound(RequestError):

@@ -441,7 +441,9 @@ async def test_errors_become_exceptions_of_the_client(
     with pytest.raises(anthropic.NotFoundError) as missing:
         await client.messages.create(**ASK | {"model": "claude"})
     assert missing.value.type == "not_found_error"
-    assert missing.value.api_message == "The model `claude` does not exist."
+    assert missing.value.api_message == (
+        "The model `claude` does not exist; this server has `fake`."
+    )
     body: Any = missing.value.body
     assert body["type"] == "error"
     assert body["request_id"] == missing.value.request_id

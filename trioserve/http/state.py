@@ -212,7 +212,7 @@ class ServerState:
         if self.engine is None:
             raise ShuttingDown()
         if model and model != self.engine.info.name:
-            raise ModelNotFound(model)
+            raise ModelNotFound(model, served=self.engine.info.name)
         return self.engine
 
     def require_text(self, model: str | None = None) -> TextEngine:
