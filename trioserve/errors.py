@@ -43,6 +43,7 @@
       - NotEnoughMemory
       - InvalidConfig
       - ForeignOption
+      - MissingExtra
       - PluginBroken
       - StagesNotMet
 
@@ -51,6 +52,8 @@ Constructors take facts and write the message.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
@@ -98,9 +101,11 @@ __all__ = [
     "NotEnoughMemory",
     "InvalidConfig",
     "ForeignOption",
+    "MissingExtra",
     "PluginBroken",
     "StagesNotMet",
     "find_first",
+    "needing_extra",
 ]
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
@@ -657,6 +662,47 @@ class ForeignOption(StartupError):
 
     def __init__(self, explanation: str) -> None:
         super().__init__(explanation)
+
+
+class MissingExtra(StartupError):
+    """Raised when a package is missing that an optional extra of trioserve installs.
+
+    Args:
+      extra: its name in setup.cfg.
+      needed_by: what the user wanted: a command such as "trioserve chat", or a flag.
+      error: the import that failed.
+    """
+
+    def __init__(self, extra: str, needed_by: str, error: ImportError) -> None:
+        missing = f"{error.name}, which is not installed"
+        if not isinstance(error, ModuleNotFoundError):
+            # The package is there, and another version than ours, or damaged.
+            missing = f"a package that cannot be imported ({shorten_message(error)})"
+        super().__init__(
+            f"{needed_by} needs {missing}: run pip install 'trioserve[{extra}]'"
+        )
+        self.extra = extra
+
+
+@contextmanager
+def needing_extra(extra: str, needed_by: str) -> Iterator[None]:
+    """Explain imports that fail because an extra is not installed.
+
+    The imports belong into the block, and nothing else:
+
+        with needing_extra("simulate", "--timeline"):
+            from matplotlib.figure import Figure
+
+    Raises:
+      MissingExtra: a package of the extra is missing or broken.
+    """
+    try:
+        yield
+    except ImportError as error:
+        # A missing module of this project is a defect, which no installation mends.
+        if (error.name or "").partition(".")[0] == __package__:
+            raise
+        raise MissingExtra(extra, needed_by, error) from error
 
 
 class PluginBroken(StartupError):

@@ -21,7 +21,7 @@ import pytest
 import trio
 
 from trioserve.config import HttpConfig
-from trioserve.errors import InvalidConfig
+from trioserve.errors import InvalidConfig, MissingExtra
 from trioserve.http import ServerState, traces
 from trioserve.http.ended_request import EndedRequest
 from trioserve.http.traces import Traces
@@ -319,7 +319,7 @@ def test_what_is_not_installed_is_named_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
     config = HttpConfig(otlp_traces_endpoint="http://localhost:4318/v1/traces")
-    with pytest.raises(InvalidConfig, match=r"pip install 'trioserve\[otel\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'trioserve\[otel\]'"):
         ServerState(config=config)
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ..errors import InvalidConfig
+from ..errors import needing_extra
 from .ended_request import EndedRequest
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Traces:
       endpoint: the whole address, such as http://localhost:4318/v1/traces.
 
     Raises:
-      InvalidConfig: OpenTelemetry is not installed.
+      MissingExtra: OpenTelemetry is not installed.
 
     Attributes:
       num_dropped: requests without a trace so far.
@@ -142,15 +142,11 @@ def _import_parts(endpoint: str) -> tuple[SpanMaker, SpanExporter, logging.Logge
     """Make the parts that need OpenTelemetry, and find the exporter's log.
 
     Raises:
-      InvalidConfig: it is not installed.
+      MissingExtra: it is not installed.
     """
-    try:
+    with needing_extra("otel", "--otlp-traces-endpoint"):
         from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
         from .trace_spans import SpanMaker
-    except ImportError:
-        raise InvalidConfig(
-            "otlp_traces_endpoint", "needs pip install 'trioserve[otel]'"
-        ) from None
     exporter = trace_exporter.OTLPSpanExporter(endpoint)
     return SpanMaker(), exporter, logging.getLogger(trace_exporter.__name__)

@@ -46,7 +46,8 @@ def report_simulation(config: SimulateConfig) -> str:
     """Play a load, write the files that the options name, and return the table.
 
     Raises:
-      InvalidConfig: the load is wrong, a file cannot be written, or matplotlib is missing.
+      InvalidConfig: the load is wrong, or a file cannot be written.
+      MissingExtra: there is no matplotlib for --timeline.
     """
     # First, because the simulation may take minutes.
     if config.timeline is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidConfig
+from ..errors import InvalidConfig, needing_extra
 from .record import Record, StepKind
 from .rows import (
     BAR_HEIGHT,
@@ -38,14 +38,10 @@ def check_matplotlib() -> None:
     """Check that matplotlib is installed, before anything is simulated.
 
     Raises:
-      InvalidConfig: it is missing.
+      MissingExtra: it is not.
     """
-    try:
+    with needing_extra("simulate", "--timeline"):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InvalidConfig(
-            "timeline", "needs matplotlib: pip install 'trioserve[simulate]'"
-        ) from error
 
 
 def draw_timeline(
