@@ -1,0 +1,164 @@
+"""Two real replicas behind a real nginx lose no request while each is restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+import json
+from pathlib import Path
+import runpy
+import signal
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trio
+
+from trioserve.testing.models import save_tiny_model
+from trioserve.testing.tokenizer import tiny_tokenizer
+
+pytestmark = pytest.mark.slow
+
+# Another folder's kit is run, not imported: tests are no package.
+KIT = runpy.run_path(str(Path(__file__).parents[1] / "e2e" / "conftest.py"))
+SERVE, begin_process, LONG = KIT["SERVE"], KIT["begin_process"], KIT["LONG"]
+
+PATH = "/v1/completions"
+NUM_CLIENTS, NUM_AT_ONCE, NUM_TOKENS = 4, 8, 30
+SECONDS = 240
+
+# Without it, clients and replicas would take the processor from the start of a replica.
+PAUSE_SECONDS = 0.5
+
+# Behind each change the load goes on until this many more requests have ended.
+NUM_MORE = 6
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@dataclass(kw_only=True)
+class Load:
+    """Clients of nginx that check whether each answer is whole.
+
+    Attributes:
+      is_over: whether the clients end after their current requests.
+      num_ended: requests that have ended.
+      lost: what came in place of whole answers.
+    """
+
+    client: httpx.AsyncClient
+    is_over: bool = False
+    num_ended: int = 0
+    lost: list[str] = field(default_factory=list)
+
+    async def ask(self, body: dict[str, Any], session: str | None) -> None:
+        headers = {} if session is None else {"x-session-id": session}
+        answer = await self.client.post(PATH, json=body, headers=headers)
+        if not is_whole(answer, body):
+            self.lost.append(f"{answer.status_code} {answer.text}")
+        self.num_ended += 1
+
+    async def run_client(self, number: int) -> None:
+        """Ask one request after another: streamed or not, in a session or not."""
+        body = {"prompt": f"Client {number}", "max_tokens": NUM_TOKENS}
+        body |= {"ignore_eos": True, "stream": number % 2 == 0}
+        session = f"session {number}" if number // 2 % 2 else None
+        while not self.is_over:
+            await self.ask(body, session)
+            await trio.sleep(PAUSE_SECONDS)
+
+    async def ask_many(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(NUM_AT_ONCE):
+                body = {"prompt": "Now", "max_tokens": 2, "stream": number % 2 == 0}
+                nursery.start_soon(self.ask, body | {"ignore_eos": True}, str(number))
+
+    async def go_on(self) -> None:
+        """Wait for the ends of more requests."""
+        until = self.num_ended + NUM_MORE
+        while self.num_ended < until:
+            await trio.sleep(0.02)
+
+
+def is_whole(answer: httpx.Response, body: dict[str, Any]) -> bool:
+    if answer.status_code != 200:
+        return False
+    if not body["stream"]:
+        return bool(answer.json()["usage"]["completion_tokens"] == body["max_tokens"])
+    lines = [line for line in answer.text.splitlines() if line]
+    last = json.loads(lines[-2].removeprefix("data: "))
+    return (
+        lines[-1] == "data: [DONE]" and last["choices"][0]["finish_reason"] == "length"
+    )
+
+
+async def test_no_request_is_lost_while_replicas_are_restarted(
+    tmp_path: Path, stack: ExitStack, open_nginx: Any, choose_port: Any
+) -> None:
+    model = save_tiny_model(
+        "llama", tmp_path / "model", vocab_size=512, max_position_embeddings=512
+    )
+    tiny_tokenizer(model)
+    ports = [choose_port(), choose_port()]
+
+    async def start(port: int) -> Any:
+        options = ["--no-engine-process", "--num-threads", "1"]
+        options += ["--kv-cache-memory", "16MiB"]
+        command = [*SERVE, str(model), *options, "--port", str(port)]
+        wait = begin_process(stack, command)
+        return await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+
+    async def stop(replica: Any) -> None:
+        """Send SIGTERM while a stream runs, and ask much during the drain."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(read_long_stream, replica.url)
+            replica.process.send_signal(signal.SIGTERM)
+            nursery.start_soon(load.ask_many)
+        code = await trio.to_thread.run_sync(
+            replica.process.wait, abandon_on_cancel=True
+        )
+        assert code == 0
+
+    with trio.fail_after(SECONDS):
+        nginx = stack.enter_context(open_nginx(ports))
+        first = await start(ports[0])
+        async with (
+            httpx.AsyncClient(
+                base_url=nginx.url, verify=nginx.tls, timeout=SECONDS
+            ) as client,
+            trio.open_nursery() as nursery,
+        ):
+            load = Load(client=client)
+            for number in range(NUM_CLIENTS):
+                nursery.start_soon(load.run_client, number)
+            # The second replica is not there yet, as in the middle of its restart.
+            await load.go_on()
+            second = await start(ports[1])
+            await load.go_on()
+            await stop(first)
+            await load.go_on()
+            await start(ports[0])
+            await load.go_on()
+            await stop(second)
+            await load.go_on()
+            load.is_over = True
+    assert not load.lost
+
+
+async def read_long_stream(
+    url: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read a stream to its end; it tells when the first event has come."""
+    lines = []
+    async with httpx.AsyncClient(timeout=SECONDS) as client:
+        async with client.stream("POST", f"{url}{PATH}", json=LONG) as answer:
+            async for line in answer.aiter_lines():
+                if not lines:
+                    task_status.started()
+                lines.append(line)
+    assert "data: [DONE]" in lines
