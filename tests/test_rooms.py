@@ -46,7 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asgi": SHARED | {"http", "processes", "startup"},
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
     "top": {"errors", "config"},
-    "commands": SHARED | {"pipeline", "processes", "simulation", "startup", "top"},
+    "commands": SHARED
+    | {"pipeline", "processes", "simulation", "startup", "top", "weights"},
     "__main__": {"_version", "commands", "errors"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED

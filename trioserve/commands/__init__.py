@@ -8,8 +8,9 @@ when it runs.
 The doors are COMMANDS, and find_command, which looks in it. A new command is one file with a
 Command, and one row in COMMANDS.
 
-command    what a command is; reads its arguments, and writes its help
-output     writes to standard output
+command     what a command is; reads its arguments, and writes its help
+completion  completes all of them in a shell
+output      writes to standard output
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ from collections.abc import Sequence
 from typing import Final
 
 from .command import Command
+from .completion import with_completion
 from .serve import SERVE
 from .simulate import SIMULATE
 from .top import TOP
 
 # In the order of `trioserve --help`.
-COMMANDS: Final[tuple[Command, ...]] = (SERVE, TOP, SIMULATE)
+COMMANDS: Final[tuple[Command, ...]] = with_completion((SERVE, TOP, SIMULATE))
 
 
 def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | None:
     """Return the command that the first words name, and the arguments behind them.
 
-    A name may have two words, such as `bench serve`.
+    A name may have two words, such as `bench serve`. It wins over a name that is the first
+    of them.
     """
-    for command in COMMANDS:
-        words = command.name.split()
-        if [*arguments[: len(words)]] == words:
-            return command, arguments[len(words) :]
+    by_name = {command.name: command for command in COMMANDS}
+    for num_words in (2, 1):
+        command = by_name.get(" ".join(arguments[:num_words]))
+        if command is not None:
+            return command, arguments[num_words:]
     return None
 
 

@@ -26,6 +26,7 @@ class Command:
       load_config: imports and returns the dataclass whose fields are the flags.
       run: takes the arguments, and returns the exit code.
       max_words: arguments that may belong to no flag, such as a model.
+      choices: the texts that such an argument may be; none if it may be any.
       others: names of flags besides the fields; each has one value, which stays a text.
     """
 
@@ -37,6 +38,7 @@ class Command:
     load_config: Callable[[], type]
     run: Callable[[CommandLine], int]
     max_words: int = 0
+    choices: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
 
     def main(self, arguments: Sequence[str]) -> int:
@@ -65,7 +67,16 @@ class Command:
         if len(line.words) > self.max_words:
             word = line.words[self.max_words]
             raise StartupError(f"{self.name}: {word!r} is not an option")
+        for word in line.words:
+            if self.choices and word not in self.choices:
+                choices = ", ".join(self.choices)
+                raise StartupError(f"{self.name}: {word!r} is not one of {choices}")
         return line
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether an argument that belongs to no flag is a model."""
+        return "MODEL" in self.synopsis
 
     def _describe(self, config: type, word: str) -> str:
         from ..config import list_options

@@ -34,7 +34,7 @@ def describe_options(options: Iterable[Option], word: str = "") -> str:
     width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
     wanted = word.removeprefix("--").replace("-", "_")
     chosen = [each for each in options if word in ("", "all") or wanted in each.name]
-    if not chosen:
+    if word and not chosen:
         raise StartupError(f"--help: no option's name contains {word!r}")
     lines: list[str] = []
     for topic, group in groupby(chosen, lambda option: option.topic):
@@ -90,10 +90,14 @@ def _describe_value(option: Option) -> str:
     if option.choices:
         return "CHOICE"
     if get_origin(hint) is not tuple:
-        return _PLACEHOLDERS[hint]
+        return _name_value(option, hint)
     item, *others = get_args(hint)
-    name = _PLACEHOLDERS[item]
+    name = _name_value(option, item)
     return f"{name} ..." if others == [...] else " ".join([name] * (1 + len(others)))
+
+
+def _name_value(option: Option, hint: type) -> str:
+    return "FILE" if option.is_path else _PLACEHOLDERS[hint]
 
 
 def _describe_default(option: Option) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Literal
 from ..errors import InvalidConfig
 from ..types.sampling import DEFAULT_MAX_LOGPROBS
 from .checks import check_at_least
+from .paths import FilePath
 
 # SmolLM2-135M-Instruct, 98 MB: the smallest instruct model that a package index
 # carries, so that a fresh machine needs nothing but the index.
@@ -60,7 +61,7 @@ class ModelConfig:
     device: str = "auto"
     max_model_len: int | None = None
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
-    chat_template: str | None = None
+    chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
     quantization: Literal["none", "int8"] = "none"

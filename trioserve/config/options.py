@@ -12,12 +12,22 @@ from difflib import get_close_matches
 import inspect
 import re
 import types
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
 from ..errors import ForeignOption, InvalidConfig
 from .foreign import explain_foreign
+from .paths import PathMark
 
 # "  name: text" below Args, and the lines that continue the text.
 _ARGUMENT = re.compile(r"^  (\w+): (.*(?:\n    .*)*)", re.MULTILINE)
@@ -38,6 +48,7 @@ class Option:
       hint: its type.
       meaning: its explanation, as in docs/options.rst.
       topic: the first sentence of the docstring of its class.
+      is_path: whether its values are paths of files or folders.
     """
 
     name: str
@@ -45,6 +56,7 @@ class Option:
     default: Any
     meaning: str
     topic: str
+    is_path: bool = False
 
     @property
     def flag(self) -> str:
@@ -120,6 +132,7 @@ class Option:
 def list_options(config_type: type) -> Iterator[Option]:
     """Yield all options of a configuration, in the order of its fields."""
     hints = get_type_hints(config_type)
+    marked = get_type_hints(config_type, include_extras=True)
     docstring = inspect.getdoc(config_type) or ""
     meanings = _read_meanings(docstring)
     for field in fields(config_type):
@@ -134,7 +147,14 @@ def list_options(config_type: type) -> Iterator[Option]:
                 default=field.default,
                 meaning=meanings.get(field.name, ""),
                 topic=_END.split(docstring, maxsplit=1)[0],
+                is_path=_is_path(marked[field.name]),
             )
+
+
+def _is_path(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        return any(isinstance(mark, PathMark) for mark in hint.__metadata__)
+    return any(map(_is_path, get_args(hint)))
 
 
 def _read_meanings(docstring: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from ..errors import InvalidConfig
+from .paths import FilePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,10 @@ class RemoteConfig:
     """
 
     url: str = "http://127.0.0.1:8000"
-    uds: str | None = None
+    uds: FilePath | None = None
     api_key: str | None = None
-    api_key_file: str | None = None
-    tls_cafile: str | None = None
+    api_key_file: FilePath | None = None
+    tls_cafile: FilePath | None = None
 
     def __post_init__(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..errors import InvalidConfig
 from .checks import check_at_least, check_seconds, parse_bytes
+from .paths import FilePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class MediaConfig:
     max_image_bytes: str = "32MiB"
     max_image_pixels: int = 2**25
     allowed_media_domains: tuple[str, ...] = ()
-    allowed_local_media_path: str | None = None
+    allowed_local_media_path: FilePath | None = None
     media_timeout: float = 10.0
     media_num_connections: int = 8
     media_num_workers: int = 1

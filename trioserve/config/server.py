@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..errors import InvalidConfig
 from .checks import check_at_least, check_seconds, parse_bytes
+from .paths import FilePath
 
 # As browsers write an origin: in lower case, and without a slash behind it. Extensions of
 # browsers have schemes of their own.
@@ -95,7 +96,7 @@ class HttpConfig:
     max_bodies_memory: str = "1GiB"
     body_timeout: float = 10.0
     api_key: tuple[str, ...] = ()
-    api_key_file: str | None = None
+    api_key_file: FilePath | None = None
     guard_metrics: bool = False
     request_timeout: float | None = None
     max_request_timeout: float | None = None
@@ -106,7 +107,7 @@ class HttpConfig:
     write_timeout: float = 30.0
     max_unread_memory: str = "256MiB"
     sse_keepalive: float = 15.0
-    request_log: str | None = None
+    request_log: FilePath | None = None
     otlp_traces_endpoint: str | None = None
     refuse_late: bool = True
     resume_seconds: float = 0.0
@@ -207,9 +208,9 @@ class BindConfig:
 
     host: str = _HOST
     port: int = _PORT
-    uds: str | None = None
-    tls_certfile: str | None = None
-    tls_keyfile: str | None = None
+    uds: FilePath | None = None
+    tls_certfile: FilePath | None = None
+    tls_keyfile: FilePath | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import math
 
 from ..config.checks import check_at_least, check_seconds
+from ..config.paths import FilePath
 from ..errors import InvalidConfig
 
 
@@ -59,14 +60,14 @@ class SimulateConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 512
     max_step_seconds: float = math.inf
-    trace: str | None = None
+    trace: FilePath | None = None
     requests: int = 64
     rate: float = 4.0
     prompt_tokens: tuple[int, int] = (256, 4096)
     output_tokens: tuple[int, int] = (16, 256)
     seed: int = 0
-    json: str | None = None
-    timeline: str | None = None
+    json: FilePath | None = None
+    timeline: FilePath | None = None
     timeline_window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ or HTTP. It never runs code from a model: it loads no pickle and installs no whe
 functions block, so callers run them in a thread.
 
 Its doors are `resolve_description`, `complete_weights`, and `resolve_weights` for both at
-once. `read_gguf` lists the tensors of a GGUF file, and `read_sentence_folder` reads the
+once. `cache_folder` is the user's cache of models. `read_gguf` lists the tensors of a GGUF file, and `read_sentence_folder` reads the
 settings of embeddings.
 
     source            recognises the kind of MODEL
@@ -18,12 +18,14 @@ settings of embeddings.
     sentence/         settings of sentence-transformers, PyLate and ColBERT
 """
 
+from .cache import cache_folder
 from .gguf import read_gguf
 from .sentence import read_sentence_folder
 from .source import Weights, complete_weights, resolve_description, resolve_weights
 
 __all__ = [
     "Weights",
+    "cache_folder",
     "complete_weights",
     "read_gguf",
     "read_sentence_folder",
