@@ -26,6 +26,10 @@ settings.load_profile("no_deadline")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Kernels for GPUs are run by Triton's interpreter. It is chosen before triton is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # These tests start many processes. One process of pytest runs them, because they share a
 # server. Pipelines have their own processes, so another process of pytest runs them.
 E2E = "tests/e2e/"

@@ -173,7 +173,6 @@ _EXPLAINED = {
     "dp-size": _NO_REPLICAS,
     "is-embedding": "write --task embed",
     "disable-cuda-graph": _NO_GRAPHS,
-    "attention-backend": "the best one is chosen by itself",
     "log-requests": _ACCESS_LOG,
     "enable-metrics": "GET /metrics is always there",
     # TGI

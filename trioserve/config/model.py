@@ -45,6 +45,11 @@ class ModelConfig:
         takes OpenAI's defaults.
       kernels: Kernels of a model on a CPU. native are this project's own, torch are
         PyTorch's, and auto takes native ones for the models that they can run.
+      attention_backend: Reads of the KV cache where PyTorch runs the model. triton
+        reads it in place, on a GPU. varlen does so by PyTorch's flash attention, with a
+        --block-size of 256. gather copies the blocks of each sequence, on any device.
+        auto takes the first of them that can run the model. Native kernels have an
+        attention of their own, so the others need --kernels torch, which they imply.
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
         bits of each weight, with a scale for each 64 of them, and rounds the inputs of
         products in the same way. It needs native kernels.
@@ -64,6 +69,7 @@ class ModelConfig:
     chat_template: FilePath | None = None
     generation_config: Literal["auto", "none"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
+    attention_backend: Literal["auto", "varlen", "triton", "gather"] = "auto"
     quantization: Literal["none", "int8"] = "none"
     num_threads: int | None = None
     logits_processor: tuple[str, ...] = ()
@@ -75,9 +81,21 @@ class ModelConfig:
             raise InvalidConfig(
                 "quantization", "needs native kernels, not --kernels torch"
             )
+        if self.attention_backend != "auto":
+            if self.kernels == "native":
+                reason = "is for --kernels torch; native kernels have their own"
+                raise InvalidConfig("attention_backend", reason)
+            if self.quantization != "none":
+                reason = "needs native kernels, which have an attention of their own"
+                raise InvalidConfig("quantization", reason)
         check_at_least("max_model_len", self.max_model_len, 1)
         check_at_least("max_logprobs", self.max_logprobs, -1)
         check_at_least("num_threads", self.num_threads, 1)
+
+    @property
+    def wants_native(self) -> bool:
+        """Whether native kernels may run the model."""
+        return self.kernels != "torch" and self.attention_backend == "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,11 @@ class Layers(Protocol):
 def make_layers(
     model: LoadedModel, tables: SlotTables, *, num_blocks: int, block_size: int
 ) -> Layers:
-    """Make the layers of a model, and allocate their KV cache."""
+    """Make the layers of a model, and allocate their KV cache.
+
+    Raises:
+      InvalidConfig: the attention backend that the options name cannot run it.
+    """
     if model.native is not None:
         layers = model.native.open(tables, num_blocks=num_blocks)
         return _NativeLayers(model, layers)
@@ -69,7 +73,9 @@ class _ModuleLayers:
             dtype=model.dtype,
             device=model.device,
         )
-        self._attention = choose_paged_backend(paged_model, tables)
+        self._attention = choose_paged_backend(
+            paged_model, tables, model.attention_backend
+        )
         self.order = self._attention.order
 
     def begin(self, inputs: StepInputs) -> _ModuleStep:

@@ -5,22 +5,28 @@ A new backend is one file in this folder and one row in a table here.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import torch
 
+from ...errors import InvalidConfig
 from ..slots import SlotTables
 from .backend import EncoderBackend, PagedBackend, PagedModel
 from .flat import FlatAttention
 from .gather import GatherAttention
+from .paged_triton import TritonAttention
+from .paged_varlen import VarlenAttention
 from .probe import LayerSpec, UnfitLayer
+
+logger = logging.getLogger(__name__)
 
 
 class PagedBackendType(Protocol):
     """A class of paged backends."""
 
-    def supports(self, model: PagedModel) -> bool:
-        """Whether it can run these layers on this device."""
+    def find_obstacle(self, model: PagedModel) -> str | None:
+        """Return why it cannot run these layers on this device; None if it can."""
 
     def __call__(self, model: PagedModel, tables: SlotTables) -> PagedBackend:
         """Make one, and allocate the KV cache."""
@@ -35,19 +41,42 @@ class EncoderBackendType(Protocol):
     def __call__(self, device: torch.device) -> EncoderBackend: ...
 
 
-# The first that supports a model on its device is used.
-_PAGED_BACKENDS: tuple[PagedBackendType, ...] = (GatherAttention,)
+# The names that --attention-backend has, the fastest first. gather runs everywhere. Whether
+# varlen or triton is faster has not been measured on a GPU; few have blocks that varlen takes.
+_PAGED_BACKENDS: dict[str, PagedBackendType] = {
+    "varlen": VarlenAttention,
+    "triton": TritonAttention,
+    "gather": GatherAttention,
+}
+_FASTEST = {"cuda": (*_PAGED_BACKENDS,)}
+# The first that supports a model is used.
 _ENCODER_BACKENDS: tuple[EncoderBackendType, ...] = (FlatAttention,)
 
 
-def choose_paged_backend(model: PagedModel, tables: SlotTables) -> PagedBackend:
-    """Make the fastest backend for a decoder; it allocates the KV cache.
+def choose_paged_backend(
+    model: PagedModel, tables: SlotTables, wanted: str = "auto"
+) -> PagedBackend:
+    """Make the fastest backend for a decoder; it allocates the KV cache. Log the choice.
 
     Args:
       tables: the blocks of each slot, which the backend reads in every step.
+      wanted: auto, or the name of a backend.
+
+    Raises:
+      InvalidConfig: the wanted backend cannot run this model here.
     """
-    backend = next(each for each in _PAGED_BACKENDS if each.supports(model))
-    return backend(model, tables)
+    reasons: list[str] = []
+    # Elsewhere, Triton's interpreter may run its kernels, but only if they are wanted.
+    fastest = _FASTEST.get(model.device.type, ("gather",))
+    for name in fastest if wanted == "auto" else (wanted,):
+        backend = _PAGED_BACKENDS[name]
+        obstacle = backend.find_obstacle(model)
+        if obstacle is None:
+            why = f" ({'; '.join(reasons)})" if reasons else ""
+            logger.info("attention: %s%s", name, why)
+            return backend(model, tables)
+        reasons.append(f"not {name}: {obstacle}")
+    raise InvalidConfig("attention_backend", f"{wanted} cannot be used: {obstacle}")
 
 
 def choose_encoder_backend(

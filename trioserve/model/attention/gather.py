@@ -64,8 +64,8 @@ class GatherAttention:
         )
 
     @staticmethod
-    def supports(model: PagedModel) -> bool:
-        return True
+    def find_obstacle(model: PagedModel) -> str | None:
+        return None
 
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Put single tokens first, those of the longest sequences before others."""

@@ -69,6 +69,7 @@ def _load_modules(
         layers=layers,
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
+        attention_backend=config.attention_backend,
     )
 
 

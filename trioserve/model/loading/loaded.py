@@ -33,6 +33,7 @@ class LoadedModel:
       layers: its calls of attention, in order.
       takes_logits_to_keep: its forward pass can leave out unwanted logits.
       vision: its kind of vision; None if it reads text alone.
+      attention_backend: as in ModelConfig.
       native: its layers on the native kernels, which run it in place of the modules.
     """
 
@@ -42,6 +43,7 @@ class LoadedModel:
     layers: tuple[LayerSpec, ...]
     takes_logits_to_keep: bool
     vision: VisionKind | None = None
+    attention_backend: str = "auto"
     native: NativeDecoder | None = None
 
     @property

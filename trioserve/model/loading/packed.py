@@ -53,7 +53,7 @@ def load_packed(
     Raises:
       UnsupportedModel, WeightsBroken, InvalidConfig: as load_model.
     """
-    if config.kernels == "torch":
+    if not config.wants_native:
         return None
     facts = read_facts(folder, config)
     try:

@@ -51,8 +51,8 @@ def try_kernels(
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
       OutputDiffers: the model must be loaded again to run by its modules.
     """
-    if config.kernels == "torch":
-        logger.info("kernels: torch, as --kernels says")
+    if not config.wants_native:
+        logger.info("kernels: torch, as the options say")
         return None
     try:
         made = make()

@@ -90,6 +90,7 @@ def _load(
         layers=(),
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
+        attention_backend=config.attention_backend,
         partition=partition,
         entrance=(
             None if partition.is_first else find_entrance(model, skeleton, partition)

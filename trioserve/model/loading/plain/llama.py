@@ -153,7 +153,7 @@ def _find_plain_llama(
     folder: Path, config: ModelConfig, layers: range | None
 ) -> _PlainLlama | None:
     described = read_plain_config(folder)
-    if described is None or config.kernels == "torch":
+    if described is None or not config.wants_native:
         return None
     device = resolve_device(config.device)
     named = described.dtype if config.dtype == "auto" else config.dtype

@@ -1,0 +1,115 @@
+"""Triton's kernels give what torch's operators give; its interpreter runs them on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from trioserve.model.attention.backend import PagedModel
+from trioserve.model.attention.paged_triton import TritonAttention
+from trioserve.model.attention.probe import LayerSpec
+
+from .steps import DEVICE, LAYERS, Steps, make_layer, run_story
+
+pytest.importorskip("triton", reason="needs the extra triton")
+
+LIMIT = 2e-5
+
+
+# A type -> the largest difference. Sums of float32 are made in another order.
+LIMITS = {torch.float32: LIMIT, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.mark.parametrize("name", ["one head of keys", "odd dims", "window", "all"])
+def test_layers_equal_torchs_operators(name: str) -> None:
+    run_story(Steps(TritonAttention, LAYERS[name]), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "dtype"), [(1, torch.bfloat16), (64, torch.float16)]
+)
+def test_other_blocks_and_types(block_size: int, dtype: torch.dtype) -> None:
+    steps = Steps(TritonAttention, LAYERS["all"], block_size=block_size, dtype=dtype)
+    run_story(steps, LIMITS[dtype])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_all_combinations(
+    layer: LayerSpec, block_size: int, dtype: torch.dtype
+) -> None:
+    steps = Steps(TritonAttention, layer, block_size=block_size, dtype=dtype)
+    run_story(steps, LIMITS[dtype])
+
+
+def test_a_long_context() -> None:
+    """Its chunk has two tiles, and its decode several splits of many keys."""
+    layer = LAYERS["one head of keys"]
+    steps = Steps(TritonAttention, layer, block_size=16, max_model_len=8192)
+    # The prefix is written by the first chunk, whose own attention would take long.
+    steps.fill(0, 8000)
+    assert steps.step((0, 35)) < LIMIT
+    assert steps.step((0, 1)) < LIMIT
+
+
+def test_numbers_that_are_not_finite_spoil_no_other_sequence() -> None:
+    steps = Steps(TritonAttention, LAYERS["plain"])
+    # In a first chunk, torch reads keys before they are written to the cache.
+    assert steps.step((0, 3)) < LIMIT
+    for number in (torch.inf, -torch.inf, torch.nan):
+        assert steps.step((0, 3), number=number) < LIMIT
+
+
+def make_model(
+    *,
+    layer: LayerSpec = LAYERS["plain"],
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> PagedModel:
+    return PagedModel(
+        layers=(layer,),
+        num_blocks=1,
+        block_size=block_size,
+        dtype=dtype,
+        device=DEVICE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "obstacle"),
+    [
+        (make_model(), None),
+        (make_model(block_size=24), "it needs a --block-size that is a power of two"),
+        (
+            make_model(dtype=torch.float64),
+            "it needs float32, float16 or bfloat16, by --dtype",
+        ),
+        (
+            make_model(layer=make_layer(dims=(512, 16))),
+            "the heads of the model have more than 256 numbers",
+        ),
+    ],
+)
+def test_its_limits(model: PagedModel, obstacle: str | None) -> None:
+    assert TritonAttention.find_obstacle(model) == obstacle
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_a_model_writes_what_generate_writes(
+    tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
+) -> None:
+    model = tiny(model_type, DEVICE.type)
+    planner = make_planner(replace(model.loaded, attention_backend="triton"))
+    sequences = [planner.begin(make_prompt(9, slot), slot=slot) for slot in (0, 1)]
+    planner.step((sequences[0], 5))
+    planner.step((sequences[1], 9), (sequences[0], 4))
+    planner.run(*sequences, num_tokens=3)
+    for sequence in sequences:
+        expected = model.generate(sequence.prompt, len(sequence.outputs))
+        assert sequence.outputs == expected

@@ -1,0 +1,67 @@
+"""The queries of a step, cut into the tiles that kernels for GPUs take.
+
+    flat tokens | decode | decode | chunk ..................... | chunk ......... |
+    tiles       |   1    |   1    |  tile  |  tile  |  tile | 5 |  tile  |  tile  |
+
+A tile has neighbours of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...types.plan import StepRow
+
+# A first token, a number of tokens, a slot, and the position of the first token.
+Tile = tuple[int, int, int, int]
+TILE_NUMBERS = 4
+
+# Splits of the keys of one decode. More of them cost more to put together than they save.
+_MAX_SPLITS = 32
+
+
+def cut_tiles(
+    rows: Sequence[StepRow], num_queries: int
+) -> tuple[list[Tile], list[Tile]]:
+    """Return the tiles of decodes, of one token each, and those of chunks.
+
+    Args:
+      rows: in the order of the flat tokens.
+      num_queries: most tokens of a tile of a chunk.
+    """
+    decodes: list[Tile] = []
+    chunks: list[Tile] = []
+    begin = 0
+    for row in rows:
+        if row.num_tokens == 1:
+            decodes.append((begin, 1, row.slot, row.start))
+        else:
+            chunks += _cut_chunk(row, begin, num_queries)
+        begin += row.num_tokens
+    return decodes, chunks
+
+
+def _cut_chunk(row: StepRow, begin: int, num_queries: int) -> Iterator[Tile]:
+    # The last tiles first: they see the most keys, and should not be the last to end.
+    for offset in reversed(range(0, row.num_tokens, num_queries)):
+        count = min(num_queries, row.num_tokens - offset)
+        yield begin + offset, count, row.slot, row.start + offset
+
+
+def count_splits(num_programs: int, num_cores: int) -> int:
+    """Return the number of parts into which the keys of each decode are divided.
+
+    It depends on the size of the batch and not on lengths, so that a captured graph with
+    this number is right for sequences of any length.
+
+    Args:
+      num_programs: tiles times heads of keys.
+      num_cores: multiprocessors of the device.
+
+    Returns:
+      a power of two, so that few kernels are compiled
+    """
+    splits = 1
+    while splits < _MAX_SPLITS and num_programs * splits < 2 * num_cores:
+        splits *= 2
+    return splits

@@ -1,0 +1,294 @@
+"""Attention over paged keys and values, in tiles of queries.
+
+    tile     | token | token | ...       neighbours in one sequence, at most TILE_QUERIES
+    program  = (tile, head of keys, split of the keys)
+
+A program has the queries of one tile, of all heads that share a head of keys, so each key is
+read once for all of them. It goes over the keys from the first that a query sees to the last,
+TILE_KEYS at a time, and keeps a running softmax. Tiles of one token (decodes) are too few to
+fill a GPU, so their keys are divided into splits; a second kernel puts the splits together.
+
+Source: Dao 2023 (FlashAttention-2), for the running softmax; Dao et al. 2023 (Flash-Decoding),
+for the splits; Kwon et al. 2023 (PagedAttention), for the blocks.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Columns of the tensor of tiles.
+TILE_BEGIN = tl.constexpr(0)
+TILE_COUNT = tl.constexpr(1)
+TILE_SLOT = tl.constexpr(2)
+TILE_POSITION = tl.constexpr(3)
+TILE_COLUMNS = tl.constexpr(4)
+
+IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def write_cache(
+    key,
+    value,
+    cache,
+    tables,
+    slots,
+    positions,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    slot_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS_WIDTH: tl.constexpr,
+):
+    """Store the keys and values of one token; the grid is (tokens,).
+
+    Numbers that are not finite become 0: see LayerCache.write.
+
+    Args:
+      key, value: (num_tokens, NUM_KV_HEADS, dim), any strides but the last
+      cache, tables: as in `attend`.
+      slots, positions: (num_tokens,) int64
+      HEADS_WIDTH: NUM_KV_HEADS, rounded up to a power of two.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + token)
+    slot = tl.load(slots + token)
+    block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
+    place = block * BLOCK_SIZE + position % BLOCK_SIZE
+    heads = tl.arange(0, HEADS_WIDTH)[:, None]
+    targets = cache + (place * NUM_KV_HEADS + heads) * (KEY_DIM + VALUE_DIM)
+
+    columns = tl.arange(0, KEY_WIDTH)[None, :]
+    inside = (heads < NUM_KV_HEADS) & (columns < KEY_DIM)
+    source = key + token * key_token_stride + heads * key_head_stride + columns
+    numbers = tl.load(source, mask=inside, other=0.0)
+    tl.store(targets + columns, keep_finite(numbers), mask=inside)
+
+    columns = tl.arange(0, VALUE_WIDTH)[None, :]
+    inside = (heads < NUM_KV_HEADS) & (columns < VALUE_DIM)
+    source = value + token * value_token_stride + heads * value_head_stride + columns
+    numbers = tl.load(source, mask=inside, other=0.0)
+    tl.store(targets + KEY_DIM + columns, keep_finite(numbers), mask=inside)
+
+
+@triton.jit
+def keep_finite(numbers):
+    # Triton's interpreter computes nothing in bfloat16.
+    wide = numbers.to(tl.float32)
+    # NaN is less than nothing.
+    return tl.where(tl.abs(wide) < float("inf"), wide, 0.0).to(numbers.dtype)
+
+
+@triton.jit
+def multiply(one, other):
+    """Multiply two matrices, with sums in float32."""
+    if IS_INTERPRETED:
+        # The interpreter would multiply the bits of bfloat16 numbers.
+        one, other = one.to(tl.float32), other.to(tl.float32)
+    # ieee: float32 would otherwise be multiplied as TF32, with 10 bits.
+    return tl.dot(one, other, input_precision="ieee")
+
+
+@triton.jit
+def attend(
+    query,
+    output,
+    sums,
+    peaks,
+    cache,
+    tables,
+    tiles,
+    sinks,
+    scaling,
+    softcap,
+    query_token_stride,
+    query_head_stride,
+    slot_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """Attend from the queries of one tile to one split of the keys.
+
+    Args:
+      query: (num_tokens, num_heads, KEY_DIM), any strides but the last
+      output: one split: (num_tokens, num_heads, VALUE_DIM); several: what `merge` reads,
+        (num_tiles, num_heads, NUM_SPLITS, VALUE_DIM) float32
+      sums, peaks: (num_tiles, num_heads, NUM_SPLITS) float32, of several splits
+      cache: (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, KEY_DIM + VALUE_DIM)
+      tables: (max_num_seqs, max_blocks) int64, blocks of each slot
+      tiles: (num_tiles, TILE_COLUMNS) int32: first flat token, number of tokens (0 for a
+        tile that is padding), slot, position of the first token
+      sinks: (num_heads,)
+      softcap: of the scores, if HAS_SOFTCAP.
+      GROUP: heads of queries for each head of keys.
+      KEY_WIDTH, VALUE_WIDTH: the dims, rounded up to a power of two.
+      WINDOW: largest number of keys that a query sees; 0 is all.
+      TILE_ROWS: rows of the product: a row is one token and one head.
+    """
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
+    count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
+    slot = tl.load(tiles + tile * TILE_COLUMNS + TILE_SLOT).to(tl.int64)
+    position = tl.load(tiles + tile * TILE_COLUMNS + TILE_POSITION)
+
+    rows = tl.arange(0, TILE_ROWS)
+    row_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
+    # Rows behind the last token of the tile, and the rest of a tile whose rows are no
+    # multiple of the group.
+    is_row = row_tokens < count
+    key_columns, value_columns = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    is_key_column, is_value_column = key_columns < KEY_DIM, value_columns < VALUE_DIM
+    queries = tl.load(
+        query
+        + (begin + row_tokens)[:, None] * query_token_stride
+        + heads[:, None] * query_head_stride
+        + key_columns[None, :],
+        mask=is_row[:, None] & is_key_column[None, :],
+        other=0.0,
+    )  # (TILE_ROWS, KEY_WIDTH)
+    query_positions = position + row_tokens
+
+    # Keys [first, last) are seen by the tile, and [here, there) by this program.
+    last = tl.where(count > 0, position + count, 0)
+    first = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+    length = tl.cdiv(tl.cdiv(last - first, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
+    here = first + split * length
+    there = tl.minimum(here + length, last)
+
+    peak = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_ROWS,), tl.float32)
+    summed = tl.zeros((TILE_ROWS, VALUE_WIDTH), tl.float32)
+    for start in range(here, there, TILE_KEYS):
+        places = start + tl.arange(0, TILE_KEYS)
+        is_key = places < there
+        blocks = tl.load(
+            tables + slot * slot_stride + places // BLOCK_SIZE, mask=is_key, other=0
+        )
+        tokens = cache + (
+            (blocks * BLOCK_SIZE + places % BLOCK_SIZE) * NUM_KV_HEADS + kv_head
+        ) * (KEY_DIM + VALUE_DIM)
+        keys = tl.load(
+            tokens[None, :] + key_columns[:, None],
+            mask=is_key[None, :] & is_key_column[:, None],
+            other=0.0,
+        )  # (KEY_WIDTH, TILE_KEYS)
+        scores = multiply(queries, keys) * scaling
+        if HAS_SOFTCAP:
+            # tanh(x) = 2 * sigmoid(2x) - 1
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        seen = is_key[None, :] & (places[None, :] <= query_positions[:, None])
+        if WINDOW:
+            seen = seen & (places[None, :] > query_positions[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # A row that has seen no key yet: -inf minus itself would be NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp(scores - base[:, None])
+        fading = tl.exp(peak - base)
+        total = total * fading + tl.sum(weights, 1)
+        values = tl.load(
+            tokens[:, None] + KEY_DIM + value_columns[None, :],
+            mask=is_key[:, None] & is_value_column[None, :],
+            other=0.0,
+        )  # (TILE_KEYS, VALUE_WIDTH)
+        summed = summed * fading[:, None]
+        summed += multiply(weights.to(values.dtype), values)
+        peak = new_peak
+
+    num_heads = NUM_KV_HEADS * GROUP
+    if NUM_SPLITS == 1:
+        if HAS_SINKS:
+            sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32)
+            base = tl.maximum(peak, sink)
+            fading = tl.exp(peak - base)
+            total = total * fading + tl.exp(sink - base)
+            summed = summed * fading[:, None]
+        # Rows that are no tokens have seen no key.
+        total = tl.where(is_row, total, 1.0)
+        target = output + (
+            ((begin + row_tokens) * num_heads + heads)[:, None] * VALUE_DIM
+            + value_columns[None, :]
+        )
+        numbers = (summed / total[:, None]).to(output.dtype.element_ty)
+        tl.store(target, numbers, mask=is_row[:, None] & is_value_column[None, :])
+    else:
+        # A tile with several splits has one token, which is row 0 of each head.
+        part = (tile.to(tl.int64) * num_heads + heads) * NUM_SPLITS + split
+        is_row = is_row & (row_tokens == 0)
+        tl.store(sums + part, total, mask=is_row)
+        tl.store(peaks + part, peak, mask=is_row)
+        tl.store(
+            output + part[:, None] * VALUE_DIM + value_columns[None, :],
+            summed,
+            mask=is_row[:, None] & is_value_column[None, :],
+        )
+
+
+@triton.jit
+def merge(
+    parts,
+    sums,
+    peaks,
+    output,
+    tiles,
+    sinks,
+    num_heads,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+):
+    """Put the splits of one token and one head together; the grid is (tiles, heads).
+
+    Args:
+      parts, sums, peaks: as `attend` writes them.
+      output: (num_tokens, num_heads, VALUE_DIM)
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    begin = tl.load(tiles + tile * TILE_COLUMNS + TILE_BEGIN).to(tl.int64)
+    count = tl.load(tiles + tile * TILE_COLUMNS + TILE_COUNT)
+    numbers_of_splits = tl.arange(0, NUM_SPLITS)
+    splits = (tile.to(tl.int64) * num_heads + head) * NUM_SPLITS + numbers_of_splits
+    columns = tl.arange(0, VALUE_WIDTH)
+    # The count is 1, or 0 for a tile that is padding, which was not written.
+    is_split = numbers_of_splits < count * NUM_SPLITS
+    is_column = columns < count * VALUE_DIM
+    peak = tl.load(peaks + splits, mask=is_split, other=0.0)
+    base = tl.max(peak, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        base = tl.maximum(base, sink)
+    fading = tl.exp(peak - base)
+    total = tl.sum(tl.load(sums + splits, mask=is_split, other=1.0) * fading, 0)
+    if HAS_SINKS:
+        total += tl.exp(sink - base)
+    summed = tl.load(
+        parts + splits[:, None] * VALUE_DIM + columns[None, :],
+        mask=is_split[:, None] & is_column[None, :],
+        other=0.0,
+    )
+    numbers = tl.sum(summed * fading[:, None], 0) / total
+    tl.store(
+        output + (begin * num_heads + head) * VALUE_DIM + columns,
+        numbers.to(output.dtype.element_ty),
+        mask=is_column,
+    )
