@@ -23,7 +23,10 @@ from trioserve.testing.server import FakeServer, open_fake_server
 
 KEY = "sk-one"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-OPEN = {"/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"}
+OPEN = {
+    *("/health", "/livez", "/readyz", "/progressz", "/metrics", "/version"),
+    *("/", "/docs"),
+}
 
 PATHS = [(route.method, path) for route in ROUTES for path in route.documented_paths]
 
@@ -42,7 +45,7 @@ async def client(server: FakeServer) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_everything_but_the_probes_is_guarded(
+async def test_everything_but_probes_and_documents_is_guarded(
     server: FakeServer, client: httpx.AsyncClient
 ) -> None:
     for method, path in PATHS:

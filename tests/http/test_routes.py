@@ -12,7 +12,7 @@ from trioserve.http.routes import ROUTES
 PAGE = Path(__file__).parents[2] / "docs" / "api.rst"
 
 # A path stands alone or after its method.
-ENDPOINT = re.compile(r"``(?:(GET|POST|DELETE) )?(/[^`]+)``")
+ENDPOINT = re.compile(r"``(?:(GET|POST|DELETE) )?(/[^`]*)``")
 
 
 def read_rows() -> list[tuple[str, tuple[str, ...], str]]:

@@ -52,6 +52,8 @@ class HttpConfig:
         for all. They are written as https://chat.example. By default there are none.
       root_path: Path before all paths of the API, as clients of a proxy see them. The proxy
         may cut it off or not.
+      ui: Serve a page with a chat and the running requests at /, and /docs. They need no
+        key, but what the page asks of the API does.
       max_connections: Most open connections; by default as many as there are file
         descriptors. A further one takes the place of one without a request, or is
         answered 503.
@@ -102,6 +104,7 @@ class HttpConfig:
     max_request_timeout: float | None = None
     allowed_origins: tuple[str, ...] = ()
     root_path: str | None = None
+    ui: bool = True
     max_connections: int | None = None
     max_connections_per_address: int | None = None
     write_timeout: float = 30.0

@@ -7,7 +7,7 @@ import errno
 import logging
 from typing import Any, cast
 
-from quart import Response, request
+from quart import Response, current_app, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import BaseConverter, Map
@@ -57,6 +57,10 @@ _ANTHROPIC_PATHS = tuple(
 )
 
 
+# Paths of which only the paths below them are served.
+_BASES = ("/v1", "/v2")
+
+
 class ServingApp(QuartTrio):
     """A Quart app whose requests are ScopedRequests."""
 
@@ -92,7 +96,7 @@ def create_http_app(state: ServerState) -> ServingApp:
     probes = _find_probes(state)
     # Before the key is checked: browsers ask without it.
     app.before_request(_answer_preflight(state))
-    app.before_request(_check_key(state, probes.keys()))
+    app.before_request(_check_key(state, {*probes, *_list_documents(state)}))
     app.after_request(_count_request(state))
     app.after_request(_name_request)
     app.after_request(_tell_limits)
@@ -126,6 +130,13 @@ def _find_probes(state: ServerState) -> dict[str, Probe]:
         if isinstance(route.handler, Probe) and route.handler is not guarded
         for path in route.paths
     }
+
+
+def _list_documents(state: ServerState) -> list[str]:
+    """Return the paths of documents. A browser shows no key when it opens a page."""
+    if not state.config.ui:
+        return []
+    return [path for route in ROUTES if route.is_document for path in route.paths]
 
 
 class _NameConverter(BaseConverter):
@@ -296,12 +307,23 @@ async def _respond_http_exception(error: HTTPException) -> Response:
 def _describe_http_exception(error: HTTPException) -> str:
     """Return a message for programmers. Werkzeug's own is for users of browsers."""
     if isinstance(error, NotFound):
+        if request.path.rstrip("/") in _BASES:
+            return _explain_base()
         return "There is no such path; GET /openapi.json lists all paths."
     if isinstance(error, MethodNotAllowed) and error.valid_methods:
         *others, last = sorted(error.valid_methods)
         taken = f"{', '.join(others)} and {last}" if others else last
         return f"This path takes {taken}, not {request.method}."
     return error.description or error.name
+
+
+def _explain_base() -> str:
+    """Say where to go to somebody who has opened the base URL of clients in a browser."""
+    shows = cast(ServingApp, current_app).state.config.ui
+    rest = "/ is a page for people, and /docs" if shows else "GET /openapi.json"
+    return (
+        f"This is the base URL that clients of the API take; {rest} describes the API."
+    )
 
 
 async def _respond_unexpected(error: Exception) -> Response:

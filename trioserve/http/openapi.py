@@ -100,7 +100,9 @@ def _describe_operation(route: Route) -> _Json:
         "responses": {"200": success, **errors},
     }
     if route.request is not None:
-        operation["requestBody"] = {"required": True, "content": _json(route.request)}
+        content = _json(route.request)
+        content[JSON]["example"] = route.example
+        operation["requestBody"] = {"required": True, "content": content}
     parameters = [
         *map(_describe_parameter, route.parameters),
         *itertools.starmap(_describe_query, route.query.items()),

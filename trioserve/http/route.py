@@ -31,12 +31,15 @@ class Route:
       handler: a Probe is also called without quart, and has no parameters.
       summary: one sentence that OpenAPI shows; docs/api.rst begins with it, too.
       request: the struct of the body; None where there is no body.
+      example: a body that shows what the endpoint needs.
       answers: the struct or type of a successful answer, by content type. None means
         bytes, or JSON without a fixed shape. For event streams, it is the data of one
         event, or the union of all kinds of events.
       query: the meanings of the parameters of the query, by name.
       errors: the meanings of errors, by status, besides the errors of all bodies.
       error: the struct of all errors of its paths, and of paths below them.
+      is_document: it is for people, whose browsers show no key. It has nothing of a
+        client, and --no-ui turns it off.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -44,10 +47,12 @@ class Route:
     handler: Handler
     summary: str
     request: type[msgspec.Struct] | None = None
+    example: Mapping[str, object] = field(default_factory=dict)
     answers: Mapping[str, type | UnionType | None] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     error: type[ErrorBody] | type[AnthropicError] = ErrorBody
+    is_document: bool = False
 
     @property
     def documented_paths(self) -> tuple[str, ...]:

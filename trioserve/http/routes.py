@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 from quart import Response
+import trio
 
 from .._version import __version__
 from .connection.scope import ScopedRequest
@@ -35,6 +36,7 @@ from .endpoints.chat import answer_chat
 from .endpoints.classify import answer_classify
 from .endpoints.cohere import answer_embed, answer_embed_v1
 from .endpoints.completions import answer_completion
+from .endpoints.documents import answer_page, respond_document
 from .endpoints.embeddings import answer_embeddings, answer_pooling
 from .endpoints.messages import answer_count_tokens, answer_messages
 from .endpoints.requests import (
@@ -56,6 +58,7 @@ from .openapi import openapi_document
 from .respond import BYTES, EVENTS, JSON
 from .route import Route
 from .state import ServerState
+from .ui import Document, render_reference
 from .wire import (
     anthropic,
     descriptions,
@@ -76,9 +79,37 @@ def _render_openapi(root_path: str | None) -> bytes:
     return msgspec.json.encode(openapi_document(__version__, ROUTES, root_path))
 
 
+async def answer_docs(state: ServerState, request: ScopedRequest) -> Response:
+    """Show the description of this API."""
+    if request.path.endswith("/"):
+        # Below this path, the document's relative links would lead elsewhere.
+        return Response(b"", 308, {"Location": "../docs"})
+    document = await trio.to_thread.run_sync(
+        _render_docs, state.config.root_path, limiter=_RENDERING
+    )
+    return respond_document(state, request, document)
+
+
+# To write the document takes a quarter of a second, once.
+_RENDERING: Final = trio.CapacityLimiter(1)
+
+
+@cache
+def _render_docs(root_path: str | None) -> Document:
+    return render_reference(openapi_document(__version__, ROUTES, root_path))
+
+
+_HELLO: Final = [{"role": "user", "content": "Hello!"}]
+_COHERE: Final = {
+    "model": "MODEL",
+    "texts": ["A text."],
+    "input_type": "search_document",
+    "embedding_types": ["float"],
+}
 _WRONG_QUERY = {"400": "The query has something else than one key."}
 _OF_KEY = {"key": "The name of a key; only its requests."}
 _NO_REQUEST: Final = {"404": "No such request is being answered."}
+_NO_UI: Final = {"404": "An option (--no-ui) turns it off."}
 _NO_RESPONSE: Final = {
     "400": "A parameter is wrong.",
     "404": "The response is not stored, or not any more.",
@@ -91,6 +122,7 @@ _GENERATION: Final = (
         handler=answer_chat,
         summary="Answer a conversation, at once or as server-sent events.",
         request=ChatRequest,
+        example={"messages": _HELLO},
         answers={JSON: responses.ChatCompletion, EVENTS: responses.ChatChunk},
     ),
     Route(
@@ -99,6 +131,7 @@ _GENERATION: Final = (
         handler=answer_completion,
         summary="Continue one or several prompts, each a string or token ids.",
         request=CompletionRequest,
+        example={"prompt": "Once upon a time", "max_tokens": 20},
         answers={JSON: responses.Completion, EVENTS: responses.CompletionChunk},
     ),
     Route(
@@ -107,6 +140,7 @@ _GENERATION: Final = (
         handler=answer_response,
         summary="Answer a conversation of items, at once, as a stream, or later.",
         request=ResponseRequest,
+        example={"input": "Hello!"},
         answers={
             JSON: response_object.ResponseObject,
             EVENTS: response_events.AnyResponseEvent,
@@ -165,6 +199,7 @@ _ANTHROPIC: Final = (
         handler=answer_messages,
         summary="Answer a conversation, in the form of Anthropic's API.",
         request=anthropic_requests.MessagesRequest,
+        example={"model": "MODEL", "messages": _HELLO, "max_tokens": 50},
         answers={JSON: anthropic.AnthropicMessage, EVENTS: anthropic.MessageEvent},
         error=anthropic.AnthropicError,
     ),
@@ -174,6 +209,7 @@ _ANTHROPIC: Final = (
         handler=answer_count_tokens,
         summary="Count the tokens of a conversation, in the form of Anthropic's API.",
         request=anthropic_requests.CountTokensRequest,
+        example={"model": "MODEL", "messages": _HELLO},
         answers={JSON: anthropic.TokenCount},
         error=anthropic.AnthropicError,
     ),
@@ -186,6 +222,7 @@ _POOLING: Final = (
         handler=answer_embeddings,
         summary="Embed a string, token ids, chats, or lists of them.",
         request=pooling_requests.EmbeddingRequest,
+        example={"input": ["A text.", "Another text."]},
         answers={JSON: pooling_responses.EmbeddingList, BYTES: None},
     ),
     Route(
@@ -194,6 +231,7 @@ _POOLING: Final = (
         handler=answer_pooling,
         summary="Give vectors or labels of texts, or of each of their tokens.",
         request=pooling_requests.PoolingRequest,
+        example={"input": "A text."},
         answers={JSON: pooling_responses.PooledList, BYTES: None},
     ),
     Route(
@@ -202,6 +240,7 @@ _POOLING: Final = (
         handler=answer_classify,
         summary="Label texts.",
         request=pooling_requests.ClassificationRequest,
+        example={"input": "A text."},
         answers={JSON: pooling_responses.ClassificationList},
     ),
     Route(
@@ -210,6 +249,7 @@ _POOLING: Final = (
         handler=answer_score,
         summary="Compare a query with each document, or compare pairs.",
         request=pooling_requests.ScoreRequest,
+        example={"text_1": "A question?", "text_2": ["A text."]},
         answers={JSON: pooling_responses.ScoreList},
     ),
     Route(
@@ -218,6 +258,7 @@ _POOLING: Final = (
         handler=answer_rerank,
         summary="Sort documents by how well they answer a query.",
         request=pooling_requests.RerankRequest,
+        example={"query": "A question?", "documents": ["A text.", "Another."]},
         answers={JSON: pooling_responses.RankedList},
     ),
     Route(
@@ -226,6 +267,7 @@ _POOLING: Final = (
         handler=answer_embed,
         summary="Embed texts, in the form of Cohere's second API.",
         request=pooling_requests.CohereEmbedRequest,
+        example=_COHERE,
         answers={JSON: pooling_responses.CohereEmbeddings},
     ),
     Route(
@@ -234,6 +276,7 @@ _POOLING: Final = (
         handler=answer_embed_v1,
         summary="Embed texts, in the form of Cohere's first API.",
         request=pooling_requests.CohereEmbedRequest,
+        example=_COHERE,
         answers={JSON: pooling_responses.CohereFloats},
     ),
 )
@@ -245,6 +288,7 @@ _TOKENS: Final = (
         handler=answer_tokenize,
         summary="Convert text or messages to token ids.",
         request=TokenizeRequest,
+        example={"prompt": "Hello!"},
         answers={JSON: descriptions.Tokenized},
     ),
     Route(
@@ -253,6 +297,7 @@ _TOKENS: Final = (
         handler=answer_detokenize,
         summary="Convert token ids to text.",
         request=DetokenizeRequest,
+        example={"tokens": [1, 2, 3]},
         answers={JSON: descriptions.Detokenized},
     ),
     Route(
@@ -365,10 +410,32 @@ _ADMIN: Final = (
     ),
 )
 
+_DOCUMENTS: Final = (
+    Route(
+        method="GET",
+        paths=("/",),
+        handler=answer_page,
+        summary="Show a page with a chat and the running requests.",
+        answers={"text/html": str},
+        errors=_NO_UI,
+        is_document=True,
+    ),
+    Route(
+        method="GET",
+        paths=("/docs",),
+        handler=answer_docs,
+        summary="Show the description of this API.",
+        answers={"text/html": str},
+        errors=_NO_UI,
+        is_document=True,
+    ),
+)
+
 ROUTES: Final[tuple[Route, ...]] = (
     *_GENERATION,
     *_ANTHROPIC,
     *_POOLING,
     *_TOKENS,
     *_ADMIN,
+    *_DOCUMENTS,
 )

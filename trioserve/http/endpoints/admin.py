@@ -13,12 +13,19 @@ from quart import Response
 
 from ..._version import __version__
 from ...errors import EndpointOff, EngineStalled, TrioserveError
+from ...frontend import PoolingEngine, TextEngine
 from ..connection.scope import ScopedRequest
 from ..metrics import render_metrics
 from ..probes import Probe
 from ..respond import PlainAnswer, make_error, make_json, respond_json
 from ..state import ServerState
-from ..wire.descriptions import TokenizerInfo, Version, describe_model, list_models
+from ..wire.descriptions import (
+    ModelCard,
+    ModelList,
+    TokenizerInfo,
+    Version,
+    describe_model,
+)
 
 _STARTED_AT = int(time.time())
 
@@ -80,8 +87,7 @@ def answer_metrics(state: ServerState) -> PlainAnswer:
 
 async def answer_models(state: ServerState, request: ScopedRequest) -> Response:
     """List the one model that is served."""
-    info = state.require_engine().info
-    return respond_json(list_models(info, created=_STARTED_AT))
+    return respond_json(ModelList(data=(_describe(state.require_engine()),)))
 
 
 async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
@@ -89,8 +95,12 @@ async def answer_model(state: ServerState, request: ScopedRequest) -> Response:
     assert request.view_args is not None, "the route has a part for the name"
     # Werkzeug takes a slash at the end of the path as part of the name.
     name = request.view_args["model"]
-    info = state.require_engine(name.removesuffix("/") or name).info
-    return respond_json(describe_model(info, created=_STARTED_AT))
+    return respond_json(_describe(state.require_engine(name.removesuffix("/") or name)))
+
+
+def _describe(engine: TextEngine | PoolingEngine) -> ModelCard:
+    task = engine.pooling.task if isinstance(engine, PoolingEngine) else "generate"
+    return describe_model(engine.info, task=task, created=_STARTED_AT)
 
 
 async def answer_tokenizer_info(state: ServerState, request: ScopedRequest) -> Response:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...types.model_info import ModelInfo
+from ...types.pooling import Task
 from ..progress import Phase
+
+Modality = Literal["text", "image", "embeddings", "labels"]
+
+
+class ModelArchitecture(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model takes and gives, with the names of OpenRouter and llama.cpp.
+
+    Args:
+      output_modalities: of models that pool, "embeddings" or "labels".
+    """
+
+    input_modalities: tuple[Modality, ...]
+    output_modalities: tuple[Modality, ...]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +35,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    architecture: ModelArchitecture
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,16 +163,29 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-def describe_model(info: ModelInfo, *, created: int) -> ModelCard:
-    """Describe the one model that is served; `created` is in seconds since 1970."""
+_OUTPUTS: Final[dict[Task, Modality]] = {
+    "generate": "text",
+    "embed": "embeddings",
+    "token_embed": "embeddings",
+    "classify": "labels",
+    "token_classify": "labels",
+}
+
+
+def describe_model(info: ModelInfo, *, task: Task, created: int) -> ModelCard:
+    """Describe the one model that is served.
+
+    Args:
+      task: the one that it is served for.
+      created: in seconds since 1970.
+    """
     return ModelCard(
         id=info.name,
         created=created,
         root=info.name,
         max_model_len=info.max_model_len,
+        architecture=ModelArchitecture(
+            input_modalities=("text", "image") if info.takes_images else ("text",),
+            output_modalities=(_OUTPUTS[task],),
+        ),
     )
-
-
-def list_models(info: ModelInfo, *, created: int) -> ModelList:
-    """Describe all models that are served; see describe_model."""
-    return ModelList(data=(describe_model(info, created=created),))

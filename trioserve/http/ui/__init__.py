@@ -1,0 +1,15 @@
+"""The documents for people: the page at / and the description of the API at /docs.
+
+Each is one HTML file, which names no other address, so a browser asks this server alone.
+page.html is complete: no step of a build makes it. It reads the endpoints of the API like
+any other client. reference.html is a template of jinja2 without scripts, which is filled
+from the OpenAPI document.
+
+This folder knows no requests and no state: endpoints/documents.py answers with them.
+"""
+
+from .document import Document
+from .page import load_page
+from .reference import render_reference
+
+__all__ = ["Document", "load_page", "render_reference"]
