@@ -46,8 +46,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "asgi": SHARED | {"http", "processes", "startup"},
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
     "top": {"errors", "config"},
+    "chat": SHARED | {"frontend", "startup"},
     "commands": SHARED
-    | {"pipeline", "processes", "simulation", "startup", "top", "weights"},
+    | {"chat", "pipeline", "processes", "simulation", "startup", "top", "weights"},
     "__main__": {"_version", "commands", "errors"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
@@ -63,7 +64,8 @@ ONLY_IN: dict[str, set[str]] = {
         *("threads", "testing"),
     },
     "PIL": {"render"},
-    "httpx2": {"render"},
+    # render fetches images; chat talks to servers.
+    "httpx2": {"chat", "render"},
     "httpcore2": {"render"},
     "pybase64": {"render"},
     "orjson": {"render"},
@@ -76,6 +78,9 @@ ONLY_IN: dict[str, set[str]] = {
     "prometheus_client": {"observe", "http"},
     "matplotlib": {"simulation"},
     "opentelemetry": {"http"},
+    "prompt_toolkit": {"chat"},
+    "rich": {"chat"},
+    "markdown_it": {"chat"},
 }
 NOT_IN: dict[str, set[str]] = {
     "scheduler": {"trio", "logging", "time", "random"},

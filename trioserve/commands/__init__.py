@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from .chat import CHAT
 from .command import Command
 from .completion import with_completion
 from .serve import SERVE
@@ -25,7 +26,7 @@ from .simulate import SIMULATE
 from .top import TOP
 
 # In the order of `trioserve --help`.
-COMMANDS: Final[tuple[Command, ...]] = with_completion((SERVE, TOP, SIMULATE))
+COMMANDS: Final[tuple[Command, ...]] = with_completion((SERVE, CHAT, TOP, SIMULATE))
 
 
 def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import StartupError
@@ -28,6 +28,7 @@ class Command:
       max_words: arguments that may belong to no flag, such as a model.
       choices: the texts that such an argument may be; none if it may be any.
       others: names of flags besides the fields; each has one value, which stays a text.
+      short_flags: short spellings of flags, such as -p for --prompt.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Command:
     max_words: int = 0
     choices: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    short_flags: Mapping[str, str] = field(default_factory=dict)
 
     def main(self, arguments: Sequence[str]) -> int:
         """Read the arguments, run, and return the exit code.
@@ -61,7 +63,9 @@ class Command:
         from ..config.flags import read_command_line
 
         config = self.load_config()
-        line = read_command_line(config, arguments, others=self.others)
+        # A value of a flag never looks like another flag, so this changes no value.
+        spelled = [self.short_flags.get(each, each) for each in arguments]
+        line = read_command_line(config, spelled, others=self.others)
         if line.help_word is not None:
             raise SystemExit(write_output(self._describe(config, line.help_word)))
         if len(line.words) > self.max_words:

@@ -102,7 +102,7 @@ def _name_value(option: Option, hint: type) -> str:
 
 def _describe_default(option: Option) -> list[str]:
     """Return the default in brackets; an empty list if there is none to show."""
-    if option.default is None or option.default == ():
+    if option.default in (None, (), ""):
         return []
     if isinstance(option.default, bool):
         return ["[on]" if option.default else "[off]"]

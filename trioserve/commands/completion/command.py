@@ -58,8 +58,8 @@ def with_completion(commands: tuple[Command, ...]) -> tuple[Command, ...]:
 
 
 def _write_script(shell: str, commands: tuple[Command, ...]) -> str:
-    from ...weights import cache_folder
     from . import bash, fish, zsh
+    from ...weights import cache_folder
     from .tables import make_table
 
     writers = {"bash": bash.write, "zsh": zsh.write, "fish": fish.write}

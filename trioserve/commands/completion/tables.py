@@ -60,8 +60,12 @@ def make_table(command: Command) -> CommandTable:
     """Collect all that can be completed of a command."""
     from ...config import list_options
 
-    flags = [flag for each in list_options(command.load_config()) for flag in _spell(each)]
-    flags += [Flag(name=f"--{name}", meaning=name, kind="file") for name in command.others]
+    flags = [
+        flag for each in list_options(command.load_config()) for flag in _spell(each)
+    ]
+    flags += [
+        Flag(name=f"--{name}", meaning=name, kind="file") for name in command.others
+    ]
     return CommandTable(
         name=command.name,
         meaning=command.summary,

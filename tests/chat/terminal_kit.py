@@ -1,0 +1,131 @@
+"""A program in a terminal: its keys, and its screen.
+
+A pseudo terminal runs the program, and pyte draws what it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+import fcntl
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pyte
+
+# The machine may be five times slower than usual, and busy.
+_SECONDS = 60.0
+
+
+class Terminal:
+    """A terminal with a running program.
+
+    Attributes:
+      raw: all that the program has written.
+      process: the program.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], master: int, size: tuple[int, int]
+    ):
+        self.process = process
+        self.raw = b""
+        self._master = master
+        self._screen = pyte.HistoryScreen(*size, history=5000)
+        # Programs ask for the position of the cursor.
+        self._screen.write_process_input = lambda text: os.write(master, text.encode())
+        self._stream = pyte.ByteStream(self._screen)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the screen, those that have scrolled away included."""
+        gone = [
+            "".join(row[column].data for column in range(self._screen.columns))
+            for row in self._screen.history.top
+        ]
+        return [line.rstrip() for line in [*gone, *self._screen.display]]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip()
+
+    @property
+    def modes(self) -> list[object]:
+        """The modes of the terminal."""
+        return termios.tcgetattr(self._master)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def wait(self, condition: Callable[[Terminal], object]) -> None:
+        """Read until something is true."""
+        deadline = time.monotonic() + _SECONDS
+        while not condition(self):
+            assert time.monotonic() < deadline, f"the screen is:\n{self.text}"
+            self.read()
+
+    def wait_text(self, text: str) -> None:
+        self.wait(lambda terminal: text in terminal.text)
+
+    def wait_prompt(self) -> None:
+        """Wait until the program asks for a text."""
+        self.wait(lambda terminal: terminal.text.split("\n")[-1] == ">")
+
+    def wait_end(self) -> int:
+        """Wait for the end of the program; returns its exit code."""
+        self.wait(lambda terminal: terminal.process.poll() is not None)
+        self.read()
+        return self.process.wait()
+
+    def read(self) -> None:
+        """Show what the program has written, if it has."""
+        readable, _, _ = select.select([self._master], [], [], 0.05)
+        if readable:
+            try:
+                part = os.read(self._master, 2**16)
+            except OSError:
+                # Nobody holds the other end any more.
+                time.sleep(0.01)
+                return
+            self.raw += part
+            self._stream.feed(part)
+
+
+@contextmanager
+def open_terminal(
+    arguments: Sequence[str],
+    *,
+    size: tuple[int, int] = (80, 24),
+    environment: Mapping[str, str] = {},
+) -> Iterator[Terminal]:
+    """Run trioserve in a terminal; end it with the block.
+
+    Args:
+      size: columns and lines.
+    """
+    master, slave = os.openpty()
+    columns, lines = size
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trioserve", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    try:
+        yield Terminal(process, master, size)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        os.close(master)
+        os.close(slave)

@@ -1,0 +1,20 @@
+"""`trioserve chat`: a conversation in the terminal, or one answer in a pipe.
+
+The answers come from an engine that this process opens, or from a server over HTTP; the rest
+of the room does not know which. Without a terminal it needs no package besides those of the
+server. The doors are read_chat_config and run_chat.
+
+config        the options, and which of them exclude each other
+answers       what gives answers, and their pieces
+embedded      answers of an engine that is opened here
+remote        answers of a server that speaks OpenAI's API; `events` reads its streams
+conversation  the messages; `images` reads pictures, and `saving` writes files
+safe_text     text that cannot command the terminal
+pipe          one question from a pipe, one answer to a pipe
+command       the way in: a pipe or a terminal
+"""
+
+from .command import run_chat
+from .config import ChatConfig, Source, read_chat_config
+
+__all__ = ["ChatConfig", "Source", "read_chat_config", "run_chat"]

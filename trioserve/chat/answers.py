@@ -1,0 +1,64 @@
+"""A model as a conversation sees it: messages in, pieces of an answer out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+import re
+from typing import Any, Final, Protocol
+
+# A message in OpenAI's form.
+Message = Mapping[str, Any]
+
+# Servers have no common code for this. These are words of the messages of trioserve, vLLM,
+# llama-server and OpenAI.
+_CONTEXT_FULL: Final = re.compile(
+    r"context[ _](length|size|window)|exceed_context|maximum model length|max_model_len",
+    re.IGNORECASE,
+)
+
+
+class AnswerFailed(Exception):
+    """Raised when an answer cannot begin, or breaks off; the message is a sentence."""
+
+    @property
+    def is_context_full(self) -> bool:
+        """Whether the conversation seems to be too long for the model."""
+        return _CONTEXT_FULL.search(str(self)) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A piece of an answer.
+
+    Args:
+      text: of the answer itself.
+      reasoning: what the model thinks before its answer.
+      finish_reason: in the last piece; "stop" or "length", and others of other servers.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+
+
+class Answerer(Protocol):
+    """A model that answers conversations.
+
+    Attributes:
+      name: of the model.
+      takes_images: None if that is not known before a picture is sent.
+    """
+
+    name: str
+    takes_images: bool | None
+
+    def open_answer(
+        self, messages: Sequence[Message], sampling: Mapping[str, object]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
+        """Begin an answer; to leave the block stops it.
+
+        Raises:
+          AnswerFailed: also raised by the iterator.
+        """

@@ -1,0 +1,54 @@
+"""A conversation in a file: Markdown to read, or JSON in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import json
+from pathlib import Path
+
+from .conversation import Conversation
+
+
+class NotSaved(Exception):
+    """Raised when a file cannot be written; the message is a sentence."""
+
+
+def save(conversation: Conversation, path: str, *, may_replace: bool) -> Path:
+    """Write the conversation; the ending .json chooses JSON. Returns the whole path.
+
+    Raises:
+      NotSaved
+    """
+    try:
+        file = Path(path).expanduser().absolute()
+        is_json = file.suffix.lower() == ".json"
+        text = _write_json(conversation) if is_json else _write_markdown(conversation)
+        mode = "w" if may_replace else "x"
+        with file.open(mode, encoding="utf-8", errors="replace") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise NotSaved(f"{path} exists already; choose another name") from None
+    except OSError as error:
+        raise NotSaved(f"cannot write {path}: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:
+        raise NotSaved(f"cannot write {path!r}: {error}") from None
+    return file
+
+
+def _write_json(conversation: Conversation) -> str:
+    messages = {"messages": conversation.write()}
+    return json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
+
+
+def _write_markdown(conversation: Conversation) -> str:
+    return "\n".join(_list_paragraphs(conversation))
+
+
+def _list_paragraphs(conversation: Conversation) -> Iterator[str]:
+    if conversation.system:
+        yield f"## System\n\n{conversation.system}\n"
+    for turn in conversation.turns:
+        yield f"## User\n\n{turn.question.text}\n"
+        for image in turn.question.images:
+            yield f"(picture: {image.name})\n"
+        yield f"## Assistant\n\n{turn.answer.strip()}\n"
