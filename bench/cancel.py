@@ -34,7 +34,6 @@ from functools import partial
 import itertools
 import re
 
-from kit.client import FAILURES, Connection, RequestRefused
 from kit.generation.answers import EventReader
 from kit.generation.load import Load
 from kit.options import make_parser, read_output, read_positive
@@ -47,6 +46,7 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.client import FAILURES, Connection, RequestRefused
 
 PATH = "/v1/chat/completions"
 

@@ -45,7 +45,6 @@ from pathlib import Path
 import statistics
 import sys
 
-from kit.client import FAILURES, Connection, RequestRefused, describe
 from kit.clients import run_clients
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
 from kit.plot import BLUE, VERMILION, add_legend, dress, open_figure, write_title
@@ -59,6 +58,7 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.client import FAILURES, Connection, RequestRefused, describe
 
 # A server and the options by which it differs.
 SYSTEMS: dict[str, dict[str, object]] = {

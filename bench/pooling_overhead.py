@@ -34,7 +34,6 @@ from functools import partial
 import statistics
 from typing import Literal
 
-from kit.client import RequestFailed
 from kit.clients import run_clients
 from kit.embedding.cases import SHORT, Case, Load, build_server_parser, write_texts
 from kit.embedding.encoder import (
@@ -57,6 +56,8 @@ from kit.report import run_and_print
 from kit.rounds import alternate
 from kit.table import align, write_milliseconds
 import trio
+
+from trioserve.load.client import RequestFailed
 
 CASE = Case(name="short-1", num_texts=1, lengths=SHORT)
 

@@ -45,7 +45,6 @@ import subprocess
 import sys
 from tempfile import TemporaryDirectory
 
-from kit.client import FAILURES, Connection, RequestFailed, RequestRefused, describe
 from kit.metrics import fetch_metrics
 from kit.options import add_outputs, make_parser, read_positive
 from kit.plot import BLUE, VERMILION, add_legend, dress, open_figure, write_title
@@ -56,6 +55,14 @@ from kit.table import align, write_number
 from kit.usage import list_processes, read_memory
 import msgspec
 import trio
+
+from trioserve.load.client import (
+    FAILURES,
+    Connection,
+    RequestFailed,
+    RequestRefused,
+    describe,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAMPLE_SECONDS = 2.0

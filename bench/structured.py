@@ -40,7 +40,6 @@ from dataclasses import dataclass, field
 import math
 import statistics
 
-from kit.client import Connection, RequestFailed
 from kit.generation.answers import stream_answer
 from kit.generation.load import Dialect, Load, learn_dialect
 from kit.generation.measure import run_round, warm_up
@@ -55,6 +54,7 @@ import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.client import Connection, RequestFailed
 
 MODES = ("free", "schema")
 FIELDS = (10, 100, 1000)

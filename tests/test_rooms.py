@@ -47,8 +47,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": SHARED | {"engine", "executor", "scheduler", "testing"},
     "top": {"errors", "config"},
     "chat": SHARED | {"frontend", "startup"},
+    "load": {"errors", "config"},
+    "batch": SHARED | {"engine", "load", "startup"},
     "commands": SHARED
-    | {"chat", "pipeline", "processes", "simulation", "startup", "top", "weights"},
+    | {"batch", "chat", "pipeline", "processes", "simulation", "startup", "top"}
+    | {"weights"},
     "__main__": {"_version", "commands", "errors"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
@@ -77,6 +80,7 @@ ONLY_IN: dict[str, set[str]] = {
     "hypercorn": {"http", "startup", "testing"},
     "prometheus_client": {"observe", "http"},
     "matplotlib": {"simulation"},
+    "tqdm": {"batch", "load"},
     "opentelemetry": {"http"},
     "prompt_toolkit": {"chat"},
     "rich": {"chat"},

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Literal
 
-from kit.client import RequestFailed
 from kit.raw import Request, ask, write_request
 import trio
+
+from trioserve.load.client import RequestFailed
 
 # The most sequences that the fake server runs at once (trioserve/testing/server.py).
 MAX_STREAMS = 32

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 import time
 from typing import Any, Generic, TypeVar
 
-from kit.client import FAILURES, PAUSE_AFTER_ERROR_SECONDS, Connection, describe
 from kit.probe import HealthProbe
 from kit.statistics import Spread, spread
 import trio
+
+from trioserve.load.client import (
+    FAILURES,
+    PAUSE_AFTER_ERROR_SECONDS,
+    Connection,
+    describe,
+)
 
 # A load generator with more than this share of one core may be the limit; a guess.
 BUSY_CLIENT = 0.7

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import re
 from urllib.parse import urlsplit
 
-from kit.client import Connection, RequestFailed, RequestRefused
 import msgspec
+
+from trioserve.load.client import Connection, RequestFailed, RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

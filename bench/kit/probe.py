@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from kit.client import FAILURES, Connection
 from kit.statistics import Spread, spread
 import trio
+
+from trioserve.load.client import FAILURES, Connection
 
 
 class HealthProbe:

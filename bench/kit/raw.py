@@ -2,7 +2,7 @@
 
 A load generator shares the machine with the server that it measures. Parsing an answer
 would cost as much as the server spends on writing it, so this client reads only the
-status. kit/client.py has a connection that stays open.
+status. trioserve/load/client.py has a connection that stays open.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kit.client import RequestRefused
 import msgspec
 import trio
+
+from trioserve.load.client import RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

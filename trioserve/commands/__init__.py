@@ -21,12 +21,15 @@ from typing import Final
 from .chat import CHAT
 from .command import Command
 from .completion import with_completion
+from .run_batch import RUN_BATCH
 from .serve import SERVE
 from .simulate import SIMULATE
 from .top import TOP
 
 # In the order of `trioserve --help`.
-COMMANDS: Final[tuple[Command, ...]] = with_completion((SERVE, CHAT, TOP, SIMULATE))
+COMMANDS: Final[tuple[Command, ...]] = with_completion(
+    (SERVE, CHAT, RUN_BATCH, TOP, SIMULATE)
+)
 
 
 def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 import sys
 
-from kit.client import FAILURES, Connection, RequestFailed, RequestRefused, describe
 from kit.clients import Round, run_clients
 from kit.embedding.cases import Case, Load
 from kit.measured_servers import Server, ServerUnusable, fetch_model
@@ -19,6 +18,14 @@ from kit.process import tell
 from kit.server import open_server, write_serve_command
 import msgspec
 import trio
+
+from trioserve.load.client import (
+    FAILURES,
+    Connection,
+    RequestFailed,
+    RequestRefused,
+    describe,
+)
 
 PATH = "/v1/embeddings"
 OWN_LABEL = "trioserve"

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.client import Connection, RequestFailed
 import msgspec
 import trio
+
+from trioserve.load.client import Connection, RequestFailed
 
 
 class Delta(msgspec.Struct):

@@ -8,12 +8,13 @@ import itertools
 import math
 from typing import Literal
 
-from kit.client import FAILURES, Connection, RequestRefused, describe
 from kit.generation.answers import stream_answer
 from kit.measured_servers import Server, ServerUnusable, fetch_model, has_path
 from kit.texts import write_words
 import msgspec
 import trio
+
+from trioserve.load.client import FAILURES, Connection, RequestRefused, describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import itertools
 import time
 
-from kit.client import FAILURES, describe
 from kit.raw import Request, ask, write_request
 from kit.rendering.payloads import (
     encode_tensor,
@@ -18,6 +17,8 @@ from kit.rendering.payloads import (
 )
 import msgspec
 import trio
+
+from trioserve.load.client import FAILURES, describe
 
 # Far longer than an inline server took. A server that hangs ends the run.
 BURST_TIMEOUT_SECONDS = 300.0

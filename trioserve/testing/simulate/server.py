@@ -25,11 +25,11 @@ import trio
 
 from ...http import ServerState, create_http_app, guard_connections, make_config
 from ...http.connection.server import GuardedServer, make_context
+from ...http.lifespan import open_lifespan
 from ...http.metrics import collect_families
 from ...render import RendererWorkers
 from ...types.logits import LogitsProcessor
 from .engines import make_generation, make_pooling
-from .lifespan import open_lifespan
 from .model import SimulatedLimits, SimulatedModel
 from .sockets import make_socket_pair
 from .threads import VirtualThreads

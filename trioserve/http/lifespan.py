@@ -13,6 +13,8 @@ import trio
 async def open_lifespan(app: Any) -> AsyncIterator[None]:
     """Start an app, and shut it down at the end of the block.
 
+    For servers that are not hypercorn: a simulated one, and a caller in memory.
+
     Source: the ASGI specification, "Lifespan Protocol".
     """
     to_app, from_server = trio.open_memory_channel[dict[str, str]](2)

@@ -1,0 +1,102 @@
+"""The progress of a batch: a bar in a terminal, and a closing line for everybody."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+import trio
+
+from .record import Done, OutputLine
+
+
+class _Usage(msgspec.Struct):
+    """Both OpenAI's names and those of its newer endpoint and of Anthropic."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
+    completion_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class Progress:
+    """Counts the lines that are written.
+
+    Args:
+      done: the lines of earlier runs.
+      total: all lines of the input; None if they are not known.
+    """
+
+    def __init__(self, done: Done, total: int | None) -> None:
+        self._before = done.num_lines
+        self._total = total
+        self._began = trio.current_time()
+        self._num_lines = 0
+        self._num_input = self._num_output = 0
+        self._first_failure = ""
+        self.num_failed = done.num_failed
+        # A thread that wakes up a bar is not needed where each line updates it.
+        tqdm.monitor_interval = 0
+        self._bar: Any = tqdm(
+            total=total,
+            initial=done.num_lines,
+            unit=" lines",
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+            dynamic_ncols=True,
+        )
+
+    def take(self, line: OutputLine) -> None:
+        """Count a line that has been written."""
+        self._num_lines += 1
+        if line.has_failed:
+            self._note_failure(line)
+        elif line.response is not None:
+            self._count_tokens(line.response.body)
+        self._bar.update()
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def _note_failure(self, line: OutputLine) -> None:
+        self.num_failed += 1
+        self._bar.set_postfix(failed=self.num_failed, refresh=False)
+        if not self._first_failure:
+            name = repr(line.custom_id) if line.custom_id else line.id
+            self._first_failure = f"{name}: {line.describe_failure()}"
+
+    def _count_tokens(self, body: msgspec.Raw) -> None:
+        try:
+            usage = msgspec.json.decode(body, type=_Body).usage
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        if usage is not None:
+            self._num_input += usage.prompt_tokens or usage.input_tokens or 0
+            self._num_output += usage.completion_tokens or usage.output_tokens or 0
+
+    def describe(self) -> str:
+        """Return the closing lines."""
+        seconds = max(trio.current_time() - self._began, 1e-3)
+        count = self._before + self._num_lines
+        of_all = "" if self._total in (None, count) else f" of {self._total}"
+        parts = [f"{count}{of_all} lines, {self.num_failed} of them failed"]
+        if self._before:
+            parts.append(f"{self._before} by earlier runs")
+        rates = [f"{self._num_lines / seconds:.1f} lines/s"]
+        for number, name in (
+            (self._num_input, "input tokens/s"),
+            (self._num_output, "output tokens/s"),
+        ):
+            if number:
+                rates.append(f"{number / seconds:.0f} {name}")
+        parts.append(f"{self._num_lines} in {seconds:.1f} s ({', '.join(rates)})")
+        text = f"run-batch: {'; '.join(parts)}\n"
+        if self._first_failure:
+            text += f"run-batch: the first failure: {self._first_failure}\n"
+        return text
