@@ -317,7 +317,8 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
     error = capsys.readouterr().err
     address = f"127.0.0.1:{port}"
     assert (
-        error == f"trioserve: --port: cannot take {address}: Address already in use\n"
+        error == f"trioserve: --port: cannot take {address}: Address already in use"
+        "; stop the program that has it, or write another --port\n"
     )
 
 
@@ -337,7 +338,7 @@ def test_the_usage_is_short_and_has_an_example(
 def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["server", "MODEL"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("trioserve: 'server' is not a command\n\nusage: ")
+    assert error.startswith("trioserve: 'server' is not a command; did you mean")
 
 
 def test_a_word_of_simulate_belongs_to_no_option(

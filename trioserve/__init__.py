@@ -11,6 +11,8 @@ in this process, and `pipeline` runs it in several. `engine` runs `scheduler` an
 `frontend` joins `engine` and `render`, `http` serves `frontend`, and `startup` builds all.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 

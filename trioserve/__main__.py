@@ -14,15 +14,20 @@ the server has begun to load a model kills the process, which shells report as 1
 
 from __future__ import annotations
 
+import sys
+
+# pip refuses older versions. A checkout is run without it, and would fail at some import.
+if sys.version_info < (3, 11):
+    sys.exit(f"trioserve needs Python 3.11 or newer, and {sys.executable} is older")
+
 from collections.abc import Sequence
 import logging
 import os
 import signal
-import sys
 import threading
 
 from ._version import __version__
-from .commands import COMMANDS, find_command
+from .commands import COMMANDS, explain_unknown_command, find_command
 from .commands.output import write_output
 from .errors import StartupError
 
@@ -84,24 +89,43 @@ def _run(arguments: Sequence[str]) -> int:
     except StartupError as error:
         sys.stderr.write(f"trioserve: {error}\n")
         return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        # Of our own modules none may be missing. Then the traceback helps more.
+        if package in ("", "trioserve"):
+            raise
+        sys.stderr.write(f"trioserve: {_explain_missing(package)}\n")
+        return 2
+
+
+def _explain_missing(package: str) -> str:
+    """Say how to install what trioserve requires, in an environment that lacks it."""
+    from pathlib import Path
+
+    root = Path(__file__).parent.parent
+    # A checkout has this file beside the package; an installation does not.
+    target = str(root) if (root / "setup.cfg").is_file() else "trioserve"
+    return (
+        f"{package} is not installed for {sys.executable}: run "
+        f"`{sys.executable} -m pip install {target}`"
+    )
 
 
 def _run_command(arguments: Sequence[str]) -> int:
     if found := find_command(arguments):
         command, rest = found
         return command.main(rest)
-    match arguments:
-        case ["--version" | "-V"]:
-            return write_output(f"trioserve {__version__}\n")
-        case ["--help" | "-h", *_]:
-            return write_output(_describe())
-        case [word, *_]:
-            sys.stderr.write(f"trioserve: {word!r} is not a command\n\n{_describe()}")
-            return 2
-        case _:
-            # A script that lost its arguments must notice that, so this is an error.
-            sys.stderr.write(_describe())
-            return 2
+    # No `match`: an older Python must be able to read this file, to say that it is too old.
+    word = arguments[0] if arguments else ""
+    if [*arguments] in (["--version"], ["-V"]):
+        return write_output(f"trioserve {__version__}\n")
+    if word in ("--help", "-h"):
+        return write_output(_describe())
+    if word:
+        raise StartupError(explain_unknown_command(word, arguments[1:]))
+    # A script that lost its arguments must notice that, so this is an error.
+    sys.stderr.write(_describe())
+    return 2
 
 
 def _describe() -> str:

@@ -5,12 +5,13 @@ that does the work. Importing this room imports none of those rooms: the process
 interrupt from the first moment on, and --help at once. So each command imports what it needs
 when it runs.
 
-The doors are COMMANDS, and find_command, which looks in it. A new command is one file with a
+The doors are COMMANDS, find_command, which looks in it, and explain_unknown_command. A new command is one file with a
 Command, and one row in COMMANDS.
 
 command     what a command is; reads its arguments, and writes its help
 completion  completes all of them in a shell
 output      writes to standard output
+unknown     explains a word that is no command
 """
 
 from __future__ import annotations
@@ -46,4 +47,16 @@ def find_command(arguments: Sequence[str]) -> tuple[Command, Sequence[str]] | No
     return None
 
 
-__all__ = ["COMMANDS", "Command", "find_command"]
+def explain_unknown_command(word: str, others: Sequence[str]) -> str:
+    """Say in one sentence what to write in place of a word that is no command.
+
+    Args:
+      word: the first argument.
+      others: the arguments behind it.
+    """
+    from .unknown import explain
+
+    return explain(COMMANDS, word, others)
+
+
+__all__ = ["COMMANDS", "Command", "explain_unknown_command", "find_command"]

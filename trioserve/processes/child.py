@@ -22,6 +22,9 @@ _HANG_UP_SECONDS = 1.0
 # The time that the system has to end a process, which may hold gigabytes.
 _KILL_SECONDS = 30.0
 
+# The most frequent cause, of which the system log has a line.
+_OUT_OF_MEMORY = ", as the system does when memory runs out"
+
 
 class Child:
     """A child process.
@@ -58,7 +61,9 @@ class Child:
             await self.kill()
             return f"{self.name} closed its connection but did not end"
         if code < 0:
-            return f"{self.name} was ended by {signal.Signals(-code).name}"
+            number = signal.Signals(-code)
+            hint = _OUT_OF_MEMORY if number == signal.SIGKILL else ""
+            return f"{self.name} was ended by {number.name}{hint}"
         return f"{self.name} ended with the exit code {code}"
 
     async def kill(self) -> None:

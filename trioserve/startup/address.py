@@ -116,4 +116,16 @@ def _explain(config: BindConfig, error: OSError | TypeError) -> InvalidConfig:
         reason = f"cannot listen on {config.host}: {error.strerror}"
         return InvalidConfig("host", reason)
     address = f"{config.host}:{config.port}"
-    return InvalidConfig("port", f"cannot take {address}: {error.strerror}")
+    return InvalidConfig(
+        "port", f"cannot take {address}: {error.strerror}{_advise(error)}"
+    )
+
+
+def _advise(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "; stop the program that has it, or write another --port"
+        case errno.EACCES:
+            return "; ports below 1024 are for the system, so write another --port"
+        case _:
+            return ""

@@ -138,7 +138,10 @@ class Client:
             raise TopError(f"{self._url} speaks no TLS: {error.reason}") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
-            raise TopError(f"no server answers at {self._where}: {reason}") from None
+            raise TopError(
+                f"no server answers at {self._where}: {reason}; start one by "
+                "`trioserve serve`, or name it by --url or --uds"
+            ) from None
         finally:
             connection.close()
         self._check(answer.status, body)

@@ -64,6 +64,7 @@ def _check_config(folder: Path, source: str) -> None:
         return
     ggufs = sorted(folder.glob("*.gguf"))
     hint = f"; did you mean {ggufs[0]}?" if ggufs else ""
+    hint = hint or "; name a folder in Hugging Face layout, or a .gguf file"
     raise WeightsNotFound(source, f"the folder has no config.json{hint}")
 
 

@@ -85,7 +85,7 @@ def _explain_absence() -> str:
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
-        return "the hub is out of reach"
+        return "the hub is out of reach; check the network, or name a model's folder"
     # Either variable keeps the client offline. The client reads them at its import.
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     name = next((name for name in names if os.environ.get(name)), names[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ def make_table(command: Command) -> CommandTable:
     ]
     flags += [
         Flag(name=f"--{name}", meaning=name, kind="file") for name in command.others
+    ]
+    long = {flag.name: flag for flag in flags}
+    flags += [
+        replace(long[name], name=short) for short, name in command.short_flags.items()
     ]
     return CommandTable(
         name=command.name,

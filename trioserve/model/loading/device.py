@@ -8,6 +8,8 @@ from ...config import ModelConfig
 from ...errors import InvalidConfig, shorten_message
 from ...kernels.threads import count_threads
 
+_TYPES = ("cpu", "cuda")
+
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that a configuration names.
@@ -25,12 +27,27 @@ def resolve_device(name: str) -> torch.device:
         # To allocate is the only test that works for every device.
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidConfig(
-            "device", f"{name!r} cannot be used: {shorten_message(error)}"
-        ) from None
-    if device.type not in ("cpu", "cuda"):
-        raise InvalidConfig("device", f"{name!r} is not one of cpu, cuda, cuda:N, auto")
+        raise InvalidConfig("device", _explain(name, error)) from None
+    if device.type not in _TYPES:
+        raise InvalidConfig("device", _explain_type(name))
     return device
+
+
+def _explain(name: str, error: Exception) -> str:
+    kind = name.partition(":")[0]
+    if kind not in _TYPES:
+        return _explain_type(name)
+    reason = f"{name!r} cannot be used: {shorten_message(error)}"
+    if kind != "cuda":
+        return reason
+    if torch.version.cuda is None:
+        return f"{reason}; install torch for CUDA, or write --device cpu"
+    return f"{reason}; `nvidia-smi` lists the GPUs, and --device cpu needs none"
+
+
+def _explain_type(name: str) -> str:
+    hint = "; did you mean cuda?" if name.lower().startswith(("gpu", "nvidia")) else ""
+    return f"{name!r} is not one of cpu, cuda, cuda:N, auto{hint}"
 
 
 def set_threads(config: ModelConfig) -> None:

@@ -16,6 +16,12 @@ from .tokenizer_reading import read_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# The files from which a tokenizer can be made.
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt"),
+    *("spiece.model", "sentencepiece.bpe.model"),
+)
+
 
 def load_tokenizer(folder: Path) -> ModelTokenizer:
     """Load a tokenizer that neither truncates nor pads.
@@ -41,9 +47,15 @@ def load_with_transformers(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    # Broken files raise whatever their parser raises.
+    # Broken files raise whatever their parser raises, sometimes with lines of advice.
     except Exception as error:
-        raise WeightsBroken(str(folder), f"its tokenizer: {error}") from error
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            reason = (
+                "the folder has no tokenizer.json; copy it from where the model is from"
+            )
+            raise WeightsBroken(str(folder), reason) from error
+        reason = " ".join(str(error).split())
+        raise WeightsBroken(str(folder), f"its tokenizer: {reason}") from error
     if not tokenizer.is_fast:
         raise UnsupportedModel(
             type(tokenizer).__name__, "it has no fast tokenizer (tokenizer.json)"
