@@ -243,7 +243,8 @@ def test_an_option_that_names_a_file_is_known_by_its_type(command: Command) -> N
     for option in list_options(command.load_config()):
         if re.search(r"(_file|file|path|folder|_log|^uds|^json|^plot)$", option.name):
             is_address = option.name == "root_path" or option.name.endswith("log_level")
-            assert option.is_path or is_address, option.name
+            is_switch = option.plain_hint is bool
+            assert option.is_path or is_address or is_switch, option.name
 
 
 def test_a_shell_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:

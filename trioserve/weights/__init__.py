@@ -15,20 +15,26 @@ settings of embeddings.
     gguf_conversion   its tensors as safetensors
     pip, unpack       download and unpack a wheel
     folder, cache     checks of a folder, and the user's cache
+    cached            the models of the caches, listed and removed
     sentence/         settings of sentence-transformers, PyLate and ColBERT
 """
 
 from .cache import cache_folder
+from .cached import CachedModel, find_users, list_cached_models, remove_cached_model
 from .gguf import read_gguf
 from .sentence import read_sentence_folder
 from .source import Weights, complete_weights, resolve_description, resolve_weights
 
 __all__ = [
+    "CachedModel",
     "Weights",
     "cache_folder",
     "complete_weights",
+    "find_users",
+    "list_cached_models",
     "read_gguf",
     "read_sentence_folder",
+    "remove_cached_model",
     "resolve_description",
     "resolve_weights",
 ]

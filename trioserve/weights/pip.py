@@ -110,7 +110,9 @@ def _explain(stderr: str) -> str:
     if "No module named pip" in stderr:
         return f"{sys.executable} has no pip to fetch it with"
     if "No space left on device" in stderr:
-        return "the disk is full; it is unpacked into the cache, which needs 1 GB or more"
+        return (
+            "the disk is full; it is unpacked into the cache, which needs 1 GB or more"
+        )
     if "DO NOT MATCH THE HASHES" in stderr:
         return (
             "the index's wheel is not the one that was published (its sha256 differs)"

@@ -1,0 +1,131 @@
+"""The models in trioserve's cache and in the hub's cache: lists and removes them.
+
+A file that is removed stays on the disk until no process has it open or mapped. So a running
+server goes on with a model that is removed; its next start fetches the model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+import shutil
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from ..errors import WeightsNotFound
+from .cache import cache_folder
+
+CachedKind = Literal["wheel", "gguf", "converted", "hub"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedModel:
+    """One model of a cache.
+
+    Args:
+      name: what `serve` takes as MODEL. What was made of a .gguf file has a name for `rm`
+        alone, because the file itself lies elsewhere.
+      kind: a wheel, the description of a .gguf file, the tensors of one, or a hub's repository.
+      folder: all of its files.
+      size_bytes: on the disk.
+      used_at: the last reading or writing of one of its files, in seconds since 1970. Some
+        disks do not note readings.
+    """
+
+    name: str
+    kind: CachedKind
+    folder: Path
+    size_bytes: int
+    used_at: float
+
+
+def list_cached_models() -> list[CachedModel]:
+    """Return the models of both caches, the last used first."""
+    models = [*_list_entries(), *_list_repositories()]
+    return sorted(models, key=lambda model: -model.used_at)
+
+
+def find_users(model: CachedModel) -> list[int]:
+    """Return the processes that map a file of a model, of those that this user may see."""
+    folder = f" {model.folder.resolve()}/"
+    users = []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if folder in maps.read_text(errors="replace"):
+                users.append(int(maps.parent.name))
+    return sorted(users)
+
+
+def remove_cached_model(model: CachedModel) -> None:
+    """Remove a model of list_cached_models.
+
+    Raises:
+      WeightsNotFound: it is being built or fetched, its folder is a link, or it cannot be
+        removed.
+    """
+    # Nothing outside of the caches is ever removed.
+    if model.folder.is_symlink():
+        reason = f"{model.folder} is a link, which only you should remove"
+        raise WeightsNotFound(model.name, reason)
+    try:
+        if model.kind == "hub":
+            shutil.rmtree(model.folder)
+            return
+        lock = model.folder.with_name(model.folder.name + ".lock")
+        with FileLock(lock, timeout=0):
+            shutil.rmtree(model.folder)
+    except Timeout:
+        reason = "another process is writing it; try again when it is done"
+        raise WeightsNotFound(model.name, reason) from None
+    except OSError as error:
+        reason = f"it cannot be removed from {model.folder}: {error.strerror or error}"
+        raise WeightsNotFound(model.name, reason) from error
+
+
+def _list_entries() -> Iterator[CachedModel]:
+    cache = cache_folder()
+    for folder in sorted(cache.glob("wheels/*/*")):
+        name = f"pypi:{folder.parent.name}=={folder.name}"
+        yield from _describe(name, "wheel", folder)
+    kinds: tuple[CachedKind, ...] = ("gguf", "converted")
+    for kind in kinds:
+        for folder in sorted(cache.glob(f"{kind}/*")):
+            inside = next(iter(folder.iterdir()), folder) if folder.is_dir() else folder
+            yield from _describe(
+                f"{kind}/{folder.name[:8]}/{inside.name}", kind, folder
+            )
+
+
+def _describe(name: str, kind: CachedKind, folder: Path) -> Iterator[CachedModel]:
+    # Locks are files, and a scratch folder belongs to a build.
+    if not folder.is_dir() or folder.name.endswith(".part"):
+        return
+    stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    yield CachedModel(
+        name=name,
+        kind=kind,
+        folder=folder,
+        size_bytes=sum(each.st_blocks * 512 for each in stats),
+        used_at=max((max(each.st_atime, each.st_mtime) for each in stats), default=0.0),
+    )
+
+
+def _list_repositories() -> Iterator[CachedModel]:
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for each in repositories:
+        if each.repo_type == "model":
+            yield CachedModel(
+                name=each.repo_id,
+                kind="hub",
+                folder=each.repo_path,
+                size_bytes=each.size_on_disk,
+                used_at=max(each.last_accessed, each.last_modified),
+            )
