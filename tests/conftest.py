@@ -41,6 +41,9 @@ KERNELS = "tests/kernels/"
 # One process runs these, because they share a server.
 CLIENTS = "tests/clients/"
 
+# One process runs these, because they share a browser.
+UI = "tests/ui/"
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in three processes, and a part of it in one.
@@ -58,7 +61,7 @@ class _Scheduling(LoadFileScheduling):
     """Gives whole files, whose tests share models, to a process, and some folders."""
 
     def _split_scope(self, nodeid: str) -> str:
-        for folder in (E2E, KERNELS, CLIENTS):
+        for folder in (E2E, KERNELS, CLIENTS, UI):
             if nodeid.startswith(folder) and not nodeid.startswith(PIPELINES):
                 return folder
         return super()._split_scope(nodeid)

@@ -1,0 +1,149 @@
+"""A headless Chromium, and servers for it in a thread.
+
+The tests of this folder need the package playwright (extra ui-test) and a Chromium of the
+system; docs/architecture.rst has the commands. They are skipped where one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from pathlib import Path
+import queue
+import shutil
+import threading
+import time
+from typing import Any, TypeVar
+
+import hypercorn.protocol
+import hypercorn.protocol.h2
+import hypercorn.trio.run
+import pytest
+import trio
+
+from trioserve.testing.server import FakeServer, open_fake_server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+T = TypeVar("T")
+
+EXTRA = "needs the extra ui-test"
+
+# The machine may be busy.
+SECONDS = 60
+
+# A browser tells of every answer that is an error, besides what scripts and policies report.
+FAILED_LOAD = "Failed to load resource"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason=EXTRA)
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as running:
+        # A container has no user namespaces for Chromium's sandbox.
+        browser = running.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+def wait_for(page: Any, expression: str) -> None:
+    """Wait until an expression of the page is true.
+
+    Playwright's own wait_for_function evaluates texts in the page, which its policy forbids.
+    """
+    wait_until(lambda: bool(page.evaluate(f"Boolean({expression})")))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends_at
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open the page of a server; the test fails if a script or a policy was violated.
+
+    The page's `failed_loads` are the answers that were errors.
+    """
+    with ExitStack() as contexts:
+        wrong: list[str] = []
+
+        def open_page(url: str, *, waits: bool = True, **options: Any) -> Any:
+            context = browser.new_context(**options)
+            contexts.callback(context.close)
+            context.set_default_timeout(1000 * SECONDS)
+            page = context.new_page()
+            page.failed_loads = []
+
+            def note(message: Any) -> None:
+                failed = message.text.startswith(FAILED_LOAD)
+                (page.failed_loads if failed else wrong).append(message.text)
+
+            page.on("console", note)
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.goto(url)
+            if waits:
+                wait_for(page, "server.model")
+            return page
+
+        yield open_page
+        assert wrong == []
+
+
+@contextmanager
+def run_server(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Run a server in a thread, because Playwright has an event loop in this one."""
+    started: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    async def serve() -> None:
+        done = trio.Event()
+        async with server as running:
+            token = trio.lowlevel.current_trio_token()
+            started.put((running, lambda: token.run_sync_soon(done.set)))
+            await done.wait()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:
+            started.put((error, None))
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    running, stop = started.get(timeout=SECONDS)
+    if isinstance(running, BaseException):
+        raise running
+    try:
+        yield running
+    finally:
+        stop()
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "the server ends"
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer_folder: Path) -> Iterator[FakeServer]:
+    """A server that writes some thirty tokens a second."""
+    with run_server(open_fake_server(tokenizer_folder, step_seconds=0.03)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restored_hypercorn() -> Iterator[None]:
+    """Undo install_guard behind the tests: it replaces these classes of hypercorn."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in [
+            (hypercorn.trio.run, "TCPServer"),
+            (hypercorn.protocol, "H11Protocol"),
+            (hypercorn.protocol, "H2Protocol"),
+            (hypercorn.protocol.h2, "StreamBuffer"),
+        ]:
+            patch.setattr(module, name, getattr(module, name))
+        yield

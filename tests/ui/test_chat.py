@@ -1,0 +1,261 @@
+"""The chat of the page, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+
+from trioserve.config import HttpConfig
+from trioserve.testing.server import (
+    FakeServer,
+    open_fake_pooling_server,
+    open_fake_server,
+)
+
+from .conftest import FAILED_LOAD, run_server, wait_for, wait_until
+
+OpenPage = Callable[..., Any]
+
+ANSWERED = '#log[aria-busy="false"] .message.assistant .note'
+
+
+def send(page: Any, text: str, **settings: object) -> None:
+    if settings:
+        page.locator("#settings").evaluate("node => { node.open = true; }")
+    for name, value in settings.items():
+        page.fill(f"#{name}", str(value))
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def find_bodies(page: Any) -> list[Any]:
+    """Return a list to which the bodies of later chats are added."""
+    bodies: list[Any] = []
+
+    def note(request: Any) -> None:
+        if request.url.endswith("/v1/chat/completions"):
+            bodies.append(json.loads(request.post_data))
+
+    page.on("request", note)
+    return bodies
+
+
+def test_an_answer_is_streamed_and_can_be_asked_for_again(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    bodies = find_bodies(page)
+    send(page, "Hello", max_tokens=9, temperature=0.5, top_p=0.9, seed=7, system="Be.")
+    page.wait_for_selector('#log[aria-busy="true"]')
+    page.wait_for_selector(ANSWERED)
+    text = page.inner_text(".message.assistant .text")
+    assert text and server.answer.startswith(text)
+    note = page.inner_text(".message.assistant .note")
+    assert "limit of tokens" in note and "9 tokens" in note
+    page.click("text=Regenerate")
+    page.wait_for_selector('#log[aria-busy="true"]')
+    page.wait_for_selector(ANSWERED)
+    # The first answer is gone, and was no part of the second request.
+    assert page.locator(".message.assistant").count() == 1
+    expected = {
+        "messages": [
+            {"role": "system", "content": "Be."},
+            {"role": "user", "content": "Hello"},
+        ],
+        **{"max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "seed": 7},
+    }
+    assert [{name: body[name] for name in expected} for body in bodies] == [
+        expected
+    ] * 2
+    # The conversation goes on with both turns, and a new one forgets them.
+    send(page, "More")
+    page.wait_for_selector('#log[aria-busy="true"]')
+    roles = [each["role"] for each in bodies[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    page.click("text=New chat")
+    page.wait_for_selector('#log[aria-busy="false"]')
+    assert page.locator(".message").count() == 0
+    assert page.is_visible("#welcome")
+
+
+def test_an_answer_that_is_stopped_is_cancelled_in_the_server(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    for way in ("Escape", "button"):
+        send(page, "Hello")
+        page.wait_for_selector(".message.assistant:last-child .text:not(:empty)")
+        if way == "Escape":
+            page.keyboard.press("Escape")
+        else:
+            page.click("#stop")
+        page.wait_for_selector("text=Stopped.")
+        wait_until(lambda: server.engine.statistics().num_streams == 0)
+        assert page.inner_text(".message.assistant:last-child .text")
+        assert page.is_visible("#send") and not page.is_visible("#stop")
+        page.click("text=New chat")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(
+    tokenizer_folder: Path, open_page: OpenPage
+) -> None:
+    config = HttpConfig(api_key=("sk-one",), guard_metrics=True)
+    with run_server(open_fake_server(tokenizer_folder, http=config)) as server:
+        page = open_page(server.url, waits=False)
+        page.fill("#key", "sk-wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=The server does not know the key.")
+        # Who closes the question can come back to it.
+        page.keyboard.press("Escape")
+        page.click("text=Enter a key")
+        page.fill("#key", "sk-one")
+        page.keyboard.press("Enter")
+        wait_for(page, "server.model")
+        wait_for(page, "meter.metrics")
+        assert page.is_hidden("#banner")
+        stored = page.evaluate("[{...sessionStorage}, {...localStorage}]")
+        assert stored == [{"trioserve-key": "sk-one"}, {}]
+        assert all(FAILED_LOAD in each and "401" in each for each in page.failed_loads)
+        num_failed = len(page.failed_loads)
+        send(page, "Hello", max_tokens=3)
+        page.wait_for_selector(ANSWERED)
+        page.reload()
+        wait_for(page, "server.model")
+        assert len(page.failed_loads) == num_failed
+        page.click("text=Forget key")
+        page.wait_for_selector("#key-dialog[open]")
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_refusal_is_told_in_its_place(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    send(page, "word " * 400)
+    page.wait_for_selector(".note.wrong")
+    assert "tokens" in page.inner_text(".note.wrong")
+    assert len(page.failed_loads) == 1
+
+
+def test_reasoning_is_folded(tokenizer_folder: Path, open_page: OpenPage) -> None:
+    page = None
+    with run_server(open_fake_server(tokenizer_folder)) as server:
+        page = open_page(server.url)
+        page.evaluate("""() => {
+                const view = new AnswerView();
+                view.take({choices: [{delta: {reasoning: "Hm, *two*."}}]});
+                view.take({choices: [{delta: {content: "Four."}, finish_reason: "stop"}]});
+                view.finish("");
+            }""")
+        assert not page.is_visible(".reasoning .text")
+        page.click("summary:has-text('Reasoning')")
+        assert page.inner_text(".reasoning .text") == "Hm, two."
+        assert page.inner_text(".message > .text") == "Four."
+
+
+def test_images_are_sent_where_the_model_sees(
+    tokenizer_folder: Path, tmp_path: Path, open_page: OpenPage, server: FakeServer
+) -> None:
+    assert open_page(server.url).is_hidden("#attach")
+    picture = tmp_path / "dot.gif"
+    picture.write_bytes(
+        b"GIF89a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00\x00"
+        b"\x01\x00\x01\x00\x00\x02\x02D\x01\x00;"
+    )
+    page = open_page(server.url, waits=False)
+
+    def answer(route: Any) -> None:
+        card = httpx.get(f"{server.url}/v1/models").json()
+        card["data"][0]["architecture"]["input_modalities"] = ["text", "image"]
+        route.fulfill(json=card)
+
+    page.route("**/v1/models", answer)
+    page.reload()
+    wait_for(page, "server.model")
+    bodies = find_bodies(page)
+    page.set_input_files("#file", picture)
+    page.wait_for_selector("#attached img")
+    send(page, "What is this?")
+    # The server refuses it, because its model does not see.
+    page.wait_for_selector(".note.wrong")
+    image, text = bodies[0]["messages"][0]["content"]
+    assert image["image_url"]["url"].startswith("data:image/gif;base64,R0lGODlh")
+    assert text == {"type": "text", "text": "What is this?"}
+    assert page.locator(".message.user img").evaluate("node => node.naturalWidth") == 1
+
+
+def test_a_model_that_pools_has_no_chat(
+    tokenizer_folder: Path, open_page: OpenPage
+) -> None:
+    with run_server(open_fake_pooling_server(tokenizer_folder)) as server:
+        page = open_page(server.url)
+        assert page.is_hidden("#chat") and page.is_hidden("#to-chat")
+        assert "no chat here" in page.inner_text("#live")
+        wait_for(page, "meter.metrics")
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert page.is_visible("#live")
+
+
+def test_markdown_becomes_nodes_and_never_html(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+
+    def render(text: str) -> str:
+        return page.evaluate(
+            """text => {
+                const root = document.createElement("div");
+                new Markdown(root).show(text);
+                return root.innerHTML;
+            }""",
+            text,
+        )
+
+    assert render("# One\ntwo **three** *four* `<b>`") == (
+        "<h3>One</h3><p>two <strong>three</strong> <em>four</em> "
+        "<code>&lt;b&gt;</code></p>"
+    )
+    assert render("1. a\n   - b\n\n2. c") == (
+        '<ol start="1"><li>a<ul><li>b</li></ul></li><li>c</li></ol>'
+    )
+    assert "<td>2</td>" in render("| a | b |\n|---|---|\n| 1 | 2 |")
+    assert "<code>x = 1\n\n# no heading</code>" in render(
+        "```python\nx = 1\n\n# no heading\n```"
+    )
+    hostile = render(
+        "<script>alert(1)</script> <img src=x onerror=alert(1)>\n\n"
+        "[a](javascript:alert(1)) [b](data:text/html,x) [c](https://c.example/x)"
+    )
+    assert "<script" not in hostile and "<img" not in hostile
+    assert hostile.count("<a ") == 1
+    assert 'rel="noopener noreferrer nofollow"' in hostile
+    # It takes no longer for texts without an end of what they begin.
+    page.evaluate("""() => {
+            for (const each of ["*", "**a", "`", "[a](", "_", "> ", "- ", "| "]) {
+                const began = performance.now();
+                new Markdown(document.createElement("div")).show(each.repeat(20000));
+                if (performance.now() - began > 20000) throw new Error(each);
+            }
+        }""")
+
+
+def test_a_text_is_the_same_however_it_is_cut(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    text = "# A\n\ntext *b*\n\n- c\n- d\n\n- e\n\n```py\nf\n\ng\n```\n\nh | i\n--|--\n1 | 2\n"
+    whole, streamed = page.evaluate(
+        """text => {
+            const [one, other] = [0, 1].map(() => document.createElement("div"));
+            new Markdown(one).show(text);
+            const markdown = new Markdown(other);
+            for (let i = 1; i <= text.length; i++) markdown.show(text.slice(0, i));
+            return [one.innerHTML, other.innerHTML];
+        }""",
+        text,
+    )
+    assert whole == streamed
