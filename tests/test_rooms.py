@@ -67,9 +67,9 @@ ONLY_IN: dict[str, set[str]] = {
         *("threads", "testing"),
     },
     "PIL": {"render"},
+    "httpx2": {"render"},
     # render fetches images; chat talks to servers.
-    "httpx2": {"chat", "render"},
-    "httpcore2": {"render"},
+    "httpcore2": {"chat", "render"},
     "pybase64": {"render"},
     "orjson": {"render"},
     "llguidance": {"grammar", "model", "startup"},

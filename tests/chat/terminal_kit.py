@@ -67,8 +67,10 @@ class Terminal:
         """Read until something is true."""
         deadline = time.monotonic() + _SECONDS
         while not condition(self):
-            assert time.monotonic() < deadline, f"the screen is:\n{self.text}"
+            is_over = self.process.poll() is not None
             self.read()
+            late = is_over or time.monotonic() > deadline
+            assert not late or condition(self), f"the screen is:\n{self.text}"
 
     def wait_text(self, text: str) -> None:
         self.wait(lambda terminal: text in terminal.text)

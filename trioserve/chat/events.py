@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import json
 from typing import Any, Final
 
 import msgspec
@@ -78,8 +79,9 @@ class EventReader:
 
     def _decode(self, data: bytes) -> _Chunk:
         try:
-            chunk = msgspec.json.decode(data, type=_Chunk)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            # msgspec would refuse half a character, which a server may send as an escape.
+            chunk = msgspec.convert(json.loads(data), type=_Chunk)
+        except (ValueError, RecursionError):
             raise AnswerFailed(
                 "the server sends no events that a chat could show"
             ) from None

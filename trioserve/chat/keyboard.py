@@ -1,4 +1,4 @@
-"""The keyboard while an answer comes: keys are not shown, and wait for the next prompt."""
+"""The keyboard between two prompts: keys are not shown, and wait for the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _INPUT, _LOCAL = 0, 3
 
 @contextmanager
 def keep_quiet() -> Iterator[None]:
-    """Hide what is typed in the block; Ctrl-C and Ctrl-Z still send their signals."""
+    """Hide what is typed in the block; Ctrl-C and Ctrl-Z still send their signals.
+
+    A prompt inside the block has modes of its own, and returns to these.
+    """
     try:
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
@@ -25,6 +28,8 @@ def keep_quiet() -> Iterator[None]:
     # not stop the output, for which the whole program would wait.
     quiet[_INPUT] &= ~(termios.ICRNL | termios.IXON)
     quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
+    # Ctrl-C leaves what was typed before it.
+    quiet[_LOCAL] |= termios.NOFLSH
     _set(descriptor, quiet)
     try:
         yield

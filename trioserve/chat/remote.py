@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from ipaddress import ip_address
 import json
+import os
 import ssl
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx2
+import httpcore2
 import msgspec
 
 from ..config import RemoteConfig
@@ -23,6 +30,17 @@ _LIST_SECONDS: Final = 30.0
 
 # The reason in an answer that refuses.
 _MAX_REFUSAL: Final = 2**16
+
+# A thousand models and more.
+_MAX_LIST: Final = 2**24
+
+_CONNECTION_ERRORS: Final = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.TimeoutException,
+    httpcore2.UnsupportedProtocol,
+)
 
 # More names would fill the screen.
 _MAX_NAMES: Final = 8
@@ -40,21 +58,27 @@ class RemoteModel:
     """An Answerer over HTTP.
 
     Args:
-      client: with the address and the key.
-      has_key: a key is sent.
+      pool: opens connections.
+      base: the address, up to /v1.
+      key: None sends none.
 
     Attributes:
       where: the server, for messages.
     """
 
     def __init__(
-        self, client: httpx2.AsyncClient, where: str, *, has_key: bool
+        self,
+        pool: httpcore2.AsyncConnectionPool,
+        base: str,
+        where: str,
+        key: str | None,
     ) -> None:
         self.name = ""
         self.takes_images: bool | None = None
-        self._client = client
         self.where = where
-        self._has_key = has_key
+        self._pool = pool
+        self._base = base
+        self._key = key
 
     async def choose(self, name: str | None) -> None:
         """Choose a model of the server.
@@ -78,11 +102,12 @@ class RemoteModel:
 
     async def _list_models(self) -> list[str]:
         with self.explaining():
-            answer = await self._client.get("models", timeout=_LIST_SECONDS)
-        if answer.status_code != 200:
-            raise self._refuse(answer.status_code, answer.content)
+            async with self._send("GET", "models", seconds=_LIST_SECONDS) as answer:
+                body = await _read_body(answer, _MAX_LIST)
+        if answer.status != 200:
+            raise self._refuse(answer.status, body)
         try:
-            models = msgspec.json.decode(answer.content, type=_Models)
+            models = msgspec.json.decode(body, type=_Models)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise AnswerFailed(
                 f"{self.where} is no server that speaks OpenAI's API"
@@ -101,16 +126,41 @@ class RemoteModel:
         }
         # json and not msgspec, which refuses the lone surrogates of a pasted text.
         content = json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         with self.explaining():
-            async with self._client.stream(
-                "POST", "chat/completions", content=content, headers=headers
-            ) as answer:
-                if answer.status_code != 200:
-                    refusal = await _read_refusal(answer)
-                    raise self._refuse(answer.status_code, refusal)
-                async with aclosing(answer.aiter_bytes()) as parts:
+            async with self._send("POST", "chat/completions", content) as answer:
+                if answer.status != 200:
+                    refusal = await _read_body(answer, _MAX_REFUSAL)
+                    raise self._refuse(answer.status, refusal)
+                async with aclosing(answer.aiter_stream()) as parts:
                     yield _PieceReader(parts, self)
+
+    def _send(
+        self, method: str, path: str, body: bytes = b"", seconds: float | None = None
+    ) -> AbstractAsyncContextManager[httpcore2.Response]:
+        """Send a request.
+
+        Args:
+          seconds: to wait for each part of the answer. A model may think for minutes
+            before its first token; Ctrl-C stops it.
+        """
+        headers: dict[bytes | str, bytes | str] = {
+            "Host": urlsplit(self._base).netloc,
+            # Compressed events would come late and together.
+            "Accept-Encoding": "identity",
+            "User-Agent": "trioserve",
+        }
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if body:
+            headers["Content-Type"] = "application/json"
+        timeout = {"connect": _CONNECT_SECONDS, "read": seconds, "pool": None}
+        return self._pool.stream(
+            method,
+            f"{self._base}/{path}",
+            headers=headers,
+            content=body,
+            extensions={"timeout": timeout},
+        )
 
     @contextmanager
     def explaining(self, *, has_begun: bool = False) -> Iterator[None]:
@@ -121,10 +171,10 @@ class RemoteModel:
         """
         try:
             yield
-        except httpx2.HTTPError as error:
+        except _CONNECTION_ERRORS as error:
             raise AnswerFailed(self._explain(error, has_begun)) from None
 
-    def _explain(self, error: httpx2.HTTPError, has_begun: bool) -> str:
+    def _explain(self, error: Exception, has_begun: bool) -> str:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):
@@ -134,10 +184,12 @@ class RemoteModel:
                 )
             if isinstance(cause, ssl.SSLError):
                 return f"{self.where} speaks no TLS: {cause.reason}"
-            if isinstance(cause, OSError) and cause.strerror:
+            if isinstance(cause, OSError) and cause.errno is not None:
                 break
             cause = _find_cause(cause)
-        reason = getattr(cause, "strerror", None) or str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
+        if isinstance(cause, OSError) and cause.errno is not None:
+            reason = os.strerror(cause.errno)
         if has_begun:
             return f"{self.where} ended in the middle of the answer: {reason}"
         return f"no server answers at {self.where}: {reason}"
@@ -146,7 +198,7 @@ class RemoteModel:
         if status in (401, 403):
             return AnswerFailed(
                 f"{self.where} does not take this key"
-                if self._has_key
+                if self._key is not None
                 else f"{self.where} wants a key: --api-key or --api-key-file"
             )
         message = read_message(body)
@@ -203,39 +255,37 @@ async def open_remote(
       AnswerFailed: the server cannot be asked, or has no such model.
     """
     key = config.read_key()
-    async with _make_client(config, key) as client:
-        remote = RemoteModel(
-            client, config.uds or config.url.rstrip("/"), has_key=key is not None
-        )
+    async with httpcore2.AsyncConnectionPool(
+        ssl_context=config.make_tls(),
+        uds=config.uds,
+        proxy=_find_proxy(config),
+        # A server may have closed a connection by the next question.
+        max_keepalive_connections=0,
+    ) as pool:
+        where = config.uds or config.url.rstrip("/")
+        remote = RemoteModel(pool, find_base(config.url), where, key)
         await remote.choose(model)
         yield remote
 
 
-def _make_client(config: RemoteConfig, key: str | None) -> httpx2.AsyncClient:
+def find_base(url: str) -> str:
+    """Return the address of a server up to /v1, in ASCII; RemoteConfig has checked it."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").encode("idna").decode()
+    host = f"[{host}]" if ":" in host else host
+    port = "" if parts.port is None else f":{parts.port}"
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{host}{port}{path}/v1"
+
+
+def _find_proxy(config: RemoteConfig) -> httpcore2.Proxy | None:
+    """Return the proxy that the environment names for the address; None for this machine."""
     parts = urlsplit(config.url)
-    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/"
-    # Compressed events would come late and together.
-    headers = {"Accept-Encoding": "identity"}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    tls: Any = config.make_tls() or False
-    is_here = config.uds is not None or _is_loopback(parts.hostname or "")
-    return httpx2.AsyncClient(
-        base_url=f"{parts.scheme}://{parts.netloc}{path}",
-        headers=headers,
-        # The model may think for minutes before its first token; Ctrl-C stops it.
-        timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-        # A server may have closed a connection by the next question.
-        limits=httpx2.Limits(max_keepalive_connections=0),
-        # The proxies of the environment lead elsewhere.
-        trust_env=not is_here,
-        verify=tls,
-        transport=(
-            None
-            if config.uds is None
-            else httpx2.AsyncHTTPTransport(uds=config.uds, verify=tls)
-        ),
-    )
+    host = parts.hostname or ""
+    if config.uds is not None or _is_loopback(host) or proxy_bypass(host):
+        return None
+    url = getproxies().get(parts.scheme)
+    return None if url is None else httpcore2.Proxy(url)
 
 
 def _find_cause(error: BaseException) -> BaseException | None:
@@ -252,12 +302,14 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _read_refusal(answer: httpx2.Response) -> bytes:
+async def _read_body(answer: httpcore2.Response, most: int) -> bytes:
+    """Return the first bytes of a body, of this number or of a little more."""
     body = b""
-    async for part in answer.aiter_bytes():
-        body += part
-        if len(body) > _MAX_REFUSAL:
-            break
+    async with aclosing(answer.aiter_stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > most:
+                break
     return body
 
 

@@ -79,8 +79,7 @@ async def hold_conversation(
     async with trio.open_nursery() as nursery:
         stops = Stops(nursery.cancel_scope)
         await nursery.start(stops.watch)
-        with ExitStack() as loading:
-            loading.enter_context(keep_quiet())
+        with keep_quiet(), ExitStack() as loading:
             loading.enter_context(show_loading())
             async with opening as model:
                 loading.close()
@@ -155,7 +154,7 @@ class Talk:
         view = self._open_view()
         texts: list[str] = []
         failure = ""
-        with trio.CancelScope() as self._stops.answer, keep_quiet():
+        with trio.CancelScope() as self._stops.answer:
             try:
                 failure = await self._read(view, texts)
             finally:
