@@ -159,7 +159,9 @@ async def test_an_error_does_not_wait_for_a_slow_engine_process(
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     (folder / "tokenizer.json").unlink()
-    with trio.fail_after(180), pytest.raises(WeightsBroken, match="has no tokenizer.json"):
+    with trio.fail_after(180), pytest.raises(
+        WeightsBroken, match="has no tokenizer.json"
+    ):
         await open_engine(folder, process=True, logits_processor=("slow_plugin:Slow",))
 
 

@@ -114,7 +114,11 @@ def test_offline_a_hub_id_is_found_in_the_hugging_face_cache_or_nowhere(
             "TRANSFORMERS_OFFLINE",
             "TRANSFORMERS_OFFLINE is set, so the hub is not",
         ),
-        (False, "HF_HUB_OFFLINE", "the hub is out of reach; check the network, or name a model's folder$"),
+        (
+            False,
+            "HF_HUB_OFFLINE",
+            "the hub is out of reach; check the network, or name a model's folder$",
+        ),
     ],
 )
 def test_the_error_says_why_the_hub_is_not_used(

@@ -22,6 +22,7 @@ from typing import Final
 from .chat import CHAT
 from .command import Command
 from .completion import with_completion
+from .env import ENV
 from .models import MODELS, MODELS_RM
 from .run_batch import RUN_BATCH
 from .serve import SERVE
@@ -30,7 +31,7 @@ from .top import TOP
 
 # In the order of `trioserve --help`.
 COMMANDS: Final[tuple[Command, ...]] = with_completion(
-    (SERVE, CHAT, RUN_BATCH, TOP, MODELS, MODELS_RM, SIMULATE)
+    (SERVE, CHAT, RUN_BATCH, TOP, MODELS, MODELS_RM, ENV, SIMULATE)
 )
 
 

@@ -1,0 +1,114 @@
+"""What this machine is, in names and texts: for reports of defects.
+
+torch is not imported, because that takes seconds and may be what is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+import os
+from pathlib import Path
+import platform
+import subprocess
+import sys
+
+from .library import NoKernels, find_instruction_sets, open_library
+from .threads import count_threads
+
+_PACKAGES = (
+    *("trioserve", "torch", "transformers", "tokenizers", "safetensors", "trio"),
+    *("hypercorn", "quart", "quart-trio", "huggingface_hub", "llguidance", "numpy"),
+)
+
+# Variables whose values are numbers, switches or names of devices.
+_SHOWN = (
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MALLOC_ARENA_MAX", "LANG"),
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "PYTHONOPTIMIZE", "TOKENIZERS_PARALLELISM"),
+)
+
+# Variables that may hold secrets, or names of people: only that they are set.
+_HIDDEN = (
+    *("HF_TOKEN", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "XDG_CACHE_HOME"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "LD_PRELOAD", "PYTHONPATH"),
+)
+
+
+def describe_machine(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the facts by name, in the order of a report."""
+    facts = {name: _find_version(name) for name in _PACKAGES}
+    facts["python"] = f"{platform.python_version()} ({sys.executable})"
+    facts["system"] = platform.platform()
+    facts["processor"] = _read("/proc/cpuinfo", "model name") or platform.machine()
+    facts["instructions"] = ", ".join(find_instruction_sets()) or "none for kernels"
+    facts["kernels"] = _find_kernels()
+    facts["threads"] = f"{count_threads()} of {os.cpu_count()} cores"
+    facts["memory"] = (
+        f"{_read('/proc/meminfo', 'MemTotal')}, "
+        f"available {_read('/proc/meminfo', 'MemAvailable')}"
+    )
+    facts["cgroup limit"] = _read_cgroup()
+    facts["gpu"] = _list_gpus()
+    facts["commit"] = _find_commit()
+    for name in _SHOWN:
+        if name in environment:
+            facts[name] = environment[name]
+    for name in _HIDDEN:
+        if name in environment or name.lower() in environment:
+            facts[name] = "is set"
+    return facts
+
+
+def _find_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _find_kernels() -> str:
+    try:
+        return f"native, {open_library().name}"
+    except (NoKernels, OSError, AttributeError) as error:
+        return f"torch, because {error}"
+
+
+def _read(path: str, key: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    found = (line for line in lines if line.startswith(key))
+    return next(found, "").partition(":")[2].strip()
+
+
+def _read_cgroup() -> str:
+    try:
+        return Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return "none"
+
+
+def _list_gpus() -> str:
+    fields = "name,memory.total,driver_version"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    return _ask(command) or "none"
+
+
+def _find_commit() -> str:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return "no checkout"
+    return (
+        _ask(["git", "-C", str(root), "describe", "--always", "--dirty"]) or "unknown"
+    )
+
+
+def _ask(command: list[str]) -> str:
+    """Return a program's output in one line; "" if it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "; ".join(done.stdout.strip().splitlines()) if done.returncode == 0 else ""
