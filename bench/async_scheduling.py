@@ -32,13 +32,13 @@ from tempfile import TemporaryDirectory
 
 from kit.engines.device import FixedToken
 from kit.options import read_output, read_positive
-from kit.report import save
-from kit.rounds import take_medians
 import trio
 
 from trioserve.config import MediaConfig, RenderConfig
 from trioserve.engine import LocalCore, TokenEngine
 from trioserve.frontend import TextEngine, TextParams
+from trioserve.load.report import save
+from trioserve.load.rounds import take_medians
 from trioserve.scheduler import Scheduler
 from trioserve.testing.fake_device import FakeExecutor, make_info
 from trioserve.testing.renderers import load_renderer

@@ -28,14 +28,14 @@ import sys
 
 from kit.options import read_output, read_positive
 from kit.process import tell
-from kit.report import save
-from kit.rounds import alternate, take_medians
-from kit.table import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.frontend import TextEngine
+from trioserve.load.report import save
+from trioserve.load.rounds import alternate, take_medians
+from trioserve.load.table import write_markdown
 
 DEPTHS = (1, 2)
 

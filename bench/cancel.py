@@ -34,19 +34,19 @@ from functools import partial
 import itertools
 import re
 
-from kit.generation.answers import EventReader
-from kit.generation.load import Load
 from kit.options import make_parser, read_output, read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.report import describe_machine, run_or_explain, save, write_now
 from kit.server import open_server, write_serve_command
-from kit.statistics import spread
-from kit.table import write_markdown, write_spread
 import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.load.client import FAILURES, Connection, RequestRefused
+from trioserve.load.generation.answers import EventReader
+from trioserve.load.generation.load import Load
+from trioserve.load.report import describe_machine, run_or_explain, save, write_now
+from trioserve.load.statistics import spread
+from trioserve.load.table import write_markdown, write_spread
 
 PATH = "/v1/chat/completions"
 

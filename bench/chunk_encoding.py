@@ -26,10 +26,10 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kit.options import read_positive
-from kit.rounds import take_turns, time_calls
 
 from trioserve.http.wire.chunks import ChatChunks, StreamHeader
 from trioserve.http.wire.usage import Usage
+from trioserve.load.rounds import take_turns, time_calls
 
 if TYPE_CHECKING:
     import pydantic

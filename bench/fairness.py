@@ -31,15 +31,15 @@ import statistics
 
 from kit.options import read_positive
 from kit.process import tell
-from kit.rounds import shuffle, take_medians
-from kit.table import write_markdown
-from kit.texts import open_chance
 import trio
 
 import trioserve
 from trioserve import SamplingParams
 from trioserve.config import DEFAULT_MODEL
 from trioserve.engine import TokenEngine
+from trioserve.load.rounds import shuffle, take_medians
+from trioserve.load.table import write_markdown
+from trioserve.load.texts import open_chance
 from trioserve.types.prompt import Prompt
 
 NUM_MANY = 127

@@ -32,9 +32,9 @@ import time
 
 from kit.chunk_server import MAX_STREAMS, open_chunk_server, read_streams
 from kit.options import read_positive
-from kit.rounds import alternate, take_turns
 import trio
 
+from trioserve.load.rounds import alternate, take_turns
 from trioserve.observe import LoopStall
 
 STEPS_PER_ROUND = 100_000

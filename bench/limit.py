@@ -47,13 +47,13 @@ import subprocess
 from kit.options import make_parser, read_choice, read_output, read_positive
 from kit.process import tell
 from kit.products import FORMATS, Products, Shape, open_kernels, open_products
-from kit.report import describe_machine, run_or_explain, save, write_now
-from kit.rounds import take_turns
-from kit.table import write_markdown, write_milliseconds, write_number
 import torch
 
 from trioserve.kernels.library import NoKernels
 from trioserve.kernels.threads import count_threads
+from trioserve.load.report import describe_machine, run_or_explain, save, write_now
+from trioserve.load.rounds import take_turns
+from trioserve.load.table import write_markdown, write_milliseconds, write_number
 
 PROMPT_ROWS = 512
 

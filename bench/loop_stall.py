@@ -73,17 +73,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kit.options import add_outputs, read_choice, read_positive
-from kit.plot import BLUE, GREEN, VERMILION, save_bars
 from kit.probe_process import open_prober
 from kit.process import tell
 from kit.rendering.bursts import SMALL, Size, Turns, build_bursts, send_burst, warm_up
 from kit.rendering.model import save_model
 from kit.rendering.server import MODES, RenderingServer, open_rendering_server
-from kit.report import describe_machine, save, write_now
-from kit.rounds import alternate
-from kit.statistics import Spread, find_medians
-from kit.table import align, write_milliseconds, write_ratio
 import trio
+
+from trioserve.load.plot import BLUE, GREEN, VERMILION, save_bars
+from trioserve.load.report import describe_machine, save, write_now
+from trioserve.load.rounds import alternate
+from trioserve.load.statistics import Spread, find_medians
+from trioserve.load.table import align, write_milliseconds, write_ratio
 
 SCENARIOS = ("images", "embeds", "templates", "mixed")
 

@@ -31,18 +31,18 @@ from functools import partial
 import statistics
 import sys
 
-from kit.generation.load import Dialect, Load, issue_bodies, learn_dialect
-from kit.generation.measure import run_round, warm_up
-from kit.measured_servers import Server
 from kit.options import read_positive
 from kit.process import open_process, stopping_at_sigterm, tell
-from kit.report import describe_machine
-from kit.rounds import alternate, describe_ratios, list_ratios
 from kit.server import open_server, write_serve_command
-from kit.table import write_markdown, write_milliseconds
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.generation.load import Dialect, Load, issue_bodies, learn_dialect
+from trioserve.load.generation.measure import run_round, warm_up
+from trioserve.load.measured_servers import Server
+from trioserve.load.report import describe_machine
+from trioserve.load.rounds import alternate, describe_ratios, list_ratios
+from trioserve.load.table import write_markdown, write_milliseconds
 
 # Each mode opens what else the machine does.
 MODES: dict[str, Callable[[], AbstractAsyncContextManager[object]]] = {

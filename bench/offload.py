@@ -41,7 +41,6 @@ from kit.rendering.payloads import (
     encode_image,
     encode_tensor,
 )
-from kit.texts import write_words
 import torch
 import trio
 
@@ -52,6 +51,7 @@ from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.message_mappings import MessageMappings
 from trioserve.http.decode.schema import decode_body
+from trioserve.load.texts import write_words
 from trioserve.render.generation.loading import load_text_parts
 from trioserve.render.tensors.embeds import decode_embeds
 from trioserve.render.text.chat import read_messages

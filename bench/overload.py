@@ -45,20 +45,27 @@ from pathlib import Path
 import statistics
 import sys
 
-from kit.clients import run_clients
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
-from kit.plot import BLUE, VERMILION, add_legend, dress, open_figure, write_title
 from kit.process import ProcessEnded, tell
-from kit.report import describe_machine, run_or_explain, save, write_now
 from kit.server import open_server, write_serve_command
-from kit.statistics import Spread, spread
-from kit.table import align, write_ratio
-from kit.texts import open_chance, write_words
 import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.load.client import FAILURES, Connection, RequestRefused, describe
+from trioserve.load.clients import run_clients
+from trioserve.load.plot import (
+    BLUE,
+    VERMILION,
+    add_legend,
+    dress,
+    open_figure,
+    write_title,
+)
+from trioserve.load.report import describe_machine, run_or_explain, save, write_now
+from trioserve.load.statistics import Spread, spread
+from trioserve.load.table import align, write_ratio
+from trioserve.load.texts import open_chance, write_words
 
 # A server and the options by which it differs.
 SYSTEMS: dict[str, dict[str, object]] = {

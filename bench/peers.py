@@ -44,23 +44,29 @@ import os
 from pathlib import Path
 import statistics
 
-from kit.generation.figures import Report, ServerReport
-from kit.generation.load import Dialect, Load, issue_bodies, learn_dialect
-from kit.generation.measure import Rounds, report_server, run_round, warm_up
-from kit.generation.plot import save_plot
-from kit.generation.table import write_notes
-from kit.measured_servers import Server, ServerUnusable
 from kit.options import add_outputs, make_parser, read_positive, read_seconds
 from kit.peers import Peer, PeerAbsent, choose, list_peers, open_peer
-from kit.process import ProcessEnded, list_errors, stopping_at_sigterm, tell
-from kit.report import describe_machine, run_or_explain, save, write_now
-from kit.rounds import alternate
-from kit.table import write_markdown, write_milliseconds, write_number
+from kit.process import ProcessEnded, stopping_at_sigterm, tell
 from kit.usage import read_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
+from trioserve.load.generation.figures import Report, ServerReport
+from trioserve.load.generation.load import Dialect, Load, issue_bodies, learn_dialect
+from trioserve.load.generation.measure import Rounds, report_server, run_round, warm_up
+from trioserve.load.generation.plot import save_plot
+from trioserve.load.generation.table import write_notes
+from trioserve.load.measured_servers import Server, ServerUnusable
+from trioserve.load.report import (
+    describe_machine,
+    list_errors,
+    run_or_explain,
+    save,
+    write_now,
+)
+from trioserve.load.rounds import alternate
+from trioserve.load.table import write_markdown, write_milliseconds, write_number
 from trioserve.weights import resolve_weights
 
 # More than any template of a chat without tools adds.

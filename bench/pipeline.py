@@ -43,17 +43,25 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kit.options import add_outputs, read_positive
-from kit.plot import BLUE, GREEN, INK, VERMILION, dress, open_figure, write_title
 from kit.process import tell
-from kit.report import save
-from kit.rounds import describe_ratios, list_ratios, shuffle, take_medians
-from kit.table import write_markdown
-from kit.texts import open_chance
 import psutil
 import trio
 
 from trioserve.config import DEFAULT_MODEL, EngineConfig, build_config
 from trioserve.engine import LocalCore, TokenEngine
+from trioserve.load.plot import (
+    BLUE,
+    GREEN,
+    INK,
+    VERMILION,
+    dress,
+    open_figure,
+    write_title,
+)
+from trioserve.load.report import save
+from trioserve.load.rounds import describe_ratios, list_ratios, shuffle, take_medians
+from trioserve.load.table import write_markdown
+from trioserve.load.texts import open_chance
 from trioserve.pipeline import stages
 from trioserve.pipeline.pipeline import open_pipeline
 from trioserve.processes.interpreter import prepare_interpreter, settle_interpreter

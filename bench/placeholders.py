@@ -35,12 +35,12 @@ import statistics
 import time
 
 from kit.options import add_outputs, read_positive
-from kit.plot import add_legend, dress, open_figure
-from kit.report import save
-from kit.rounds import shuffle, take_medians
-from kit.table import write_markdown, write_ratio
 import torch
 
+from trioserve.load.plot import add_legend, dress, open_figure
+from trioserve.load.report import save
+from trioserve.load.rounds import shuffle, take_medians
+from trioserve.load.table import write_markdown, write_ratio
 from trioserve.model.sampling.processors import LogitsProcessors
 from trioserve.model.sampling.sampled import SampledIds
 from trioserve.scheduler import Scheduler, Sequence as Scheduled

@@ -61,7 +61,6 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Protocol
 
-from kit.clients import Round
 from kit.embedding.cases import CASES, COMPARED, Case, Load, read_cases, write_texts
 from kit.embedding.encoder import (
     Encoder,
@@ -87,7 +86,6 @@ from kit.embedding.server import (
     write_own_command,
 )
 from kit.embedding.table import render_report
-from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.options import (
     add_compare,
     add_outputs,
@@ -96,7 +94,11 @@ from kit.options import (
     read_seconds,
 )
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.report import (
+import trio
+
+from trioserve.load.clients import Round
+from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
+from trioserve.load.report import (
     check_same,
     describe_machine,
     load_reports,
@@ -105,8 +107,7 @@ from kit.report import (
     show,
     write_now,
 )
-from kit.rounds import alternate
-import trio
+from trioserve.load.rounds import alternate
 
 # So many texts of a case are used for its warm-up, and to guess its time.
 WARM_UP_TEXTS = 32

@@ -40,7 +40,6 @@ from dataclasses import dataclass, field
 from functools import partial
 import statistics
 
-from kit.clients import Round, report_clients
 from kit.embedding.cases import (
     CASES,
     Case,
@@ -59,7 +58,6 @@ from kit.embedding.server import (
     open_servers,
     write_own_command,
 )
-from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.metrics import (
     LOOP_TURNS,
     SLOW_STEPS,
@@ -72,12 +70,15 @@ from kit.metrics import (
     try_metrics,
 )
 from kit.options import read_seconds
-from kit.probe import HealthProbe
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.report import run_and_print
-from kit.table import align, write_spread
-from kit.texts import WORDS
 import trio
+
+from trioserve.load.clients import Round, report_clients
+from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
+from trioserve.load.probe import HealthProbe
+from trioserve.load.report import run_and_print
+from trioserve.load.table import align, write_spread
+from trioserve.load.texts import WORDS
 
 HEALTH_INTERVAL_SECONDS = 0.05
 

@@ -34,7 +34,6 @@ from functools import partial
 import statistics
 from typing import Literal
 
-from kit.clients import run_clients
 from kit.embedding.cases import SHORT, Case, Load, build_server_parser, write_texts
 from kit.embedding.encoder import (
     Encoder,
@@ -49,15 +48,16 @@ from kit.embedding.server import (
     open_servers,
     write_own_command,
 )
-from kit.measured_servers import Server, ServerUnusable, read_servers
 from kit.options import read_positive
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.report import run_and_print
-from kit.rounds import alternate
-from kit.table import align, write_milliseconds
 import trio
 
 from trioserve.load.client import RequestFailed
+from trioserve.load.clients import run_clients
+from trioserve.load.measured_servers import Server, ServerUnusable, read_servers
+from trioserve.load.report import run_and_print
+from trioserve.load.rounds import alternate
+from trioserve.load.table import align, write_milliseconds
 
 CASE = Case(name="short-1", num_texts=1, lengths=SHORT)
 

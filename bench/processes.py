@@ -69,16 +69,16 @@ from kit.engines.device import DEVICES, NUM_SEQUENCES, Device
 from kit.engines.server import MODES, write_command
 from kit.engines.turn import Figures, measure_turn
 from kit.options import add_outputs, read_choice, read_positive, read_seconds
-from kit.plot import BLUE, VERMILION, save_bars
 from kit.process import stopping_at_sigterm, tell
-from kit.report import describe_machine, save, write_now
-from kit.rounds import alternate
 from kit.server import RunningServer, open_server
-from kit.statistics import find_medians
-from kit.table import write_markdown, write_number
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.plot import BLUE, VERMILION, save_bars
+from trioserve.load.report import describe_machine, save, write_now
+from trioserve.load.rounds import alternate
+from trioserve.load.statistics import find_medians
+from trioserve.load.table import write_markdown, write_number
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # ---- a whole run --------------------------------------------------------------------

@@ -51,13 +51,13 @@ from typing import Any
 
 from kit.options import make_parser, read_output, read_positive
 from kit.process import tell
-from kit.report import describe_machine, run_or_explain, save, write_now
-from kit.table import write_markdown
 import trio
 
 import trioserve
 from trioserve.config import DEFAULT_MODEL
 from trioserve.errors import StartupError
+from trioserve.load.report import describe_machine, run_or_explain, save, write_now
+from trioserve.load.table import write_markdown
 from trioserve.weights import resolve_weights
 
 TEXT = Path(__file__).parents[1] / "docs" / "operations.rst"

@@ -27,12 +27,12 @@ import statistics
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.options import read_positive
-from kit.rounds import take_turns, time_calls
 import msgspec
 
 from trioserve.http.decode.chat_request import ChatRequest
 from trioserve.http.decode.completion_request import CompletionRequest
 from trioserve.http.decode.schema import decode_body
+from trioserve.load.rounds import take_turns, time_calls
 
 if TYPE_CHECKING:
     import pydantic

@@ -47,11 +47,8 @@ from tempfile import TemporaryDirectory
 
 from kit.metrics import fetch_metrics
 from kit.options import add_outputs, make_parser, read_positive
-from kit.plot import BLUE, VERMILION, add_legend, dress, open_figure, write_title
 from kit.process import ProcessEnded, stopping_at_sigterm, tell
-from kit.report import describe_machine, run_or_explain, save, write_now
 from kit.server import RunningServer, open_server, write_serve_command
-from kit.table import align, write_number
 from kit.usage import list_processes, read_memory
 import msgspec
 import trio
@@ -63,6 +60,16 @@ from trioserve.load.client import (
     RequestRefused,
     describe,
 )
+from trioserve.load.plot import (
+    BLUE,
+    VERMILION,
+    add_legend,
+    dress,
+    open_figure,
+    write_title,
+)
+from trioserve.load.report import describe_machine, run_or_explain, save, write_now
+from trioserve.load.table import align, write_number
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAMPLE_SECONDS = 2.0

@@ -40,14 +40,14 @@ from kit.engines.server import MODES, write_command
 from kit.options import read_choice, read_positive
 from kit.process import stopping_at_sigterm, tell
 from kit.raw import ask, write_request
-from kit.report import describe_machine
-from kit.rounds import alternate
 from kit.server import open_server
-from kit.table import write_markdown, write_number
 from kit.usage import read_memory, read_own_memory
 import trio
 
 from trioserve.config import DEFAULT_MODEL
+from trioserve.load.report import describe_machine
+from trioserve.load.rounds import alternate
+from trioserve.load.table import write_markdown, write_number
 from trioserve.testing.tokenizer import tiny_tokenizer
 
 # One sleeping device is enough: the others start in the same way.

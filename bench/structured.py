@@ -40,21 +40,21 @@ from dataclasses import dataclass, field
 import math
 import statistics
 
-from kit.generation.answers import stream_answer
-from kit.generation.load import Dialect, Load, learn_dialect
-from kit.generation.measure import run_round, warm_up
-from kit.measured_servers import Server
 from kit.options import read_positive
 from kit.process import stopping_at_sigterm, tell
-from kit.report import describe_machine
-from kit.rounds import alternate, describe_ratios, list_ratios
 from kit.server import open_server, write_serve_command
-from kit.table import write_markdown, write_milliseconds, write_number
 import msgspec
 import trio
 
 from trioserve.config import DEFAULT_MODEL
 from trioserve.load.client import Connection, RequestFailed
+from trioserve.load.generation.answers import stream_answer
+from trioserve.load.generation.load import Dialect, Load, learn_dialect
+from trioserve.load.generation.measure import run_round, warm_up
+from trioserve.load.measured_servers import Server
+from trioserve.load.report import describe_machine
+from trioserve.load.rounds import alternate, describe_ratios, list_ratios
+from trioserve.load.table import write_markdown, write_milliseconds, write_number
 
 MODES = ("free", "schema")
 FIELDS = (10, 100, 1000)

@@ -51,12 +51,13 @@ from kit.options import read_output, read_positive
 from kit.probe_process import open_prober
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child, open_stdin, tell
 from kit.raw import Request, check_status, open_request, write_request
-from kit.report import describe_machine, save, write_now
-from kit.rounds import alternate
-from kit.statistics import find_medians
-from kit.table import align, write_milliseconds
 import msgspec
 import trio
+
+from trioserve.load.report import describe_machine, save, write_now
+from trioserve.load.rounds import alternate
+from trioserve.load.statistics import find_medians
+from trioserve.load.table import align, write_milliseconds
 
 APIS = ("text", "chat", "responses", "messages")
 

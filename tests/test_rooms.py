@@ -50,8 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "load": {"errors", "config"},
     "batch": SHARED | {"engine", "load", "startup"},
     "commands": SHARED
-    | {"batch", "chat", "pipeline", "processes", "simulation", "startup", "top"}
-    | {"kernels", "weights"},
+    | {"batch", "chat", "kernels", "load", "pipeline", "processes", "simulation"}
+    | {"startup", "top", "weights"},
     "__main__": {"_version", "commands", "errors"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED
@@ -79,7 +79,7 @@ ONLY_IN: dict[str, set[str]] = {
     "werkzeug": {"http"},
     "hypercorn": {"http", "startup", "testing"},
     "prometheus_client": {"observe", "http"},
-    "matplotlib": {"simulation"},
+    "matplotlib": {"load", "simulation"},
     "tqdm": {"batch", "load"},
     "opentelemetry": {"http"},
     "prompt_toolkit": {"chat"},

@@ -14,12 +14,12 @@ import sys
 from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from kit.measured_servers import has_path
 from kit.process import open_process
 from kit.server import RunningServer
 import trio
 
 from trioserve.load.client import FAILURES, Connection
+from trioserve.load.measured_servers import has_path
 
 # vLLM compiles the model when it starts.
 START_TIMEOUT_SECONDS = 900.0

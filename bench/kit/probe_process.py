@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import math
 import sys
 
-from kit.probe import HealthProbe
 from kit.process import (
     BENCH_FOLDER,
     Child,
@@ -23,10 +22,12 @@ from kit.process import (
     open_stdin,
 )
 from kit.raw import Request, check_status, open_request, write_request
-from kit.statistics import Spread, spread
-from kit.texts import write_text
 import msgspec
 import trio
+
+from trioserve.load.probe import HealthProbe
+from trioserve.load.statistics import Spread, spread
+from trioserve.load.texts import write_text
 
 HEALTH_INTERVAL_SECONDS = 0.01
 

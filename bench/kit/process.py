@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 import os
@@ -152,12 +152,3 @@ async def _raise_at_sigterm() -> None:
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async for _ in signals:
             raise ProcessEnded("stopped by SIGTERM")
-
-
-def list_errors(error: BaseException) -> Iterator[BaseException]:
-    """List the errors in a group of groups, or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from list_errors(each)
-    else:
-        yield error

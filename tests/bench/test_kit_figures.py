@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit import table
-from kit.clients import ClientReport
-from kit.measured_servers import read_servers
-from kit.plot import draw_bars, open_figure, write_label
-from kit.probe import HealthProbe
-from kit.report import load_reports, number_labels, run_or_explain
-from kit.statistics import Spread, percentile, spread, take_median_spread
-from kit.texts import write_text
 import msgspec
 import pytest
 import trio
+
+from trioserve.load import table
+from trioserve.load.clients import ClientReport
+from trioserve.load.measured_servers import read_servers
+from trioserve.load.plot import draw_bars, open_figure, write_label
+from trioserve.load.probe import HealthProbe
+from trioserve.load.report import load_reports, number_labels, run_or_explain
+from trioserve.load.statistics import Spread, percentile, spread, take_median_spread
+from trioserve.load.texts import write_text
 
 
 @pytest.mark.parametrize(

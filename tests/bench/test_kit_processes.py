@@ -12,7 +12,6 @@ from kit.process import (
     LineReader,
     ProcessEnded,
     find_on_path,
-    list_errors,
     open_child,
     stopping_at_sigterm,
 )
@@ -21,6 +20,8 @@ from kit.usage import list_processes, read_cpu_seconds, read_memory, read_own_me
 import pytest
 import trio
 import trio.testing
+
+from trioserve.load.report import list_errors
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 

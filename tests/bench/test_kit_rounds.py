@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kit import options, rounds
+from kit import options
 import pytest
+
+from trioserve.load import rounds
 
 
 def test_calls_take_turns_in_alternating_order() -> None:

@@ -14,11 +14,11 @@ from PIL import Image
 from kit.probe_process import Bystanders, has_text
 from kit.rendering import bursts
 from kit.rendering.server import render_inline
-from kit.statistics import Spread
 import loop_stall
 import pytest
 import torch
 
+from trioserve.load.statistics import Spread
 from trioserve.render import RendererWorkers
 
 SPREAD = Spread(median=0.002, p90=0.01, p95=0.02, p99=0.04, maximum=0.05, count=100)

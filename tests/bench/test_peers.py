@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 import sys
 
-from kit.generation.load import Load
 from kit.peers import PORT, Peer, PeerAbsent, list_peers, open_peer
 import peers
 import pytest
 import trio
+
+from trioserve.load.generation.load import Load
 
 # A server whose worker would outlive it.
 SERVER = """\

@@ -13,17 +13,13 @@ from pathlib import Path
 import sys
 from typing import Any
 
-from kit.clients import Round
 from kit.embedding import cases, encoder
 from kit.embedding.cases import Case, Load, Vocabulary
 from kit.embedding.figures import Report, merge_reports, report_case
 from kit.embedding.plot import save_plot
 from kit.embedding.server import Timed
 from kit.embedding.table import render_report
-from kit.measured_servers import Server, ServerUnusable
 from kit.process import ProcessEnded
-from kit.report import load_reports, save
-from kit.texts import WORDS
 import msgspec
 import pooling
 import pooling_health
@@ -34,6 +30,10 @@ from tokenizers.processors import TemplateProcessing
 import torch
 import trio
 
+from trioserve.load.clients import Round
+from trioserve.load.measured_servers import Server, ServerUnusable
+from trioserve.load.report import load_reports, save
+from trioserve.load.texts import WORDS
 from trioserve.testing.encoders import save_tiny_encoder
 
 ONE = Case(name="one", num_texts=1, lengths=(5, 5))

@@ -26,7 +26,6 @@ from kit.metrics import (
     find_quantile,
 )
 from kit.probe_process import Probes
-from kit.statistics import Spread, find_medians
 import processes
 import pytest
 import start
@@ -34,6 +33,7 @@ import trio
 
 from trioserve.engine import TokenEngine
 from trioserve.http.metrics import METRICS
+from trioserve.load.statistics import Spread, find_medians
 from trioserve.testing.fake_device import make_info
 from trioserve.types.prompt import Prompt
 from trioserve.types.sampling import SamplingParams

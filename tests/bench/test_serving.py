@@ -1,4 +1,4 @@
-"""bench/serving.py reports the right figures for a server with a known output."""
+"""`trioserve bench serve` reports the right figures for a server with a known output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 import sys
 from typing import Any
 
-from kit.clients import Round
-from kit.generation.answers import Answer, EventReader
-from kit.generation.figures import Report, merge_reports, report_level
-from kit.generation.load import Load
-from kit.generation.table import render_report
-from kit.measured_servers import Server, ServerUnusable
-from kit.report import load_reports, save
 import pytest
-import serving
 import trio
+
+from trioserve.__main__ import main
+from trioserve.load.clients import Round
+from trioserve.load.generation.answers import Answer, EventReader
+from trioserve.load.generation.figures import Report, merge_reports, report_level
+from trioserve.load.generation.load import Load
+from trioserve.load.generation.measure import measure, take_turns
+from trioserve.load.generation.table import render_report
+from trioserve.load.measured_servers import Server, ServerUnusable
+from trioserve.load.report import load_reports, save
 
 LOAD = Load(concurrency=(1, 3), requests=6, warmup=2, output_tokens=5, timeout=30.0)
 
@@ -115,7 +117,7 @@ def run_against(listen: Any) -> RunAgainst:
                     Server(label="fake" * number, url=http.url, turn=number)
                     for number in range(1, num_labels + 1)
                 ]
-                report = await serving.measure(load, servers)
+                report = await measure(load, servers)
                 fake.num_connections = http.num_connections
                 nursery.cancel_scope.cancel()
         return report
@@ -261,7 +263,7 @@ async def test_failed_requests_are_counted_and_reported(
 async def test_a_server_that_cannot_be_reached_is_named() -> None:
     servers = [Server(label="gone", url="http://127.0.0.1:1")]
     with pytest.raises(ServerUnusable, match="gone"):
-        await serving.measure(LOAD, servers)
+        await measure(LOAD, servers)
 
 
 async def test_a_server_that_never_answers_ends_with_the_time_limit() -> None:
@@ -274,7 +276,7 @@ async def test_a_server_that_never_answers_ends_with_the_time_limit() -> None:
             nursery.start_soon(trio.serve_listeners, ignore, listeners)
             port = listeners[0].socket.getsockname()[1]
             servers = [Server(label="mute", url=f"http://127.0.0.1:{port}")]
-            report = await serving.measure(replace(LOAD, timeout=0.05), servers)
+            report = await measure(replace(LOAD, timeout=0.05), servers)
             nursery.cancel_scope.cancel()
     assert report.is_cut
     assert report.servers == ()
@@ -292,7 +294,7 @@ async def test_a_duration_bounds_a_level_instead_of_a_count(
 
 def test_servers_take_turns_in_alternating_order() -> None:
     a, b = (Server(label=name, url=f"http://{name}") for name in "ab")
-    order = serving.take_turns(replace(LOAD, rounds=2), [a, b])
+    order = take_turns(replace(LOAD, rounds=2), [a, b])
     assert [(turn, server.label, level) for turn, server, level in order] == [
         (0, "a", 1),
         (0, "b", 1),
@@ -379,7 +381,7 @@ async def test_results_of_different_loads_are_not_compared(
     save_two: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = await save_two(LOAD, replace(LOAD, output_tokens=6))
-    assert serving.main(["--compare", *map(str, paths)]) == 2
+    assert main(["bench", "serve", "--compare", *map(str, paths)]) == 2
     assert "different loads" in capsys.readouterr().err
 
 
@@ -390,7 +392,7 @@ async def test_a_result_without_an_answer_fails_and_is_drawn(
     save(tmp_path / "x.json", await run_against(FakeServer(broken="refuse"), load))
     drawn = tmp_path / "x.png"
     command = ["--compare", str(tmp_path / "x.json"), "--plot", str(drawn)]
-    assert serving.main(command) == 1
+    assert main(["bench", "serve", *command]) == 1
     assert "no request succeeded: fake" in capsys.readouterr().err
     assert drawn.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -398,8 +400,9 @@ async def test_a_result_without_an_answer_fails_and_is_drawn(
 @pytest.mark.slow
 async def test_the_command_prints_saves_and_draws(listen: Any, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "result.json", tmp_path / "result.png"
-    command = [sys.executable, serving.__file__, "--json", saved, "--plot", drawn]
-    command += ["--concurrency", "1,2", "--requests", "4", "--output-tokens", "3"]
+    script = Path(__file__).parents[2] / "bench" / "serving.py"
+    command = [sys.executable, script, "--json", saved, "--plot", drawn]
+    command += ["--concurrency", "1", "2", "--requests", "4", "--output-tokens", "3"]
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             http = await listen(nursery, FakeServer().answer)

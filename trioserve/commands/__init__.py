@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from .bench import BENCH_SERVE, BENCH_THROUGHPUT
 from .chat import CHAT
 from .command import Command
 from .completion import with_completion
@@ -31,7 +32,8 @@ from .top import TOP
 
 # In the order of `trioserve --help`.
 COMMANDS: Final[tuple[Command, ...]] = with_completion(
-    (SERVE, CHAT, RUN_BATCH, TOP, MODELS, MODELS_RM, ENV, SIMULATE)
+    (SERVE, CHAT, RUN_BATCH, BENCH_SERVE, BENCH_THROUGHPUT)
+    + (TOP, MODELS, MODELS_RM, ENV, SIMULATE)
 )
 
 

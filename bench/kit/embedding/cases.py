@@ -9,8 +9,9 @@ import math
 from typing import Literal
 
 from kit.options import make_parser, read_choice, read_positive
-from kit.texts import open_chance
 import msgspec
+
+from trioserve.load.texts import open_chance
 
 # A limit for quick cases, whose rounds would otherwise need very many texts.
 MAX_REQUESTS = 2000

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 from kit.embedding.cases import Load, Vocabulary
 from kit.process import BENCH_FOLDER, Child, find_on_path, open_child
-from kit.texts import WORDS
 import msgspec
+
+from trioserve.load.texts import WORDS
 
 # sentence-transformers' own default.
 ENCODE_BATCH_SIZE = 32

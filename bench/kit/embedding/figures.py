@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 import statistics
 
-from kit.clients import ClientReport, Round, report_clients
 from kit.embedding.cases import Case, Load
 from kit.embedding.server import Timed, list_doubts
-from kit.report import join_distinct, number_labels
-from kit.rounds import list_ratios
-from kit.statistics import Spread, spread
+
+from trioserve.load.clients import ClientReport, Round, report_clients
+from trioserve.load.report import join_distinct, number_labels
+from trioserve.load.rounds import list_ratios
+from trioserve.load.statistics import Spread, spread
 
 REFERENCE_LABEL = "sentence-transformers"
 

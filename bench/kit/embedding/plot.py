@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kit.embedding.cases import Case
 from kit.embedding.figures import REFERENCE_LABEL, CaseReport, Report, SystemReport
-from kit.plot import (
+
+from trioserve.load.plot import (
     COLORS,
     GREY,
     add_legend,

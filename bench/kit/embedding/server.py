@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 import sys
 
-from kit.clients import Round, run_clients
 from kit.embedding.cases import Case, Load
-from kit.measured_servers import Server, ServerUnusable, fetch_model
-from kit.probe import HealthProbe
 from kit.process import tell
 from kit.server import open_server, write_serve_command
 import msgspec
@@ -26,6 +23,9 @@ from trioserve.load.client import (
     RequestRefused,
     describe,
 )
+from trioserve.load.clients import Round, run_clients
+from trioserve.load.measured_servers import Server, ServerUnusable, fetch_model
+from trioserve.load.probe import HealthProbe
 
 PATH = "/v1/embeddings"
 OWN_LABEL = "trioserve"

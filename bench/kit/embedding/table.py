@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kit.embedding.figures import Report
-from kit.table import align, write_spread
+
+from trioserve.load.table import align, write_spread
 
 
 def render_report(report: Report) -> str:

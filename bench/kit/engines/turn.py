@@ -20,9 +20,10 @@ from kit.metrics import (
 from kit.probe_process import Probes, open_prober
 from kit.raw import Request, check_status, open_request, write_request
 from kit.server import RunningServer
-from kit.texts import write_text
 from kit.usage import list_processes, read_cpu_seconds
 import trio
+
+from trioserve.load.texts import write_text
 
 # Enough for 128 prompts on one core. A server that hangs ends the run.
 LEVEL_TIMEOUT_SECONDS = 300.0

@@ -8,25 +8,55 @@ import itertools
 import math
 from typing import Literal
 
-from kit.generation.answers import stream_answer
-from kit.measured_servers import Server, ServerUnusable, fetch_model, has_path
-from kit.texts import write_words
 import msgspec
 import trio
 
-from trioserve.load.client import FAILURES, Connection, RequestRefused, describe
+from ...config.checks import check_at_least, check_seconds
+from ...config.paths import FilePath
+from ...errors import InvalidConfig
+from ..client import FAILURES, Connection, RequestRefused, describe
+from ..measured_servers import Server, ServerUnusable, fetch_model, has_path
+from ..texts import write_words
+from .answers import stream_answer
+
+# Enough for a median; --requests says more.
+_ARRIVALS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of every server; one field is one option.
+    """The load.
 
-    Attributes:
-      requests: of a round; None is `requests_per_client` times the clients.
+    Args:
+      endpoint: Endpoint that is asked.
+      concurrency: Numbers of clients, one level each. A client sends its next request when
+        it has its answer.
+      request_rate: Rates in requests a second, one level each, in place of --concurrency.
+        Requests arrive as a Poisson process, whether earlier ones have ended or not.
+      trace: File with the arrivals of requests, in place of --concurrency: in each line
+        the seconds, the input words and the output tokens, with commas between.
+      requests: Requests of a round; by default --requests-per-client for each client, and
+        100 at a rate.
+      requests_per_client: Requests of a round for each client; at least 8 in all.
+      duration: Seconds in which requests are sent, in place of a number of requests.
+      rounds: Rounds for each level. Several servers take turns.
+      warmup: Requests that are sent first and not measured.
+      input_words: Words of a prompt; most of them are one token.
+      shared_prefix_words: Words at the beginning of every prompt, besides --input-words.
+      output_tokens: Tokens of an answer.
+      temperature: Temperature of the requests.
+      seed: Number on which words and arrivals depend. A server that was not restarted has
+        cached the prompts of an earlier run with the same one.
+      timeout: Longest time for the whole run, in seconds.
+      slo_ttft: Longest time to the first token of a good answer, in seconds.
+      slo_tpot: Longest time for each further token of a good answer, in seconds. The
+        report then has the good answers a second (goodput).
     """
 
     endpoint: Literal["chat", "completions"] = "chat"
     concurrency: tuple[int, ...] = (1, 16, 64)
+    request_rate: tuple[float, ...] = ()
+    trace: FilePath | None = None
     requests: int | None = None
     requests_per_client: int = 4
     duration: float | None = None
@@ -38,6 +68,40 @@ class Load:
     temperature: float = 0.0
     seed: int = 0
     timeout: float = 900.0
+    slo_ttft: float | None = None
+    slo_tpot: float | None = None
+
+    def __post_init__(self) -> None:
+        self._check_levels()
+        for name in ("requests", "requests_per_client", "rounds", "input_words"):
+            check_at_least(name, getattr(self, name), 1)
+        check_at_least("output_tokens", self.output_tokens, 1)
+        check_at_least("warmup", self.warmup, 0)
+        check_at_least("shared_prefix_words", self.shared_prefix_words, 0)
+        for name in ("duration", "timeout", "slo_ttft", "slo_tpot"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
+        if self.requests is not None and self.duration is not None:
+            raise InvalidConfig("duration", "and --requests exclude each other")
+
+    def _check_levels(self) -> None:
+        clients, rates = self.concurrency, self.request_rate
+        if not clients or min(clients) < 1 or len({*clients}) < len(clients):
+            raise InvalidConfig("concurrency", "takes different numbers of 1 or more")
+        for rate in rates:
+            if not 0 < rate < math.inf or rates.count(rate) > 1:
+                raise InvalidConfig("request_rate", "takes different rates above 0")
+        if self.trace is not None and rates:
+            raise InvalidConfig("trace", "and --request-rate exclude each other")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests arrive by a schedule, and not after each other."""
+        return bool(self.request_rate) or self.trace is not None
+
+    def count_arrivals(self) -> int | None:
+        """Return the requests of a round at a rate; None if --duration ends it."""
+        return None if self.duration is not None else self.requests or _ARRIVALS
 
     def num_requests(self, concurrency: int) -> int | None:
         """Return the requests of a round at this level; None if --duration ends it."""
@@ -48,8 +112,11 @@ class Load:
     def describe(self) -> str:
         """Describe one request; the number of requests may differ between runs."""
         shared = self.shared_prefix_words
+        if self.trace is not None:
+            return f"{self.endpoint}, trace {self.trace}"
+        kind = "Poisson arrivals, " if self.request_rate else ""
         return (
-            f"{self.endpoint}, {f'{shared} shared + ' if shared else ''}"
+            f"{kind}{self.endpoint}, {f'{shared} shared + ' if shared else ''}"
             f"{self.input_words} words in, {self.output_tokens} tokens out, "
             f"temperature {self.temperature:g}"
         )
@@ -110,7 +177,7 @@ async def learn_dialect(server: Server, load: Load) -> Dialect:
     Raises:
       ServerUnusable: the server cannot be reached, or refuses every form.
     """
-    async with Connection(server.url) as connection:
+    async with Connection(server.url, key=server.key) as connection:
         try:
             model = server.model or await fetch_model(connection)
             has_health = await has_path(connection, "/health")

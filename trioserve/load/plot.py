@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kit.statistics import Spread
+from .statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kit.generation.figures import LevelReport, Report
-from kit.table import align, write_ratio, write_spread
+from ..table import align, write_ratio, write_spread
+from .figures import LevelReport, Report, ServerReport
 
 DURATIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # heading, attribute of LevelReport, fields of Spread
@@ -14,6 +14,7 @@ DURATIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("TPOT ms", "tpot", ("median",)),
     ("latency ms", "latency", ("median", "p90", "p99")),
     ("/health ms", "health", ("median", "p99", "maximum")),
+    ("late ms", "late", ("p99",)),
 )
 
 COLUMN_NAMES = {"maximum": "max"}
@@ -32,7 +33,7 @@ def render_report(report: Report) -> str:
 def build_table(report: Report) -> list[list[str]]:
     """Lay out all figures: two rows of headings, then one row a server and level."""
     above = ["", "", "", "", "", ""]
-    below = ["server", "clients", "requests", "errors", "tok/req", "tok/s"]
+    below = ["server", _name_levels(report), "requests", "errors", "tok/req", "tok/s"]
     for heading, _, columns in DURATIONS:
         above += [heading] + [""] * (len(columns) - 1)
         below += [COLUMN_NAMES.get(column, column) for column in columns]
@@ -40,7 +41,7 @@ def build_table(report: Report) -> list[list[str]]:
     for server, level in report.by_level():
         row = [
             server.label,
-            str(level.concurrency),
+            f"{level.level:g}",
             str(level.clients.num_requests),
             str(level.clients.num_errors),
             f"{level.tokens_per_request:.1f}",
@@ -55,18 +56,18 @@ def build_table(report: Report) -> list[list[str]]:
 def build_ratios(report: Report) -> list[list[str]]:
     """Divide every server's medians by the first server's at the same level."""
     names = [heading.removesuffix(" ms") for heading, _, _ in DURATIONS]
-    rows = [["ratio of medians", "clients", "tok/s", *names]]
+    rows = [["ratio of medians", _name_levels(report), "tok/s", *names]]
     if not report.servers:
         return rows
     first = report.servers[0]
-    base = {level.concurrency: level for level in first.levels}
+    base = {level.level: level for level in first.levels}
     for server, level in report.by_level():
-        if server is not first and level.concurrency in base:
+        if server is not first and level.level in base:
             rows.append(
                 [
                     f"{server.label} / {first.label}",
-                    str(level.concurrency),
-                    *divide(level, base[level.concurrency]),
+                    f"{level.level:g}",
+                    *divide(level, base[level.level]),
                 ]
             )
     return rows
@@ -90,6 +91,25 @@ def write_notes(report: Report) -> Iterator[str]:
             yield f"{server.label}: ignore_eos was refused; answers may end early"
         for level in server.levels:
             for doubt in level.list_doubts():
-                yield f"{server.label}, {level.concurrency} clients: {doubt}"
+                yield f"{server.label}, {describe_level(level)}: {doubt}"
+            yield from _describe_goodput(server, level)
     if report.is_cut:
         yield f"cut by --timeout {report.load.timeout:g} s: the rest was not run"
+
+
+def _name_levels(report: Report) -> str:
+    return "req/s due" if report.load.is_open else "clients"
+
+
+def describe_level(level: LevelReport) -> str:
+    if level.rate is not None:
+        return f"{level.rate:g} requests/s"
+    return f"{level.concurrency} clients"
+
+
+def _describe_goodput(server: ServerReport, level: LevelReport) -> Iterator[str]:
+    if level.goodput is not None:
+        yield (
+            f"{server.label}, {describe_level(level)}: {level.goodput:.2f} of "
+            f"{level.requests_per_second:.2f} answers a second are within the bounds"
+        )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from kit.statistics import Spread, spread
 import trio
 
-from trioserve.load.client import FAILURES, Connection
+from .client import FAILURES, Connection
+from .statistics import Spread, spread
 
 
 class HealthProbe:

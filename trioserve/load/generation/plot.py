@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.generation.figures import Report
-from kit.plot import (
+from ..plot import (
     COLORS,
     add_legend,
     dress,
@@ -15,6 +14,7 @@ from kit.plot import (
     open_figure,
     write_title,
 )
+from .figures import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,10 @@ def save_plot(report: Report, path: Path) -> None:
         draw_health(health, report)
         for axes in (throughput, waiting, health):
             label_levels(axes, report)
-        write_title(figure, f"Closed-loop load: {report.load.describe()}")
+        write_title(
+            figure,
+            f"{'Open' if report.load.is_open else 'Closed'}-loop load: {report.load.describe()}",
+        )
         add_legend(figure)
 
 
@@ -42,7 +45,7 @@ def draw_throughput(axes: Axes, report: Report) -> None:
     levels = report.list_levels()
     for index, server in enumerate(report.servers):
         axes.plot(
-            [levels.index(level.concurrency) for level in server.levels],
+            [levels.index(level.level) for level in server.levels],
             [level.tokens_per_second for level in server.levels],
             color=COLORS[index % len(COLORS)],
             marker="o",
@@ -80,7 +83,7 @@ def draw_durations(
     levels = report.list_levels()
     for index, server in enumerate(report.servers):
         seen = [
-            (levels.index(level.concurrency), durations)
+            (levels.index(level.level), durations)
             for level in server.levels
             if (durations := getattr(level, name)) is not None and durations.median > 0
         ]
@@ -104,9 +107,11 @@ def draw_durations(
 def label_levels(axes: Axes, report: Report) -> None:
     """Give a panel its horizontal axis: a tick for each level, at equal distances."""
     levels = report.list_levels()
-    axes.set_xticks(range(len(levels)), [str(level) for level in levels])
+    axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
     axes.set_xlim(-0.4, len(levels) - 0.6)
-    axes.set_xlabel("concurrent clients")
+    axes.set_xlabel(
+        "requests due in a second" if report.load.is_open else "concurrent clients"
+    )
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
         # Room for two numbers on the axis, even if all medians are alike.

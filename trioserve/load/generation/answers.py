@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import trio
 
-from trioserve.load.client import Connection, RequestFailed
+from ..client import Connection, RequestFailed
 
 
 class Delta(msgspec.Struct):

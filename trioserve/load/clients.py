@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import time
 from typing import Any, Generic, TypeVar
 
-from kit.probe import HealthProbe
-from kit.statistics import Spread, spread
 import trio
 
-from trioserve.load.client import (
+from .client import (
     FAILURES,
     PAUSE_AFTER_ERROR_SECONDS,
     Connection,
     describe,
 )
+from .probe import HealthProbe
+from .statistics import Spread, spread
 
 # A load generator with more than this share of one core may be the limit; a guess.
 BUSY_CLIENT = 0.7
@@ -34,6 +34,7 @@ class Round(Generic[AnswerT]):
 
     Attributes:
       cpu_seconds: CPU time of this process, the load generator.
+      late: seconds from the due time of each request to its sending; in open loops.
     """
 
     answers: list[AnswerT] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Round(Generic[AnswerT]):
     probe: HealthProbe | None = None
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
+    late: list[float] = field(default_factory=list)
 
 
 async def run_clients(
@@ -49,6 +51,8 @@ async def run_clients(
     bodies: Iterable[bytes],
     ask: Ask[AnswerT],
     probe: HealthProbe | None = None,
+    *,
+    key: str | None = None,
 ) -> Round[AnswerT]:
     """Send all bodies; each client takes the next one when it has its answer."""
     seen: Round[AnswerT] = Round(probe=probe)
@@ -60,7 +64,7 @@ async def run_clients(
             nursery.start_soon(probe.run, stop)
         async with trio.open_nursery() as clients:
             for _ in range(num_clients):
-                clients.start_soon(_run_client, url, left, ask, seen)
+                clients.start_soon(_run_client, url, key, left, ask, seen)
         seen.wall_seconds = trio.current_time() - began
         seen.cpu_seconds = time.process_time() - cpu_began
         stop.set()
@@ -68,9 +72,13 @@ async def run_clients(
 
 
 async def _run_client(
-    url: str, bodies: Iterator[bytes], ask: Ask[AnswerT], seen: Round[AnswerT]
+    url: str,
+    key: str | None,
+    bodies: Iterator[bytes],
+    ask: Ask[AnswerT],
+    seen: Round[AnswerT],
 ) -> None:
-    async with Connection(url) as connection:
+    async with Connection(url, key=key) as connection:
         for body in bodies:
             try:
                 seen.answers.append(await ask(connection, body))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from trioserve.load.client import Connection, RequestFailed, RequestRefused
+from .client import Connection, RequestFailed, RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class Server:
     url: str
     model: str | None = None
     turn: int = 0
+    key: str | None = None
 
 
 class ServerUnusable(Exception):
@@ -34,7 +35,10 @@ class ServerUnusable(Exception):
 
 
 def read_servers(
-    texts: Sequence[str], label: str | None = None, model: str | None = None
+    texts: Sequence[str],
+    label: str | None = None,
+    model: str | None = None,
+    key: str | None = None,
 ) -> list[Server]:
     """Read [LABEL=]URL; the host and port are the label of a URL that has none.
 
@@ -52,6 +56,7 @@ def read_servers(
                 label=match[1] or label or urlsplit(url).netloc,
                 url=url,
                 model=model,
+                key=key,
                 turn=sum(url == earlier.url for earlier in servers),
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 import os
 from pathlib import Path
@@ -10,7 +10,6 @@ import platform
 import sys
 from typing import Any, Protocol, TypeVar
 
-from kit.process import list_errors
 import msgspec
 
 T = TypeVar("T")
@@ -148,3 +147,12 @@ def run_or_explain(
         failed = next(list_errors(errors))
     print(f"{Path(sys.argv[0]).name}: {failed}", file=sys.stderr)
     return None
+
+
+def list_errors(error: BaseException) -> Iterator[BaseException]:
+    """List the errors in a group of groups, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from list_errors(each)
+    else:
+        yield error

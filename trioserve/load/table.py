@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kit.statistics import Spread
+from .statistics import Spread
 
 
 def align(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:

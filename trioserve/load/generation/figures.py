@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+import math
 import statistics
 from typing import Literal
 
-from kit.clients import ClientReport, Round, report_clients
-from kit.generation.answers import Answer
-from kit.generation.load import Load
-from kit.report import join_distinct, number_labels
-from kit.statistics import Spread, spread
+from ..clients import ClientReport, Round, report_clients
+from ..report import join_distinct, number_labels
+from ..statistics import Spread, spread
+from .answers import Answer
+from .load import Load
 
 Counting = Literal["usage", "events", "usage and events"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelReport:
-    """One server at one level; the samples of all rounds are pooled."""
+    """One server at one level; the samples of all rounds are pooled.
+
+    Attributes:
+      concurrency: 0 in an open loop.
+      rate: requests that fell due in a second; None in a closed loop.
+      late: delays of the load generator, which every time of an open loop includes.
+      goodput: answers a second within the bounds of the load; None without bounds.
+    """
 
     concurrency: int
     clients: ClientReport
@@ -32,6 +40,15 @@ class LevelReport:
     itl: Spread | None
     tpot: Spread | None
     latency: Spread | None
+    rate: float | None = None
+    late: Spread | None = None
+    requests_per_second: float = 0.0
+    goodput: float | None = None
+
+    @property
+    def level(self) -> float:
+        """The rate of an open loop, or the clients of a closed one."""
+        return self.concurrency if self.rate is None else self.rate
 
     @property
     def health(self) -> Spread | None:
@@ -70,16 +87,16 @@ class Report:
     is_cut: bool
     servers: tuple[ServerReport, ...]
 
-    def list_levels(self) -> list[int]:
+    def list_levels(self) -> list[float]:
         """List the levels at which at least one server was measured."""
-        return sorted({lv.concurrency for each in self.servers for lv in each.levels})
+        return sorted({lv.level for each in self.servers for lv in each.levels})
 
     def by_level(self) -> Iterator[tuple[ServerReport, LevelReport]]:
         """Yield (server, result), ordered by level."""
-        for concurrency in self.list_levels():
+        for wanted in self.list_levels():
             for server in self.servers:
                 for level in server.levels:
-                    if level.concurrency == concurrency:
+                    if level.level == wanted:
                         yield server, level
 
     def list_failed(self) -> list[str]:
@@ -93,14 +110,26 @@ class Report:
         ]
 
 
-def report_level(concurrency: int, rounds: Sequence[Round[Answer]]) -> LevelReport:
-    """Summarise one server's rounds at one level."""
+def report_level(
+    level: float, rounds: Sequence[Round[Answer]], load: Load | None = None
+) -> LevelReport:
+    """Summarise one server's rounds at one level.
+
+    Args:
+      load: None for a closed loop without bounds.
+    """
+    is_open = load is not None and load.is_open
+    seconds = sum(seen.wall_seconds for seen in rounds)
     answers = [answer for seen in rounds for answer in seen.answers]
     speeds = tuple(find_speed(seen) for seen in rounds)
     output_tokens = sum(answer.num_tokens for answer in answers)
     num_events = sum(len(answer.texts) for answer in answers)
     return LevelReport(
-        concurrency=concurrency,
+        concurrency=0 if is_open else int(level),
+        rate=level if is_open else None,
+        late=spread(late for seen in rounds for late in seen.late),
+        requests_per_second=len(answers) / seconds if seconds else 0.0,
+        goodput=find_goodput(answers, seconds, load),
         clients=report_clients(rounds),
         output_tokens=output_tokens,
         tokens_per_request=output_tokens / max(1, len(answers)),
@@ -113,6 +142,23 @@ def report_level(concurrency: int, rounds: Sequence[Round[Answer]]) -> LevelRepo
         tpot=spread(pace for each in answers for pace in each.list_paces()),
         latency=spread(each.ended - each.sent for each in answers),
     )
+
+
+def find_goodput(
+    answers: Sequence[Answer], seconds: float, load: Load | None
+) -> float | None:
+    """Return the answers a second within the bounds; None without bounds."""
+    if load is None or (load.slo_ttft is None and load.slo_tpot is None) or not seconds:
+        return None
+    ttft = math.inf if load.slo_ttft is None else load.slo_ttft
+    tpot = math.inf if load.slo_tpot is None else load.slo_tpot
+    good = sum(
+        bool(each.texts)
+        and each.texts[0] - each.sent <= ttft
+        and all(pace <= tpot for pace in each.list_paces())
+        for each in answers
+    )
+    return good / seconds
 
 
 def find_speed(seen: Round[Answer]) -> float:

@@ -1,0 +1,66 @@
+"""The options of `trioserve bench serve`: one field is one flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..config.paths import FilePath
+from ..errors import InvalidConfig
+from .generation.load import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersConfig:
+    """The servers.
+
+    Args:
+      url: Servers that are measured, as URL or LABEL=URL; several take turns.
+      label: Name of the server in the report, if there is one.
+      model: Model that is asked; by default the first that a server lists.
+      api_key: Key that the servers want. Other users of this machine can read it in the
+        list of processes.
+    """
+
+    url: tuple[str, ...] = ()
+    label: str | None = None
+    model: str | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.label is not None and len(self.url) != 1:
+            raise InvalidConfig(
+                "label", "is for one --url; write LABEL=URL for several"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsConfig:
+    """The results.
+
+    Args:
+      json: File for the results.
+      plot: File for a picture of the results, as PNG. It needs
+        pip install 'trioserve[plot]'.
+      compare: Files of earlier results to show beside; without --url nothing is measured.
+    """
+
+    json: FilePath | None = None
+    plot: FilePath | None = None
+    compare: tuple[FilePath, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A wrong path is refused before the run.
+        for name in ("json", "plot"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).parent.is_dir():
+                raise InvalidConfig(name, f"{Path(path).parent} is not a folder")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchServeConfig:
+    """The servers, their load, and the results."""
+
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    load: Load = field(default_factory=Load)
+    results: ResultsConfig = field(default_factory=ResultsConfig)

@@ -1,0 +1,167 @@
+"""One round of a load against one server, and the report of all of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from ..clients import Round, run_clients
+from ..measured_servers import Server
+from ..open_loop import run_arrivals
+from ..probe import HealthProbe
+from ..report import describe_machine, write_now
+from ..rounds import alternate
+from .answers import Answer, stream_answer
+from .arrivals import Arrival, draw_arrivals, read_trace
+from .figures import Report, ServerReport, report_level
+from .load import Dialect, Load, issue_bodies, learn_dialect
+
+HEALTH_INTERVAL_SECONDS = 0.05
+
+# (label of a server, level) -> the measurements of each round.
+Rounds = dict[tuple[str, float], list[Round[Answer]]]
+
+# Takes the server, the level and the measurements of a round that has ended.
+Note = Callable[[Server, float, Round[Answer]], None]
+
+
+async def warm_up(server: Server, dialect: Dialect, load: Load) -> None:
+    """Send requests that are not measured, at most as many at once as the load does."""
+    bodies = [
+        dialect.encode(load, "warmup", server.turn, index)
+        for index in range(load.warmup)
+    ]
+    clients = min(len(bodies), max(load.concurrency))
+    await run_clients(
+        server.url,
+        clients,
+        bodies,
+        partial(stream_answer, load.endpoint),
+        key=server.key,
+    )
+
+
+async def run_round(
+    server: Server, dialect: Dialect, load: Load, bodies: Iterator[bytes], clients: int
+) -> Round[Answer]:
+    """Let `clients` send the bodies while /health is probed."""
+    has_health = dialect.has_health
+    probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
+    send = partial(stream_answer, load.endpoint)
+    return await run_clients(server.url, clients, bodies, send, probe, key=server.key)
+
+
+def report_server(
+    server: Server, dialect: Dialect, rounds: Rounds, load: Load | None = None
+) -> ServerReport:
+    """Summarise one server's part of a run."""
+    return ServerReport(
+        label=server.label,
+        url=server.url,
+        model=dialect.model,
+        has_ignore_eos=dialect.has_ignore_eos,
+        levels=tuple(
+            report_level(level, seen, load)
+            for (label, level), seen in rounds.items()
+            if label == server.label
+        ),
+    )
+
+
+async def measure(
+    load: Load, servers: Sequence[Server], note: Note | None = None
+) -> Report:
+    """Measure every server at every level of load, in turns.
+
+    Args:
+      note: called behind each round.
+
+    Raises:
+      ServerUnusable: a server cannot be reached, or refuses every form of the request.
+    """
+    machine = describe_machine()
+    dialects: dict[str, Dialect] = {}
+    rounds: Rounds = {}
+    with trio.move_on_after(load.timeout) as limit:
+        for server in servers:
+            dialects[server.label] = await learn_dialect(server, load)
+        for server in servers:
+            await warm_up(server, dialects[server.label], load)
+        for turn, server, level in take_turns(load, servers):
+            dialect = dialects[server.label]
+            seeds = (server.turn, level, turn)
+            if load.is_open:
+                due = list_arrivals(load, dialect, level, *seeds)
+                seen = await run_open_round(server, dialect, load, due)
+            else:
+                bodies = issue_bodies(load, dialect, int(level), *seeds)
+                seen = await run_round(server, dialect, load, bodies, int(level))
+            rounds.setdefault((server.label, level), []).append(seen)
+            if note is not None:
+                note(server, level, seen)
+    return Report(
+        created=write_now(),
+        machine=machine,
+        load=load,
+        is_cut=limit.cancelled_caught,
+        servers=tuple(
+            report_server(server, dialects[server.label], rounds, load)
+            for server in servers
+            if server.label in dialects
+        ),
+    )
+
+
+def take_turns(
+    load: Load, servers: Sequence[Server]
+) -> Iterator[tuple[int, Server, float]]:
+    """Yield (round, server, level); at each level all servers follow each other."""
+    for turn in range(load.rounds):
+        for level in list_levels(load):
+            for server in alternate(servers, turn):
+                yield turn, server, level
+
+
+def list_levels(load: Load) -> tuple[float, ...]:
+    """Return the rates of an open loop, or the numbers of clients of a closed one."""
+    if load.trace is not None:
+        arrivals = read_trace(load.trace)
+        return (round(len(arrivals) / max(arrivals[-1].due, 1e-3), 3),)
+    return load.request_rate or load.concurrency
+
+
+def list_arrivals(
+    load: Load, dialect: Dialect, rate: float, *seeds: object
+) -> list[tuple[float, bytes]]:
+    """Write the requests of an open round, before it begins: that takes time, too."""
+    if load.trace is not None:
+        arrivals: Iterable[Arrival] = read_trace(load.trace)
+    else:
+        count = load.count_arrivals()
+        arrivals = draw_arrivals(rate, count, load.duration, load.seed, *seeds)
+    return [
+        (each.due, dialect.encode(shape(load, each), *seeds, number))
+        for number, each in enumerate(arrivals)
+    ]
+
+
+def shape(load: Load, arrival: Arrival) -> Load:
+    """Return the load with the lengths of one request."""
+    if arrival.input_words is None or arrival.output_tokens is None:
+        return load
+    return replace(
+        load, input_words=arrival.input_words, output_tokens=arrival.output_tokens
+    )
+
+
+async def run_open_round(
+    server: Server, dialect: Dialect, load: Load, due: list[tuple[float, bytes]]
+) -> Round[Answer]:
+    """Send requests when they fall due, while /health is probed."""
+    has_health = dialect.has_health
+    probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
+    send = partial(stream_answer, load.endpoint)
+    return await run_arrivals(server.url, due, send, probe, key=server.key)
