@@ -217,3 +217,9 @@ def test_a_terminal_that_cannot_change_lines_gets_plain_text(tmp_path: Any) -> N
             view.draw()
         view.finish()
     assert (tmp_path / "out").read_text() == "why\n\n# yes\n"
+
+
+def test_a_poem_keeps_its_lines() -> None:
+    assert show("The sea,\n*the* sea\n\nits end", 3, Screen()) == [
+        *("The sea,", "the sea", "", "its end")
+    ]

@@ -32,6 +32,11 @@ class _Markdown(Markdown):
         # The colours of this theme are the terminal's own, on its own background.
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.parsed = MARKDOWN.parse(text)
+        # Models mean their line ends, such as those of a poem.
+        for token in self.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"
 
 
 class _Safe:
