@@ -68,7 +68,7 @@ def run(
         ),
         (
             ["--compilation-config.level", "3"],
-            "--compilation-config: models run eagerly, without CUDA graphs or "
+            "--compilation-config: --no-cuda-graphs captures none, and there is no "
             "torch.compile",
         ),
     ],

@@ -15,7 +15,7 @@ from trioserve.model.sampling.draw import (
     drop_unlikely,
     make_noise,
 )
-from trioserve.model.sampling.scans import Scans
+from trioserve.model.scans import Scans
 
 
 def make_logits(num_rows: int, vocab_size: int, scale: float = 2.0) -> Tensor:

@@ -18,7 +18,7 @@ from trioserve.kernels.library import open_library
 from trioserve.model import load_model
 from trioserve.model.loading import native
 from trioserve.model.native import parts
-from trioserve.model.native.check import measure_distance
+from trioserve.model.native.check import TOLERANCES, measure_distance
 from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.logits import LogitsProcessor, LogitsRow
@@ -89,7 +89,7 @@ def test_a_model_whose_output_differs_runs_by_its_modules(
     tolerance: float,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setitem(native.TOLERANCES, torch.float32, tolerance)
+    monkeypatch.setitem(TOLERANCES, torch.float32, tolerance)
     model = tiny("llama")
     loaded = load(model.folder)
     assert loaded.info.kernels == "torch"
@@ -131,7 +131,7 @@ def test_a_stage_whose_output_differs_runs_by_its_modules(
         return load_stage(folder, config, name="tiny", stage=stage, num_stages=2)
 
     assert load_one().info.kernels == f"native {open_library().name}"
-    monkeypatch.setitem(native.TOLERANCES, torch.float32, -1.0)
+    monkeypatch.setitem(TOLERANCES, torch.float32, -1.0)
     loaded = load_one()
     assert loaded.native is None
     product = loaded.model.model.layers[stage].self_attn.o_proj

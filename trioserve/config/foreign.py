@@ -81,7 +81,7 @@ _NO_HUB_FILES = (
     "a hub id is a folder with safetensors, and a .gguf file is named by its path"
 )
 _NO_SPECULATION = "there is no speculative decoding"
-_NO_GRAPHS = "models run eagerly, without CUDA graphs or torch.compile"
+_NO_GRAPHS = "--no-cuda-graphs captures none, and there is no torch.compile"
 _CHUNKED = "always on, and --max-num-batched-tokens is the longest chunk"
 _NO_OFFLOAD = (
     "keys and values stay on the device, and preempted sequences are computed again"

@@ -43,13 +43,16 @@ class ModelConfig:
       generation_config: Source of the sampling defaults of requests. auto takes the
         model's generation_config.json (and temperature 0 for the default model), none
         takes OpenAI's defaults.
-      kernels: Kernels of a model on a CPU. native are this project's own, torch are
-        PyTorch's, and auto takes native ones for the models that they can run.
+      kernels: Kernels of a model. native are this project's own, in C++ for CPUs and in
+        Triton for GPUs, torch are PyTorch's, and auto takes native ones for the models
+        that they can run.
       attention_backend: Reads of the KV cache where PyTorch runs the model. triton
         reads it in place, on a GPU. varlen does so by PyTorch's flash attention, with a
         --block-size of 256. gather copies the blocks of each sequence, on any device.
         auto takes the first of them that can run the model. Native kernels have an
         attention of their own, so the others need --kernels torch, which they imply.
+      cuda_graphs: Capture decodes as graphs at the start, if native kernels run on a GPU.
+        Graphs take at most half of the memory that is free then.
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
         bits of each weight, with a scale for each 64 of them, and rounds the inputs of
         products in the same way. It needs native kernels.
@@ -70,6 +73,7 @@ class ModelConfig:
     generation_config: Literal["auto", "none"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
     attention_backend: Literal["auto", "varlen", "triton", "gather"] = "auto"
+    cuda_graphs: bool = True
     quantization: Literal["none", "int8"] = "none"
     num_threads: int | None = None
     logits_processor: tuple[str, ...] = ()

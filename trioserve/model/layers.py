@@ -1,7 +1,7 @@
 """The layers of a model, and the two ways to run them.
 
 modules   transformers' modules, with the attention of a backend
-native    the kernels for CPUs, if the model was recognised (native/)
+kernels   this project's own, if the model was recognised (native/ on CPUs, fused/ on GPUs)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .attention.bridge import StepAttention
 from .attention.choose import choose_paged_backend
 from .attention.layout import StepInputs
 from .loading.loaded import LoadedModel
-from .native.layers import NativeLayers
+from .on_kernels import LayersOnKernels
 from .slots import SlotTables
 
 
@@ -43,6 +43,9 @@ class Layers(Protocol):
     def order(self, rows: Sequence[StepRow]) -> list[int]:
         """Return the order of rows among the flat tokens that is fastest to read."""
 
+    def prepare(self, max_num_seqs: int) -> None:
+        """Get ready to run decodes of up to so many sequences, before any comes."""
+
     def begin(self, inputs: StepInputs) -> StepLayers:
         """Lay out what the layers read in one step, whose rows are in `order`."""
 
@@ -57,7 +60,7 @@ def make_layers(
     """
     if model.native is not None:
         layers = model.native.open(tables, num_blocks=num_blocks)
-        return _NativeLayers(model, layers)
+        return _KernelLayers(model, layers)
     return _ModuleLayers(model, tables, num_blocks, block_size)
 
 
@@ -78,6 +81,9 @@ class _ModuleLayers:
         )
         self.order = self._attention.order
 
+    def prepare(self, max_num_seqs: int) -> None:
+        """Do nothing: modules run as they are."""
+
     def begin(self, inputs: StepInputs) -> _ModuleStep:
         return _ModuleStep(self._model, self._attention.begin(inputs))
 
@@ -92,21 +98,20 @@ class _ModuleStep:
             return self._model.compute(arguments, tokens)
 
 
-class _NativeLayers:
-    def __init__(self, model: LoadedModel, layers: NativeLayers) -> None:
+class _KernelLayers:
+    def __init__(self, model: LoadedModel, layers: LayersOnKernels) -> None:
         self._embed = model.model.get_input_embeddings()
         self._layers = layers
+        self.order = layers.order
+        self.prepare = layers.prepare
 
-    def order(self, rows: Sequence[StepRow]) -> list[int]:
-        return list(range(len(rows)))
-
-    def begin(self, inputs: StepInputs) -> _NativeStep:
-        return _NativeStep(self._embed, self._layers, inputs)
+    def begin(self, inputs: StepInputs) -> _KernelStep:
+        return _KernelStep(self._embed, self._layers, inputs)
 
 
-class _NativeStep:
+class _KernelStep:
     def __init__(
-        self, embed: nn.Module, layers: NativeLayers, inputs: StepInputs
+        self, embed: nn.Module, layers: LayersOnKernels, inputs: StepInputs
     ) -> None:
         self._embed = embed
         self._layers = layers

@@ -145,6 +145,8 @@ class ModelRunner:
         # Smaller than the step ids of any scheduler, which begin at 1.
         self.step(StepPlan(step_id=-2, starts=(start,), rows=(chunk,)))
         self.step(StepPlan(step_id=-1, starts=(), rows=(decode,)))
+        with torch.inference_mode():
+            self._layers.prepare(len(self._tables.block_ids))
 
     def _read(self, plan: StepPlan, inputs: StepInputs) -> dict[str, Tensor]:
         """Return the model's arguments: the input of its first layer, and positions."""

@@ -92,7 +92,7 @@ class Steps:
         assert not self._lengths[slot]
         plan = self._begin((slot, num_tokens))
         blocks = self._tables.block_ids[slot, : len(plan.rows[0].new_block_ids)]
-        one, other = (backend._caches[0].blocks for backend in self._backends)
+        one, other = (backend.caches[0].blocks for backend in self._backends)
         shape = one[blocks].shape
         one[blocks] = other[blocks] = self._draw(shape)
 

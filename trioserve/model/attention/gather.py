@@ -55,7 +55,7 @@ class GatherAttention:
         self._layers = model.layers
         self._tables = tables
         self._rules = _make_rules(model)
-        self._caches = allocate(
+        self.caches = allocate(
             model.layers,
             num_blocks=model.num_blocks,
             block_size=model.block_size,
@@ -80,7 +80,7 @@ class GatherAttention:
             for window in self._rules.windows
         }
         return _GatherStep(
-            self._layers, self._caches, blocks * size + positions % size, layouts
+            self._layers, self.caches, blocks * size + positions % size, layouts
         )
 
 

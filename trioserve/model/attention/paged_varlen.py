@@ -47,7 +47,7 @@ class VarlenAttention:
     ) -> None:
         self._tables = tables
         self._attend = attend or _load_function()
-        self._caches = allocate(
+        self.caches = allocate(
             model.layers,
             num_blocks=model.num_blocks,
             block_size=model.block_size,
@@ -96,7 +96,7 @@ class VarlenAttention:
             max_keys=longest,
             cache_slots=blocks * size + positions % size,
         )
-        return _VarlenStep(self._caches, layout, self._attend)
+        return _VarlenStep(self.caches, layout, self._attend)
 
 
 def _load_function() -> Attend:

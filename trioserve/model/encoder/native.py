@@ -49,7 +49,7 @@ class NativePass:
     ) -> None:
         self._model: Any = model
         self._rules = rules
-        self.name, self.num_threads = layers.name, layers.num_threads
+        self.name, self.description = layers.name, layers.description
         self._stand_in = _StandIn(layers)
         setattr(parts.owner, parts.name, nn.ModuleList([self._stand_in]))
 

@@ -42,12 +42,13 @@ def load_model(folder: Path, config: ModelConfig, *, name: str) -> LoadedModel:
       InvalidConfig: an option does not fit the model or the machine.
     """
     facts = read_facts(folder, config)
-    return load_on_kernels(lambda: _load_modules(folder, config, facts, name), config)
+    return load_on_kernels(lambda: load_modules(folder, config, facts, name), config)
 
 
-def _load_modules(
+def load_modules(
     folder: Path, config: ModelConfig, facts: ModelFacts, name: str
 ) -> LoadedModel:
+    """Load the modules of a model, and watch their attention."""
     model = read_weights(
         AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
         folder,

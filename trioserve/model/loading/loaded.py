@@ -12,7 +12,7 @@ from torch import Tensor
 from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.probe import LayerSpec
-from ..native.decoder import NativeDecoder
+from ..on_kernels import DecoderOnKernels
 from ..tensors import send_ids
 from .vision import VisionKind
 
@@ -34,7 +34,7 @@ class LoadedModel:
       takes_logits_to_keep: its forward pass can leave out unwanted logits.
       vision: its kind of vision; None if it reads text alone.
       attention_backend: as in ModelConfig.
-      native: its layers on the native kernels, which run it in place of the modules.
+      native: its layers on this project's kernels, which run it in place of the modules.
     """
 
     model: Any
@@ -44,7 +44,7 @@ class LoadedModel:
     takes_logits_to_keep: bool
     vision: VisionKind | None = None
     attention_backend: str = "auto"
-    native: NativeDecoder | None = None
+    native: DecoderOnKernels | None = None
 
     @property
     def device(self) -> torch.device:

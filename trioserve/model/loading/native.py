@@ -14,12 +14,11 @@ from ...config import ModelConfig
 from ...errors import shorten_message
 from ...kernels.library import open_library
 from ..attention.backend import PagedModel
-from ..attention.choose import choose_paged_backend
+from ..attention.gather import GatherAttention
 from ..attention.layout import StepInputs
 from ..native.check import (
     COMPARED_TOKENS,
     NUM_CHECKED,
-    TOLERANCES,
     draw_hidden,
     is_close,
     make_check,
@@ -27,8 +26,10 @@ from ..native.check import (
 )
 from ..native.choice import OutputDiffers, try_kernels
 from ..native.decoder import NativeDecoder
+from ..native.packer import NUMBERS
 from ..native.parts import DecoderParts, find_parts
 from ..native.products import NotRecognised
+from ..on_kernels import DecoderOnKernels
 from ..slots import SlotTables
 from .loaded import LoadedModel
 from .packing import pack_products
@@ -62,25 +63,32 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
     return replace(loaded, native=native, info=info)
 
 
+def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:
+    int8 = config.quantization == "int8"
+    return make_decoder(
+        model,
+        _choose_kernels(model, int8=int8, cuda_graphs=config.cuda_graphs),
+        int8=int8,
+    )
+
+
 @torch.inference_mode()
-def _make_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder:
+def make_decoder(
+    model: LoadedModel, pack: Callable[[DecoderParts], DecoderOnKernels], *, int8: bool
+) -> DecoderOnKernels:
     """Make a decoder that computes what a model's modules compute.
 
     Args:
       model: its weights are not packed yet. Its products have none any more if this
         returns a decoder, or raises OutputDiffers.
+      pack: makes the decoder; it may raise NotRecognised.
+      int8: the decoder has weights of eight bits.
 
     Raises:
-      NoKernels, NotRecognised, OutputDiffers
+      NotRecognised, OutputDiffers
     """
-    int8 = config.quantization == "int8"
-    if model.device.type != "cpu":
-        raise NotRecognised(f"they run on CPUs, not on {model.device.type}")
-    if model.dtype not in TOLERANCES:
-        raise NotRecognised(f"they have no {model.info.dtype}")
-    library = open_library()
     parts = _find_parts(model)
-    tables, inputs = make_check(model.info.vocab_size)
+    tables, inputs = make_check(model.info.vocab_size, model.device)
     if model.begin:
         vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
     else:
@@ -90,18 +98,51 @@ def _make_decoder(model: LoadedModel, config: ModelConfig) -> NativeDecoder:
         positions = torch.stack((positions, positions // 3, positions % 3))
     arguments = {**model.enter(vectors), "position_ids": positions}
     expected = _run_modules(model, tables, inputs, arguments)
-    decoder = NativeDecoder(parts, library, torch.get_num_threads(), int8=int8)
+    decoder = pack(parts)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
-    actual = layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+    try:
+        actual = layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+    except Exception as error:
+        # Kernels for GPUs are compiled now, for a device that nobody here may know.
+        raise OutputDiffers(f"they fail: {shorten_message(error)}") from error
     if not model.has_head:
         # Beside the vectors that came in, a mistake in what the layers add could be small.
         given = vectors[COMPARED_TOKENS].float() * parts.embedding_scale
         expected = expected[COMPARED_TOKENS] - given
         actual = actual[COMPARED_TOKENS] - given
-    distance = measure_distance(expected, actual)
+    distance = measure_distance(expected, actual.float())
     if not is_close(distance, model.dtype, int8=int8):
         raise OutputDiffers(f"its output would differ by {distance:.2g} of its size")
     return decoder
+
+
+def _choose_kernels(
+    model: LoadedModel, *, int8: bool, cuda_graphs: bool
+) -> Callable[[DecoderParts], DecoderOnKernels]:
+    """Return what packs the parts of a model for the kernels of its device.
+
+    Raises:
+      NoKernels, NotRecognised
+    """
+    if model.device.type == "cuda":
+        return partial(_fuse, int8=int8, cuda_graphs=cuda_graphs)
+    if model.device.type != "cpu":
+        raise NotRecognised(f"they do not run on {model.device.type}")
+    if model.dtype not in NUMBERS:
+        raise NotRecognised(f"they have no {model.info.dtype}")
+    library, num_threads = open_library(), torch.get_num_threads()
+    return lambda parts: NativeDecoder(parts, library, num_threads, int8=int8)
+
+
+def _fuse(parts: DecoderParts, *, int8: bool, cuda_graphs: bool) -> DecoderOnKernels:
+    if int8:
+        raise NotRecognised("weights of eight bits are for CPUs")
+    try:
+        from ..fused.decoder import FusedDecoder
+        from ..fused.graphs import CudaGraphs
+    except ImportError:
+        raise NotRecognised("triton is not installed") from None
+    return FusedDecoder(parts, CudaGraphs if cuda_graphs else None)
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:
@@ -135,7 +176,7 @@ def _run_modules(
         dtype=model.dtype,
         device=model.device,
     )
-    attention = choose_paged_backend(paged, tables)
+    attention = GatherAttention(paged, tables)
     with model.attention.use(attention.begin(inputs)):
         return model.compute(arguments, COMPARED_TOKENS)
 

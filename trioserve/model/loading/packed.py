@@ -20,9 +20,9 @@ from ...kernels.library import NoKernels, open_library
 from ...types.gguf import GgufFile
 from ..attention.bridge import AttentionContext
 from ..attention.probe import probe_layers
-from ..native.check import TOLERANCES
 from ..native.choice import log_kernels
 from ..native.decoder import NativeDecoder
+from ..native.packer import NUMBERS
 from ..native.parts import find_parts
 from ..native.products import NotRecognised
 from .architecture import check_causality, check_windows
@@ -116,7 +116,7 @@ def _choose_dtype(config: ModelConfig, facts: ModelFacts) -> torch.dtype:
         dtype = facts.config.dtype
     else:
         dtype = getattr(torch, config.dtype)
-    if dtype not in TOLERANCES:
+    if dtype not in NUMBERS:
         raise NotRecognised(f"kernels for {dtype} are missing")
     assert isinstance(dtype, torch.dtype), "config.json names a type of torch"
     return dtype

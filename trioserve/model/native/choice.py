@@ -23,13 +23,13 @@ class OnKernels(Protocol):
 
     Attributes:
       name: of the kernels, as in ModelInfo.
-      num_threads: threads that compute a step.
+      description: the name and what they run on, for the log.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def num_threads(self) -> int: ...
+    def description(self) -> str: ...
 
 
 OnKernelsT = TypeVar("OnKernelsT", bound=OnKernels)
@@ -72,4 +72,4 @@ def try_kernels(
 
 def log_kernels(made: OnKernels) -> None:
     """Log which kernels run a model."""
-    logger.info("kernels: %s, %d threads", made.name, made.num_threads)
+    logger.info("kernels: %s", made.description)

@@ -73,6 +73,11 @@ class NativeDecoder:
         # A file that the weights came from need not stay mapped.
         self._sources = {}
 
+    @property
+    def description(self) -> str:
+        """The name, and what computes a step, for the log."""
+        return f"{self.name}, {self.num_threads} threads"
+
     def open(self, tables: SlotTables, *, num_blocks: int) -> NativeLayers:
         """Allocate a KV cache, and return the layers with it.
 

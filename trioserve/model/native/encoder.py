@@ -28,7 +28,7 @@ class NativeEncoder:
 
     def __init__(self, parts: EncoderParts, library: Library, num_threads: int) -> None:
         self.name = f"native {library.name}"
-        self.num_threads = num_threads
+        self.description = f"{self.name}, {num_threads} threads"
         self._library = library
         self._pool = library.open_pool(num_threads)
         weakref.finalize(self, library.close_pool, self._pool)

@@ -41,8 +41,10 @@ def watch_layers(
     Raises:
       NotRecognised
     """
-    vectors = torch.ones(1, 1, hidden_size).expand(1, max_model_len, hidden_size)
-    positions = torch.arange(max_model_len)[None]
+    device = _find_device(body)
+    vectors = torch.ones(1, 1, hidden_size, device=device)
+    vectors = vectors.expand(1, max_model_len, hidden_size)
+    positions = torch.arange(max_model_len, device=device)[None]
     rotary, scales = _record(body, layers, vectors, positions)
     return Given(rotary=[_flatten(each) for each in rotary], embedding_scale=scales[0])
 
@@ -56,9 +58,11 @@ def find_plane_rotary(
       NotRecognised: a layer is given other angles than those of this module.
     """
     rotary: nn.Module = get_part(body, "rotary_emb")
-    vectors = torch.ones(1, _NUM_PLACED, hidden_size)
+    device = _find_device(body)
+    vectors = torch.ones(1, _NUM_PLACED, hidden_size, device=device)
     chance = torch.Generator().manual_seed(0)
     positions = torch.randint(_NUM_PLACED, (3, 1, _NUM_PLACED), generator=chance)
+    positions = positions.to(device)
     with torch.inference_mode():
         expected = _flatten(rotary(vectors, positions))
     seen, _ = _record(body, layers, vectors, positions)
@@ -66,6 +70,10 @@ def find_plane_rotary(
         if not all(map(torch.equal, _flatten(angles), expected)):
             raise NotRecognised("it places images in a plane in a way of its own")
     return rotary
+
+
+def _find_device(body: nn.Module) -> torch.device:
+    return next(body.parameters()).device
 
 
 def _record(

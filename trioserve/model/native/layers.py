@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...kernels.library import Library
 from ...kernels.structs import DecoderSpec, StepSpec
+from ...types.plan import StepRow
 from ..attention.layout import StepInputs
 from ..slots import SlotTables
 
@@ -49,6 +50,13 @@ class NativeLayers:
         self._embedding_scale = embedding_scale
         self._held = held
         weakref.finalize(self, library.close_decoder, handle)
+
+    def order(self, rows: Sequence[StepRow]) -> list[int]:
+        """Keep the order of the plan."""
+        return list(range(len(rows)))
+
+    def prepare(self, max_num_seqs: int) -> None:
+        """Do nothing: a CPU needs no preparation."""
 
     def run(
         self,

@@ -12,7 +12,7 @@ from ...kernels.structs import LogitsSpec
 
 
 class NativeScans:
-    """The Scans (sampling/scans.py) of float32 logits; of equal ones the first is first.
+    """The Scans (model/scans.py) of float32 logits; of equal ones the first is first.
 
     Args:
       pool: of the library. It runs one job at a time, so call this in the thread that

@@ -6,7 +6,6 @@ bad_words           sequences of tokens that must not appear
 processors          plug-ins that change logits
 reasoning_budget    ends a thought that has used its tokens
 draw                random draws that depend on the seed and the position alone
-scans               what it finds in whole vocabularies, on any device
 logprobs            the log probabilities that a request asked for
 rows, sampled, host_copy    parameters by row, and results on their way to the host
 """

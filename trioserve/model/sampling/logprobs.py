@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...types.output import TokenLogprobs
+from ..scans import Scans
 from ..tensors import send_ids
 from .host_copy import HostCopy
-from .scans import Scans
 
 # JSON has no infinity. vLLM's server sends this number for an impossible token.
 _LOWEST_LOGPROB = -9999.0

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart
+from ..scans import Scans, TorchScans
 from ..tensors import send_floats, send_ids
 from .bad_words import BadWords
 from .choice import Choice, prepare_choice
@@ -33,7 +34,6 @@ from .penalties import PenaltyCounts
 from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
 from .sampled import Sampled, SampledIds
-from .scans import Scans, TorchScans
 
 
 class Sampler:

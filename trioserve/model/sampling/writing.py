@@ -9,13 +9,13 @@ from torch import Tensor
 from ...types.plan import SlotStart, StepPlan, StepRow
 from ..attention.layout import StepInputs
 from ..loading.loaded import LoadedModel
+from ..scans import Scans, TorchScans
 from ..slots import SlotTables
 from ..tensors import send_ids
 from .extensions import Extensions
 from .launched import LaunchedStep
 from .logprobs import LogprobReports
 from .sampler import Sampler
-from .scans import Scans, TorchScans
 
 # Rows of logits turned to float32 at once for prompts' log probabilities.
 _LOGPROB_ROWS = 256

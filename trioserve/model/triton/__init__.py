@@ -1,8 +1,10 @@
 """Kernels for GPUs, in Triton.
 
-attend    attention over the paged cache, and the write to the cache
+attend, norm, rotate, activate    the kernels
+paged, steps                      the kernels, called with tensors
+tiles                             the queries of a step, cut for `attend`
 
 They know tensors and numbers, no plans and no models. On a machine without a GPU, Triton's
-interpreter runs them for the tests (TRITON_INTERPRET=1). Modules here import triton, so they
+interpreter runs them for the tests (TRITON_INTERPRET=1). Most modules here import triton, so they
 are imported where a GPU is used.
 """

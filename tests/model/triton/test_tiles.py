@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from trioserve.model.attention.tiles import Tile, count_splits, cut_tiles
+from trioserve.model.triton.tiles import Tile, count_splits, cut_tiles
 from trioserve.types.plan import StepRow
 
 

@@ -1,0 +1,8 @@
+"""The layers of a decoder on a GPU: few products, and Triton's kernels between them.
+
+It has the same place as native/, which runs decoders on CPUs, and finds the parts of a model
+in the same way. A model that is not recognised there runs by transformers' modules.
+
+weights    the weights of a layer, with products that read the same input joined
+decoder    the decoder, and its layers with a KV cache
+"""

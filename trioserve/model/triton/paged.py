@@ -1,0 +1,201 @@
+"""Attention over the paged cache of one layer, by its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .attend import attend, merge, write_cache
+from .tiles import count_splits
+from .widths import round_side, round_up
+
+# Rows of the product of a chunk's tile, and its keys: the usual choice for heads of 64 to 128
+# numbers. Not measured on a GPU yet.
+_CHUNK_ROWS = 64
+_TILE_KEYS = 64
+
+
+class AttentionSpec(Protocol):
+    """The sizes and rules of one layer, as attention/probe.py finds them."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def key_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def scaling(self) -> float: ...
+    @property
+    def softcap(self) -> float | None: ...
+    @property
+    def sinks(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """The tokens of a step, as all its layers attend from them.
+
+    Attributes:
+      tables: (max_num_seqs, max_blocks) int64, the blocks of each slot
+      slots, positions: (num_tokens,) int64
+      decodes, chunks: (num_tiles, 4) int32, as tiles.py cuts them
+    """
+
+    tables: Tensor
+    slots: Tensor
+    positions: Tensor
+    decodes: Tensor
+    chunks: Tensor
+
+
+@dataclass(frozen=True)
+class PagedLayer:
+    """The attention of one layer.
+
+    Args:
+      cache: (num_blocks, block_size, num_kv_heads, key_dim + value_dim)
+      num_cores: multiprocessors of the device.
+    """
+
+    spec: AttentionSpec
+    cache: Tensor
+    num_cores: int
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The constants that its kernels share."""
+        spec = self.spec
+        return {
+            "NUM_KV_HEADS": spec.num_kv_heads,
+            "KEY_DIM": spec.key_dim,
+            "VALUE_DIM": spec.value_dim,
+            "KEY_WIDTH": round_side(spec.key_dim),
+            "VALUE_WIDTH": round_side(spec.value_dim),
+            "BLOCK_SIZE": self.cache.shape[1],
+        }
+
+    @property
+    def group(self) -> int:
+        return self.spec.num_heads // self.spec.num_kv_heads
+
+    @property
+    def chunk_queries(self) -> int:
+        """Most tokens of a tile of a chunk."""
+        return max(1, _CHUNK_ROWS // self.group)
+
+    def write(self, key: Tensor, value: Tensor, tiles: Tiles) -> None:
+        """Store the keys and values of a step, (num_tokens, num_kv_heads, dim) each."""
+        key, value = _close_rows(key), _close_rows(value)
+        write_cache[key.shape[:1]](
+            key,
+            value,
+            self.cache,
+            tiles.tables,
+            tiles.slots,
+            tiles.positions,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            tiles.tables.stride(0),
+            **self.sizes,
+            HEADS_WIDTH=round_up(self.spec.num_kv_heads),
+        )
+
+    def attend(self, query: Tensor, tiles: Tiles) -> Tensor:
+        """Attend from a step's queries; its keys and values are in the cache.
+
+        Args:
+          query: (num_tokens, num_heads, key_dim)
+
+        Returns:
+          (num_tokens, num_heads, value_dim)
+        """
+        query = _close_rows(query)
+        output = query.new_empty((*query.shape[:2], self.spec.value_dim))
+        if len(tiles.decodes):
+            self._attend_decodes(query, output, tiles)
+        if len(tiles.chunks):
+            self._launch(
+                query, output, None, None, tiles, tiles.chunks, 1, self.chunk_queries
+            )
+        return output
+
+    def _attend_decodes(self, query: Tensor, output: Tensor, tiles: Tiles) -> None:
+        spec, decodes = self.spec, tiles.decodes
+        splits = count_splits(len(decodes) * spec.num_kv_heads, self.num_cores)
+        if splits == 1:
+            self._launch(query, output, None, None, tiles, decodes, 1, 1)
+            return
+        shape = len(decodes), spec.num_heads, splits
+        parts = query.new_empty((*shape, spec.value_dim), dtype=torch.float32)
+        sums, peaks = query.new_empty((2, *shape), dtype=torch.float32)
+        self._launch(query, parts, sums, peaks, tiles, decodes, splits, 1)
+        merge[shape[:2]](
+            parts,
+            sums,
+            peaks,
+            output,
+            decodes,
+            spec.sinks,
+            spec.num_heads,
+            VALUE_DIM=spec.value_dim,
+            VALUE_WIDTH=round_side(spec.value_dim),
+            HAS_SINKS=spec.sinks is not None,
+            NUM_SPLITS=splits,
+        )
+
+    def _launch(
+        self,
+        query: Tensor,
+        output: Tensor,
+        sums: Tensor | None,
+        peaks: Tensor | None,
+        tiles: Tiles,
+        chosen: Tensor,
+        splits: int,
+        num_queries: int,
+    ) -> None:
+        spec = self.spec
+        attend[len(chosen), spec.num_kv_heads, splits](
+            query,
+            output,
+            sums,
+            peaks,
+            self.cache,
+            tiles.tables,
+            chosen,
+            spec.sinks,
+            spec.scaling,
+            spec.softcap or 1.0,
+            *query.stride()[:2],
+            tiles.tables.stride(0),
+            **self.sizes,
+            GROUP=self.group,
+            WINDOW=spec.window or 0,
+            HAS_SOFTCAP=spec.softcap is not None,
+            HAS_SINKS=spec.sinks is not None,
+            NUM_SPLITS=splits,
+            TILE_ROWS=round_side(num_queries * self.group),
+            TILE_KEYS=_TILE_KEYS,
+        )
+
+
+def _close_rows(tensor: Tensor) -> Tensor:
+    """The kernels take any strides but the last."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def count_cores(device: torch.device) -> int:
+    """Return the multiprocessors of a device."""
+    if device.type != "cuda":
+        # The interpreter's. It has the kernels divide some keys.
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count

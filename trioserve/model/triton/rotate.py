@@ -1,0 +1,179 @@
+"""Rotary positions of queries and keys, and the write of keys and values to the cache.
+
+A head's first ROTARY numbers are rotated in pairs: number i with number i + ROTARY / 2.
+
+Source: Su et al. 2021 (RoFormer); the pairs are those of transformers' rotate_half.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .attend import keep_finite
+
+
+@triton.jit
+def rotate_heads(
+    source,
+    target,
+    cos,
+    sin,
+    norm,
+    epsilon,
+    head_stride,
+    target_stride,
+    num_heads,
+    HEADS_WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Normalise and rotate the heads of one token, from `source` to `target`.
+
+    Args:
+      cos, sin: (ROTARY,) float32, of the token's position
+      norm: (DIM,) float32, if HAS_NORM
+      HALF_WIDTH, REST_WIDTH: ROTARY / 2 and DIM - ROTARY, rounded up to a power of two.
+    """
+    half: tl.constexpr = ROTARY // 2
+    heads = tl.arange(0, HEADS_WIDTH)[:, None]
+    pairs = tl.arange(0, HALF_WIDTH)[None, :]
+    is_pair = (heads < num_heads) & (pairs < half)
+    is_angle = pairs < half
+    begins = source + heads * head_stride
+    first = tl.load(begins + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    second = tl.load(begins + half + pairs, mask=is_pair, other=0.0).to(tl.float32)
+    if REST_WIDTH:
+        rest = ROTARY + tl.arange(0, REST_WIDTH)[None, :]
+        is_rest = (heads < num_heads) & (rest < DIM)
+        others = tl.load(begins + rest, mask=is_rest, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if REST_WIDTH:
+            squares += tl.sum(others * others, 1)
+        scale = tl.rsqrt(squares / DIM + epsilon)[:, None]
+        first *= scale * tl.load(norm + pairs, mask=is_angle, other=0.0)
+        second *= scale * tl.load(norm + half + pairs, mask=is_angle, other=0.0)
+        if REST_WIDTH:
+            others *= scale * tl.load(norm + rest, mask=rest < DIM, other=0.0)
+    first_cos = tl.load(cos + pairs, mask=is_angle, other=0.0)
+    first_sin = tl.load(sin + pairs, mask=is_angle, other=0.0)
+    second_cos = tl.load(cos + half + pairs, mask=is_angle, other=0.0)
+    second_sin = tl.load(sin + half + pairs, mask=is_angle, other=0.0)
+    targets = target + heads * target_stride
+    turned = (first * first_cos - second * first_sin).to(target.dtype.element_ty)
+    tl.store(targets + pairs, keep_finite(turned), mask=is_pair)
+    turned = (second * second_cos + first * second_sin).to(target.dtype.element_ty)
+    tl.store(targets + half + pairs, keep_finite(turned), mask=is_pair)
+    if REST_WIDTH:
+        same = keep_finite(others.to(target.dtype.element_ty))
+        tl.store(targets + rest, same, mask=is_rest)
+
+
+@triton.jit
+def rotate_and_write(
+    qkv,
+    query,
+    cache,
+    tables,
+    slots,
+    positions,
+    cos,
+    sin,
+    angles,
+    query_norm,
+    key_norm,
+    epsilon,
+    slot_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEADS_WIDTH: tl.constexpr,
+    KV_HEADS_WIDTH: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROTARY: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Take one token's queries, keys and values apart; the grid is (tokens, 2).
+
+    Program 0 rotates the queries, program 1 rotates the keys and writes keys and values.
+
+    Args:
+      qkv: (num_tokens, all heads of queries, keys and values, one after the other)
+      query: (num_tokens, NUM_HEADS, KEY_DIM), rotated
+      cache, tables: as in `attend`.
+      slots, positions: (num_tokens,) int64, places in the cache; a negative slot is that of
+        a token that is padding, of which nothing is written
+      cos, sin: (rows, ROTARY) float32
+      angles: (num_tokens,) int64, the row of each token in cos and sin
+      query_norm, key_norm: (KEY_DIM,) float32, if HAS_NORMS
+    """
+    token = tl.program_id(0).to(tl.int64)
+    query_size: tl.constexpr = NUM_HEADS * KEY_DIM
+    key_size: tl.constexpr = NUM_KV_HEADS * KEY_DIM
+    value_size: tl.constexpr = NUM_KV_HEADS * VALUE_DIM
+    source = qkv + token * (query_size + key_size + value_size)
+    angle = tl.load(angles + token) * ROTARY
+    if tl.program_id(1) == 0:
+        rotate_heads(
+            source,
+            query + token * query_size,
+            cos + angle,
+            sin + angle,
+            query_norm,
+            epsilon,
+            KEY_DIM,
+            KEY_DIM,
+            NUM_HEADS,
+            HEADS_WIDTH,
+            KEY_DIM,
+            ROTARY,
+            HALF_WIDTH,
+            REST_WIDTH,
+            HAS_NORMS,
+        )
+    else:
+        position = tl.load(positions + token)
+        slot = tl.load(slots + token)
+        # Of a token that is padding, no head is written.
+        num_written = tl.where(slot < 0, 0, NUM_KV_HEADS)
+        slot = tl.maximum(slot, 0)
+        block = tl.load(tables + slot * slot_stride + position // BLOCK_SIZE)
+        place = block * BLOCK_SIZE + position % BLOCK_SIZE
+        both: tl.constexpr = KEY_DIM + VALUE_DIM
+        target = cache + place * NUM_KV_HEADS * both
+        rotate_heads(
+            source + query_size,
+            target,
+            cos + angle,
+            sin + angle,
+            key_norm,
+            epsilon,
+            KEY_DIM,
+            both,
+            num_written,
+            KV_HEADS_WIDTH,
+            KEY_DIM,
+            ROTARY,
+            HALF_WIDTH,
+            REST_WIDTH,
+            HAS_NORMS,
+        )
+        heads = tl.arange(0, KV_HEADS_WIDTH)[:, None]
+        columns = tl.arange(0, VALUE_WIDTH)[None, :]
+        inside = (heads < num_written) & (columns < VALUE_DIM)
+        values = tl.load(
+            source + query_size + key_size + heads * VALUE_DIM + columns,
+            mask=inside,
+            other=0.0,
+        )
+        tl.store(
+            target + heads * both + KEY_DIM + columns, keep_finite(values), mask=inside
+        )

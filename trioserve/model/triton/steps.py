@@ -1,0 +1,150 @@
+"""The kernels between the products of a decoder, called with tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from .activate import weigh
+from .norm import add_and_normalize
+from .paged import PagedLayer, Tiles
+from .rotate import rotate_and_write
+from .widths import round_side, round_up
+
+# Numbers of one program of `weigh`; the usual choice. Not measured on a GPU yet.
+_WEIGH_BLOCK = 1024
+
+
+def normalize(
+    hidden: Tensor,
+    weight: Tensor | None,
+    epsilon: float,
+    *,
+    added: Tensor | None = None,
+    added_weight: Tensor | None = None,
+) -> Tensor | None:
+    """Add to hidden states, in place, and normalise the sums.
+
+    Args:
+      hidden, added: (num_tokens, size), contiguous
+      weight: (size,) float32, of the norm; None normalises nothing
+      added_weight: (size,) float32, of a norm of `added` before the sum
+
+    Returns:
+      (num_tokens, size), the normalised sums; None without a norm
+    """
+    num_tokens, size = hidden.shape
+    output = None if weight is None else hidden.new_empty(hidden.shape)
+    add_and_normalize[num_tokens,](
+        hidden,
+        added,
+        added_weight,
+        weight,
+        output,
+        epsilon,
+        SIZE=size,
+        WIDTH=round_up(size),
+        HAS_ADDED=added is not None,
+        HAS_ADDED_NORM=added_weight is not None,
+        HAS_OUTPUT=output is not None,
+    )
+    return output
+
+
+def weigh_gates(gate_up: Tensor, activation: str) -> Tensor:
+    """Multiply numbers by their activated gates.
+
+    Args:
+      gate_up: (num_tokens, 2 * size), the gates, and then the numbers
+      activation: as in native/formulas.py.
+
+    Returns:
+      (num_tokens, size)
+    """
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    output = gate_up.new_empty((num_tokens, size))
+    block = min(_WEIGH_BLOCK, round_up(size))
+    weigh[num_tokens, -(-size // block)](
+        gate_up, output, SIZE=size, BLOCK=block, ACTIVATION=activation
+    )
+    return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Angles:
+    """The rotary angles of the tokens of a step.
+
+    Attributes:
+      cos, sin: (rows, rotary_dim) float32
+      rows: (num_tokens,) int64, the row of each token
+    """
+
+    cos: Tensor
+    sin: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class RotaryLayer:
+    """What one layer does between its first product and its attention.
+
+    Args:
+      paged: its attention and cache.
+      rotary_dim: numbers of a head that are rotated.
+      query_norm, key_norm: (key_dim,) float32; both or none
+    """
+
+    paged: PagedLayer
+    rotary_dim: int
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    epsilon: float
+
+    @cached_property
+    def _sizes(self) -> dict[str, int | bool]:
+        spec = self.paged.spec
+        return {
+            "NUM_HEADS": spec.num_heads,
+            "NUM_KV_HEADS": spec.num_kv_heads,
+            "HEADS_WIDTH": round_up(spec.num_heads),
+            "KV_HEADS_WIDTH": round_up(spec.num_kv_heads),
+            "KEY_DIM": spec.key_dim,
+            "VALUE_DIM": spec.value_dim,
+            "VALUE_WIDTH": round_side(spec.value_dim),
+            "ROTARY": self.rotary_dim,
+            "HALF_WIDTH": round_up(self.rotary_dim // 2),
+            "REST_WIDTH": round_up(spec.key_dim - self.rotary_dim),
+            "HAS_NORMS": self.query_norm is not None,
+            "BLOCK_SIZE": self.paged.cache.shape[1],
+        }
+
+    def run(self, qkv: Tensor, tiles: Tiles, angles: Angles) -> Tensor:
+        """Rotate queries and keys, and write keys and values to the cache.
+
+        Args:
+          qkv: (num_tokens, heads of queries, keys and values), contiguous
+
+        Returns:
+          (num_tokens, num_heads, key_dim), the rotated queries
+        """
+        spec = self.paged.spec
+        query = qkv.new_empty((len(qkv), spec.num_heads, spec.key_dim))
+        rotate_and_write[len(qkv), 2](
+            qkv,
+            query,
+            self.paged.cache,
+            tiles.tables,
+            tiles.slots,
+            tiles.positions,
+            angles.cos,
+            angles.sin,
+            angles.rows,
+            self.query_norm,
+            self.key_norm,
+            self.epsilon,
+            tiles.tables.stride(0),
+            **self._sizes,
+        )
+        return query
