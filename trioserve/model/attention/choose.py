@@ -12,6 +12,7 @@ import torch
 
 from ...errors import InvalidConfig
 from ..slots import SlotTables
+from .agreement import find_disagreement
 from .backend import EncoderBackend, PagedBackend, PagedModel
 from .flat import FlatAttention
 from .gather import GatherAttention
@@ -71,6 +72,8 @@ def choose_paged_backend(
     for name in fastest if wanted == "auto" else (wanted,):
         backend = _PAGED_BACKENDS[name]
         obstacle = backend.find_obstacle(model)
+        if obstacle is None and model.device.type == "cuda":
+            obstacle = find_disagreement(backend, model)
         if obstacle is None:
             why = f" ({'; '.join(reasons)})" if reasons else ""
             logger.info("attention: %s%s", name, why)
