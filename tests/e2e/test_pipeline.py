@@ -350,11 +350,14 @@ async def wait_failed(engine: TextEngine, has_failed: trio.Event) -> None:
         has_failed.set()
 
 
+KILLED = "stage 1 was ended by SIGKILL, as the system does when memory runs out"
+
+
 @pytest.mark.usefixtures("no_shared_memory_left")
 @pytest.mark.parametrize(
     ("num_stages", "signum", "end"),
     [
-        (2, signal.SIGKILL, "stage 1 was ended by SIGKILL"),
+        (2, signal.SIGKILL, KILLED),
         (3, signal.SIGSTOP, "stage 1 has been silent for 5 s"),
     ],
 )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 import json
 from pathlib import Path
+import re
 import socket
 from typing import Any
 
@@ -82,7 +83,9 @@ async def test_a_request_without_an_answer_in_time_is_answered_504(
         answer = await post(server, {**body, **fields}, path, **headers)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == 504
-    assert "'decode'" in answer.json()["error"]["message"]
+    # On a busy machine, the first step may take as long.
+    phases = "'(render|queue|prefill|decode)'"
+    assert re.search(phases, answer.json()["error"]["message"])
     assert "0.2 s" in answer.json()["error"]["message"]
     # The official clients would send it again.
     assert answer.headers["x-should-retry"] == "false"
@@ -282,7 +285,8 @@ async def test_a_stream_of_http2_that_is_not_read_is_reset(
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 100})
     fields = {":method": "POST", ":path": PATH, ":scheme": "http", ":authority": "h"}
-    fields |= {"content-type": "application/json", "x-request-timeout": "0.8"}
+    # On a busy machine, the stream must have begun by then.
+    fields |= {"content-type": "application/json", "x-request-timeout": "4"}
     client.send_headers(1, list(fields.items()))
     body = json.dumps({**PROMPT, "stream": True}).encode()
     client.send_data(1, body, end_stream=True)

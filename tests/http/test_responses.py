@@ -14,9 +14,10 @@ import pytest
 from trioserve.errors import EngineDied, InvalidParameter, ModelNotFound, QueueFull
 from trioserve.http.wire.descriptions import (
     Detokenized,
+    ModelList,
     Tokenized,
     Version,
-    list_models,
+    describe_model,
 )
 from trioserve.http.wire.errors import ErrorBody
 from trioserve.http.wire.logprobs import (
@@ -104,7 +105,7 @@ def test_the_official_client_parses_the_list_of_models() -> None:
         max_model_len=64,
         eos_token_ids=frozenset(),
     )
-    listed = load(list_models(info, created=7))
+    listed = load(ModelList(data=(describe_model(info, task="generate", created=7),)))
     assert listed["object"] == "list"
     (card,) = listed["data"]
     assert card["max_model_len"] == 64
@@ -200,7 +201,7 @@ def test_prompt_logprobs_have_vllms_form() -> None:
     [
         (InvalidParameter("n", "is wrong"), "BadRequestError", "n", 400),
         (InvalidParameter(None, "is wrong"), "BadRequestError", None, 400),
-        (ModelNotFound("x"), "NotFoundError", "model", 404),
+        (ModelNotFound("x", served="y"), "NotFoundError", "model", 404),
         (
             QueueFull(
                 "texts", num_open=9, num_possible=0, num_new=1, retry_after_seconds=1

@@ -23,6 +23,7 @@ GENERATION: dict[str, Any] = {
     "tool_call_parser": "hermes",
     "quantization": "int8",
     "max_logprobs": 5,
+    "attention_backend": "gather",
 }
 POOLING: dict[str, Any] = {
     "pooling": "cls",
