@@ -171,16 +171,19 @@ def test_a_full_context_is_recognised(message: str) -> None:
     assert not AnswerFailed("the image cannot be read").is_context_full
 
 
+ADVICE = "start one by `trioserve serve`, or name it by --url"
+
+
 async def test_no_server_is_explained(tmp_path: Path, canned: CannedServer) -> None:
     with trio.socket.socket() as sock:
         await sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert await fail(RemoteConfig(url=url)) == (
-            f"no server answers at {url}: Connection refused"
+            f"no server answers at {url}: Connection refused; {ADVICE}"
         )
     path = str(tmp_path / "none")
     assert await fail(RemoteConfig(uds=path)) == (
-        f"no server answers at {path}: No such file or directory"
+        f"no server answers at {path}: No such file or directory; {ADVICE}"
     )
     url = canned.url.replace("http", "https")
     assert (await fail(RemoteConfig(url=url))).startswith(f"{url} speaks no TLS")

@@ -33,7 +33,8 @@ def run_chat(config: ChatConfig, source: Source) -> int:
 
     async def answer() -> int:
         with ExitStack() as loading:
-            loading.enter_context(show_loading())
+            if source.engine is not None:
+                loading.enter_context(show_loading())
             async with open_source(source) as model:
                 loading.close()
                 return await answer_once(model, conversation, question, config)
@@ -94,6 +95,8 @@ def _run_terminal(config: ChatConfig, source: Source) -> int:
     conversation = begin_conversation(config)
 
     async def converse() -> int:
-        return await hold_conversation(open_source(source), conversation, config)
+        loads = source.engine is not None
+        opening = open_source(source)
+        return await hold_conversation(opening, conversation, config, loads=loads)
 
     return run(converse)

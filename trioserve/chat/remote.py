@@ -189,10 +189,14 @@ class RemoteModel:
             cause = _find_cause(cause)
         reason = str(error) or type(error).__name__
         if isinstance(cause, OSError) and cause.errno is not None:
-            reason = os.strerror(cause.errno)
+            # The errors of a name lookup have numbers of their own.
+            reason = cause.strerror or os.strerror(cause.errno)
         if has_begun:
             return f"{self.where} ended in the middle of the answer: {reason}"
-        return f"no server answers at {self.where}: {reason}"
+        return (
+            f"no server answers at {self.where}: {reason}; start one by `trioserve "
+            "serve`, or name it by --url"
+        )
 
     def _refuse(self, status: int, body: bytes) -> AnswerFailed:
         if status in (401, 403):

@@ -68,11 +68,14 @@ async def hold_conversation(
     opening: AbstractAsyncContextManager[Answerer],
     conversation: Conversation,
     config: ChatConfig,
+    *,
+    loads: bool,
 ) -> int:
     """Talk until the user ends it; returns the exit code.
 
     Args:
       opening: opens the model.
+      loads: that loads it.
 
     Raises: as open_embedded and open_remote, in groups.
     """
@@ -80,7 +83,8 @@ async def hold_conversation(
         stops = Stops(nursery.cancel_scope)
         await nursery.start(stops.watch)
         with keep_quiet(), ExitStack() as loading:
-            loading.enter_context(show_loading())
+            if loads:
+                loading.enter_context(show_loading())
             async with opening as model:
                 loading.close()
                 stops.is_loading = False

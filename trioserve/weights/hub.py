@@ -85,7 +85,10 @@ def _explain_absence() -> str:
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
-        return "the hub is out of reach; check the network, or name a model's folder"
+        return (
+            "the hub is out of reach; check the network, or name a model's folder "
+            "(`trioserve models` lists those of the caches)"
+        )
     # Either variable keeps the client offline. The client reads them at its import.
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     name = next((name for name in names if os.environ.get(name)), names[0])
