@@ -13,6 +13,7 @@ from contextlib import (
 from ipaddress import ip_address
 import json
 import os
+import socket
 import ssl
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -189,8 +190,10 @@ class RemoteModel:
             cause = _find_cause(cause)
         reason = str(error) or type(error).__name__
         if isinstance(cause, OSError) and cause.errno is not None:
-            # The errors of a name lookup have numbers of their own.
-            reason = cause.strerror or os.strerror(cause.errno)
+            reason = os.strerror(cause.errno)
+            # Its numbers are its own.
+            if isinstance(cause, socket.gaierror):
+                reason = cause.strerror
         if has_begun:
             return f"{self.where} ended in the middle of the answer: {reason}"
         return (
