@@ -193,7 +193,7 @@ class RemoteModel:
             reason = os.strerror(cause.errno)
             # Its numbers are its own.
             if isinstance(cause, socket.gaierror):
-                reason = cause.strerror
+                reason = cause.strerror or str(cause)
         if has_begun:
             return f"{self.where} ended in the middle of the answer: {reason}"
         return (
