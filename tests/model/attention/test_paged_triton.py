@@ -99,7 +99,9 @@ def test_its_limits(model: PagedModel, obstacle: str | None) -> None:
     assert TritonAttention.find_obstacle(model) == obstacle
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", pytest.param("gemma3_text", marks=pytest.mark.matrix)]
+)
 def test_a_model_writes_what_generate_writes(
     tiny: Callable[..., Any], make_planner: Any, make_prompt: Any, model_type: str
 ) -> None:
