@@ -127,19 +127,7 @@ class FusedLayers:
         tokens: Sequence[int],
         positions: Tensor,
     ) -> Tensor:
-        """Run one step.
-
-        Args:
-          vectors: (num_tokens, hidden_size), of the step's tokens, or from the stage
-            before
-          tokens: the flat tokens whose logits are wanted.
-          positions: (1, num_tokens), places in the sequence; (3, 1, num_tokens) if images
-            are placed in a plane
-
-        Returns:
-          (len(tokens), vocab_size) logits; (num_tokens, hidden_size) hidden states if the
-          model's last layer is elsewhere
-        """
+        """Run one step; see LayersOnKernels (on_kernels.py)."""
         tiles = self._attention.cut(inputs)
         angles = self._find_angles(vectors, positions)
         output = None

@@ -65,19 +65,7 @@ class NativeLayers:
         tokens: Sequence[int],
         positions: Tensor,
     ) -> Tensor:
-        """Run one step.
-
-        Args:
-          vectors: (num_tokens, hidden_size), of the step's tokens, or from the stage
-            before
-          tokens: the flat tokens whose logits are wanted.
-          positions: (1, num_tokens), places in the sequence; (3, 1, num_tokens) if images
-            are placed in a plane
-
-        Returns:
-          (len(tokens), vocab_size) float32 logits; (num_tokens, hidden_size) hidden
-          states if the model's last layer is elsewhere
-        """
+        """Run one step; see LayersOnKernels (on_kernels.py)."""
         hidden = vectors.to(torch.float32) * self._embedding_scale
         ends = accumulate(row.num_tokens for row in inputs.rows)
         rows = torch.tensor(
