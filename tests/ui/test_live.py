@@ -60,9 +60,9 @@ def test_a_running_request_is_shown_as_a_tree_and_cancelled(
         row.wait_for(state="detached")
         rest = "\n".join(lines)
         assert '"error"' in rest and "cancelled" in rest.lower()
-        assert page.inner_text("#spoken") == "Request other is cancelled."
+        wait_for(page, "byId('spoken').textContent === 'Request other is cancelled.'")
         # The button is gone, and the focus is not lost with it.
-        assert page.evaluate("document.activeElement.id") == "requests-title"
+        wait_for(page, "document.activeElement.id === 'requests-title'")
 
 
 def wait_for_look(page: Any) -> None:
@@ -144,7 +144,8 @@ def test_slow_answers_do_not_pile_up(server: FakeServer, open_page: OpenPage) ->
     page.route("**/metrics", hold)
     wait_for(page, "isPolling")
     while not came.is_set():
-        page.evaluate("poll()")
+        # Not awaited: it may be the one that is held.
+        page.evaluate("() => { poll(); }")
     page.evaluate("() => { for (let i = 0; i < 20; i++) poll(); }")
     page.evaluate("() => new Promise((done) => setTimeout(done, 0))")
     assert len(held) == 1
@@ -175,14 +176,16 @@ def test_refused_metrics_are_told_in_a_sentence(
 
 def test_stalls_are_listed_by_task(server: FakeServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
-    rows = page.evaluate(r"""() => {
+    # At once, because the page shows the server's own list every second.
+    rows, is_visible = page.evaluate(r"""() => {
             const label = 'task="a.\\"b\\\\"';
             showStalls(readMetrics([
                 `trioserve_slow_task_steps_total{${label}} 1200.0`,
                 `trioserve_slow_task_seconds_total{${label}} 9.25`,
                 `trioserve_slow_task_longest_seconds{${label}} 0.0123`,
             ].join("\n")));
-            return [...document.querySelectorAll("#stalls td")].map((each) => each.textContent);
+            const cells = [...document.querySelectorAll("#stalls td")];
+            return [cells.map((each) => each.textContent), byId("stalls").checkVisibility()];
         }""")
     assert rows == ['a."b\\', "1,200", "12 ms", "9.3 s"]
-    assert page.is_visible("#stalls")
+    assert is_visible
