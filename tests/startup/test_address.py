@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 import socket
+import stat
 
 import pytest
 
@@ -20,6 +22,18 @@ def test_a_path_is_free_again_behind_the_block(tmp_path: Path) -> None:
             assert path.is_socket()
             sock.listen()
         assert not path.exists()
+
+
+def test_who_reaches_the_folder_may_connect(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    # That of the unit for systemd.
+    before = os.umask(0o077)
+    try:
+        with open_address(BindConfig(uds=str(path))):
+            # The kernel wants the right to write from those who connect.
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
 
 
 def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ SECONDS = 60
 FAILED_LOAD = "Failed to load resource"
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: Playwright's event loop runs in this thread until it is left, and
+# tests of other folders call asyncio.run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason=EXTRA)
     if CHROMIUM is None:

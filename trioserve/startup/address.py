@@ -65,6 +65,8 @@ def _bind_path(path: Path) -> socket.socket:
         if _is_abandoned(path):
             path.unlink()
         sock.bind(str(path))
+        # Clients have to write to it. The folder says who they are.
+        path.chmod(0o666)
     except OSError as error:
         sock.close()
         raise _explain_path(path, error) from error

@@ -84,11 +84,16 @@ _trioserve_offer() {
     done
 }
 
-# Offers models of the caches, or files.
+# Offers models of the caches, or files. Anybody may have named a folder of a cache, so that
+# Enter must not run what its name has.
 _trioserve_offer_models() {
+    local i
     mapfile -t names < <(_trioserve_models)
     _trioserve_offer "${names[@]}"
     (( ${#COMPREPLY[@]} )) || compopt -o default
+    for i in "${!COMPREPLY[@]}"; do
+        printf -v "COMPREPLY[i]" %q "${COMPREPLY[i]}"
+    done
 }
 
 complete -F _trioserve trioserve
