@@ -9,6 +9,7 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from ipaddress import ip_address
 import json
@@ -16,7 +17,7 @@ import os
 import socket
 import ssl
 from typing import Final, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpcore2
@@ -259,7 +260,7 @@ async def open_remote(
 
     Raises:
       InvalidConfig: the file with the key or the certificates cannot be read.
-      AnswerFailed: the server cannot be asked, or has no such model.
+      AnswerFailed: the server or the proxy cannot be asked, or has no such model.
     """
     key = config.read_key()
     async with httpcore2.AsyncConnectionPool(
@@ -292,7 +293,29 @@ def _find_proxy(config: RemoteConfig) -> httpcore2.Proxy | None:
     if config.uds is not None or _is_loopback(host) or proxy_bypass(host):
         return None
     url = getproxies().get(parts.scheme)
-    return None if url is None else httpcore2.Proxy(url)
+    return None if url is None else _make_proxy(url, f"{parts.scheme}_proxy")
+
+
+def _make_proxy(url: str, variable: str) -> httpcore2.Proxy:
+    """Return the proxy at an address; like curl, it takes one without http://.
+
+    Raises:
+      AnswerFailed: the address is wrong; the message is silent about a password in it.
+    """
+    url = url if "://" in url else f"http://{url}"
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        is_whole = url.isascii() and bool(parts.hostname) and parts.port != 0
+        if is_whole and parts.scheme in ("http", "https"):
+            auth = None
+            if parts.username is not None:
+                password = unquote_to_bytes(parts.password or "")
+                auth = (unquote_to_bytes(parts.username), password)
+            return httpcore2.Proxy(url, auth=auth)
+    raise AnswerFailed(
+        f"{variable} in the environment is no proxy that chat can use: it must be like "
+        "http://127.0.0.1:3128"
+    )
 
 
 def _find_cause(error: BaseException) -> BaseException | None:
