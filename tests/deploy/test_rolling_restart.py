@@ -1,4 +1,7 @@
-"""Two real replicas behind a real nginx lose no request while each is restarted."""
+"""Two replicas behind a real nginx lose no request while each is restarted.
+
+Their processes, signals and HTTP are real, and only their device is a fake (replica.py).
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,26 @@ import runpy
 import shutil
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 import trio
 
-from trioserve.testing.models import save_tiny_model
-from trioserve.testing.tokenizer import tiny_tokenizer
-
 pytestmark = pytest.mark.slow
 
 # Another folder's kit is run, not imported: tests are no package.
 KIT = runpy.run_path(str(Path(__file__).parents[1] / "e2e" / "conftest.py"))
-SERVE, begin_process, LONG = KIT["SERVE"], KIT["begin_process"], KIT["LONG"]
+begin_process, LONG = KIT["begin_process"], KIT["LONG"]
+REPLICA = (sys.executable, str(Path(__file__).with_name("replica.py")))
 
 PATH = "/v1/completions"
 NUM_CLIENTS, NUM_AT_ONCE, NUM_TOKENS = 4, 8, 30
 SECONDS = 240
 
 # Without it, clients and replicas would take the processor from the start of a replica.
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.1
 
 # Behind each change the load goes on until this many more requests have ended.
 NUM_MORE = 6
@@ -101,18 +103,12 @@ def is_whole(answer: httpx.Response, body: dict[str, Any]) -> bool:
 
 
 async def test_no_request_is_lost_while_replicas_are_restarted(
-    tmp_path: Path, stack: ExitStack, open_nginx: Any, choose_port: Any
+    tokenizer_folder: Path, stack: ExitStack, open_nginx: Any, choose_port: Any
 ) -> None:
-    model = save_tiny_model(
-        "llama", tmp_path / "model", vocab_size=512, max_position_embeddings=512
-    )
-    tiny_tokenizer(model)
     ports = [choose_port(), choose_port()]
 
     async def start(port: int, before: Sequence[str] = ()) -> Any:
-        options = ["--no-engine-process", "--num-threads", "1"]
-        options += ["--kv-cache-memory", "16MiB"]
-        command = [*before, *SERVE, str(model), *options, "--port", str(port)]
+        command = [*before, *REPLICA, str(tokenizer_folder), "--port", str(port)]
         wait = begin_process(stack, command)
         return await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
 
