@@ -10,8 +10,9 @@ import trio
 
 from trioserve.batch.askers import ServerGone
 from trioserve.batch.lines import InputLine
-from trioserve.batch.record import OutputLine
-from trioserve.batch.request import BatchRequest
+from trioserve.batch.progress import Progress
+from trioserve.batch.record import Done, ErrorPart, OutputLine
+from trioserve.batch.request import BatchRequest, LineRefused, read_request
 from trioserve.batch.sending import Sender, Slots
 from trioserve.load.client import Answer
 
@@ -151,3 +152,43 @@ async def test_a_full_server_gets_fewer_requests_and_then_more(
     for _ in range(10):
         await ask(503)
     assert slots.num_tokens == 1
+
+
+async def test_a_key_that_is_refused_later_ends_the_batch(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    with pytest.raises(ServerGone, match="key"):
+        await send(ScriptedServer([make_answer(401)]))
+
+
+async def test_a_server_cannot_make_a_batch_wait_for_days(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    server = ScriptedServer([make_answer(429, retry_after="999999"), make_answer(200)])
+    await send(server)
+    assert server.times[1] - server.times[0] <= 60
+
+
+async def test_a_deeply_nested_answer_is_an_error(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    line = await send(ScriptedServer([make_answer(200, b"\n" + b"[" * 100_000)]))
+    assert line.error is not None and "no JSON" in line.error.message
+
+
+def test_a_deeply_nested_line_is_refused() -> None:
+    body = b"[" * 100_000 + b"]" * 100_000
+    text = b'{"custom_id": "a", "method": "POST", "url": "/v1/x", "body": %b}' % body
+    with pytest.raises(LineRefused):
+        read_request(InputLine(number=1, text=text, digest=1))
+
+
+async def test_a_servers_message_cannot_command_the_terminal() -> None:
+    progress = Progress(Done(), None)
+    progress.take(
+        OutputLine(
+            id="x", custom_id="a", response=None, error=ErrorPart("c", "\x1b[2J")
+        )
+    )
+    progress.close()
+    assert "\x1b" not in progress.describe()

@@ -9,6 +9,7 @@ import msgspec
 from tqdm import tqdm
 import trio
 
+from ..observe.log_lines import escape
 from .record import Done, OutputLine
 
 
@@ -69,12 +70,12 @@ class Progress:
         self._bar.set_postfix(failed=self.num_failed, refresh=False)
         if not self._first_failure:
             name = repr(line.custom_id) if line.custom_id else line.id
-            self._first_failure = f"{name}: {line.describe_failure()}"
+            self._first_failure = f"{name}: {escape(line.describe_failure())}"
 
     def _count_tokens(self, body: msgspec.Raw) -> None:
         try:
             usage = msgspec.json.decode(body, type=_Body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         if usage is not None:
             self._num_input += usage.prompt_tokens or usage.input_tokens or 0

@@ -64,7 +64,10 @@ def _read_message(body: msgspec.Raw) -> str:
     try:
         content: Any = msgspec.json.decode(body)
         return str(content["error"]["message"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (
+        *(msgspec.DecodeError, UnicodeDecodeError, RecursionError),
+        *(KeyError, TypeError),
+    ):
         return ""
 
 
@@ -91,7 +94,7 @@ class Done:
         """Take a line of the output; returns False if no run of this command wrote it."""
         try:
             line = msgspec.json.decode(text, type=OutputLine)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         match = _ID.fullmatch(line.id)
         if match is None or not 0 < int(match[1]) < _MAX_NUMBER:

@@ -65,7 +65,7 @@ def read_request(line: InputLine) -> BatchRequest:
         fields = msgspec.json.decode(line.text, type=_Line)
     except msgspec.ValidationError:
         raise LineRefused("the line must be a JSON object") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LineRefused(f"the line is no JSON: {error}") from None
     if not isinstance(fields.custom_id, str) or not fields.custom_id:
         raise LineRefused("custom_id must be a text")
@@ -86,7 +86,7 @@ def _find_mistake(fields: _Line) -> str:
         return "url must be the path of an endpoint, such as /v1/chat/completions"
     try:
         body = msgspec.json.decode(fields.body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "body must be a JSON object"
     if body.stream:
         return "stream is not possible in a batch"

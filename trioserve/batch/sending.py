@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from ..load.client import FAILURES, describe
-from .askers import Asker, WholeAnswer
+from .askers import Asker, ServerGone, WholeAnswer
 from .record import ErrorPart, OutputLine, ResponsePart, name_line
 from .request import BatchRequest
 
@@ -29,6 +29,8 @@ _MOST_FAULTS: Final = 3
 _MOST_FAILURES: Final = 10
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 10.0
+# A server that asks for more is asked earlier: a batch must not sleep for days in silence.
+_LONGEST_WAIT: Final = 60.0
 
 _SECONDS: Final = re.compile(rb"\d{1,6}(\.\d+)?")
 
@@ -104,7 +106,7 @@ class Sender:
     async def send(self, request: BatchRequest) -> OutputLine:
         """Return the line that answers a request.
 
-        Raises: as `check`.
+        Raises: as `check`, and ServerGone if the key is not taken any more.
         """
         try:
             answer = await self._ask(request)
@@ -118,6 +120,7 @@ class Sender:
 
         Raises:
           One of FAILURES.
+          ServerGone: the server does not take the key.
         """
 
         async def send() -> WholeAnswer:
@@ -133,6 +136,9 @@ class Sender:
                     raise
                 await trio.sleep(_choose_pause(tries.failures))
                 continue
+            if answer.status == 401:
+                # It would be the answer to each line that is left.
+                raise ServerGone("the server does not take the key any more")
             if answer.status in _REFUSED and tries.refusals < _MOST_REFUSALS:
                 tries.refusals += 1
                 seconds = _read_retry_after(answer) or _choose_pause(tries.refusals)
@@ -154,7 +160,7 @@ def _read_retry_after(answer: WholeAnswer) -> float:
     """Return the seconds that the server asks for; 0 if it does not."""
     text = _find_field(answer, b"retry-after")
     # The other form, a date, is used by no such server.
-    return float(text) if _SECONDS.fullmatch(text) else 0.0
+    return min(float(text), _LONGEST_WAIT) if _SECONDS.fullmatch(text) else 0.0
 
 
 def _find_field(answer: WholeAnswer, wanted: bytes) -> bytes:
@@ -183,7 +189,7 @@ def _compact(body: bytes) -> msgspec.Raw | None:
         if b"\n" in body:
             return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(body)))
         return msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

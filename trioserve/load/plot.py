@@ -74,12 +74,12 @@ def dress(axes: Axes, title: str, *, along: Literal["x", "y"] = "y") -> None:
 
 def label_log_axis(axis: Axis, low: float, high: float) -> None:
     """Label a logarithmic axis from `low` to `high` with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     subs = (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter("{x:,g}")
 
 
 def draw_bars(
