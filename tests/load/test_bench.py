@@ -152,3 +152,23 @@ async def test_an_engine_is_measured_without_http(tmp_path: Path) -> None:
     assert figures["total_tokens_per_second"] == pytest.approx(
         3 * figures["output_tokens_per_second"]
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--url", "http://127.0.0.1:99999"],
+        ["--url", "http://[::1", "--label", "x"],
+        ["--url", "http://user:sekret@127.0.0.1:1"],
+        ["--url", "http://127.0.0.1:1/a b"],
+        ["--url", "http://127.0.0.1:1", "--api-key", "ä"],
+        ["--url", "http://127.0.0.1:1", "--json", "/tmp"],
+    ],
+)
+def test_a_wrong_address_key_or_file_is_told_before_the_run(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(["bench", "serve", *arguments]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("trioserve: ") and text.count("\n") == 1
+    assert "sekret" not in text and "no server answers" not in text

@@ -36,11 +36,13 @@ class RemoteConfig:
             parts = urlsplit(self.url)
             # Names that the DNS cannot have are refused by the encoding.
             host = (parts.hostname or "").encode("idna")
-            is_whole = bool(host) and parts.port != 0 and parts.path.isascii()
+            is_whole = bool(host) and parts.port != 0 and _is_visible(parts.path)
         except ValueError:
             is_whole = False
         if not is_whole or parts.scheme not in ("http", "https"):
             raise InvalidConfig("url", "must be like http://127.0.0.1:8000")
+        if "@" in parts.netloc:
+            raise InvalidConfig("url", "must have no user and no password")
         if self.api_key is not None and self.api_key_file is not None:
             raise InvalidConfig("api_key", "and --api-key-file exclude each other")
 
@@ -53,7 +55,7 @@ class RemoteConfig:
         field, key = "api_key", self.api_key
         if self.api_key_file is not None:
             field, key = "api_key_file", self._read_file(self.api_key_file)
-        if key is not None and not re.fullmatch("[!-~]+", key):
+        if key is not None and not (key and _is_visible(key)):
             raise InvalidConfig(field, "a key has visible ASCII characters alone")
         return key
 
@@ -84,3 +86,8 @@ class RemoteConfig:
             raise InvalidConfig.of_file(
                 "tls_cafile", "read", self.tls_cafile, error
             ) from error
+
+
+def _is_visible(text: str) -> bool:
+    """Return whether a text has visible ASCII characters alone, so that HTTP can carry it."""
+    return re.fullmatch("[!-~]*", text) is not None

@@ -53,6 +53,8 @@ class ResultsConfig:
         # A wrong path is refused before the run.
         for name in ("json", "plot"):
             path = getattr(self, name)
+            if path is not None and Path(path).is_dir():
+                raise InvalidConfig(name, f"{path} is a folder; name a file")
             if path is not None and not Path(path).parent.is_dir():
                 raise InvalidConfig(name, f"{Path(path).parent} is not a folder")
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ..config.remote import RemoteConfig
 from .client import Connection, RequestFailed, RequestRefused
 
 
@@ -51,6 +52,8 @@ def read_servers(
         if match is None:
             raise ValueError(f"{text!r} is not [LABEL=]http://HOST:PORT")
         url = match[2]
+        # Refuses what no request can carry.
+        RemoteConfig(url=url, api_key=key).read_key()
         servers.append(
             Server(
                 label=match[1] or label or urlsplit(url).netloc,
