@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+import os
 from pathlib import Path
+import signal
+import subprocess
+import sys
 
 import pytest
+import trio
 
 from trioserve.__main__ import main
 from trioserve.batch.askers import RemoteAsker, open_remote
@@ -91,3 +97,37 @@ async def test_a_full_disk_is_told(tokenizer_folder: Path, tmp_path: Path) -> No
         with open_output("/dev/full") as (output, done):
             asking = open_remote(RemoteConfig(url=server.url))
             assert await Batch(output, done, 1).run(str(source), asking, 1) == 3
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_a_batch_that_waits_for_its_next_line_can_be_interrupted(
+    tokenizer_folder: Path, tmp_path: Path, is_named: bool
+) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    source = str(pipe) if is_named else "-"
+    command = ["-m", "trioserve", "run-batch", "-i", source, "-o", str(target)]
+    async with open_fake_server(tokenizer_folder) as server:
+        with trio.fail_after(120), ExitStack() as stack:
+            process = subprocess.Popen(
+                [sys.executable, *command, "--url", server.url],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            writer = process.stdin
+            if is_named:
+                writer = stack.enter_context(
+                    await trio.to_thread.run_sync(lambda: open(pipe, "wb"))
+                )
+            assert writer is not None and process.stderr is not None
+            writer.write(b'{"custom_id": "a"}\n')
+            writer.flush()
+            while not (target.exists() and target.read_bytes()):
+                await trio.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            code = await trio.to_thread.run_sync(process.wait, 60)
+            errors = process.stderr.read().decode()
+    assert code == 130
+    assert "trioserve: interrupted; " in errors and "Traceback" not in errors

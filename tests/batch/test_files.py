@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trioserve.batch.lines import InputLine, LineReader, open_lines
+from trioserve.batch.live_input import LiveInput
 from trioserve.batch.output import open_output
 from trioserve.batch.record import ErrorPart, OutputLine, name_line
 from trioserve.batch.request import LineRefused, read_request
@@ -170,3 +172,16 @@ def test_an_input_may_grow(source: Path, tmp_path: Path) -> None:
     with open_output(str(path)) as (_, done), open_lines(str(source)) as reader:
         assert survey(reader, done) == 4
         assert not done.has(read_all(source)[-1])
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_live_input_is_cut_into_the_same_lines(tmp_path: Path, end: bytes) -> None:
+    """Also a line of several reads, and one that is cut."""
+    texts = [b"a" * 70_000, b"", b"b", b"c" * 200_000, b"d"]
+    path = tmp_path / "in"
+    path.write_bytes(b"\n".join(texts) + end)
+    with closing(LiveInput(lambda: open(path, "rb", buffering=0))) as live:
+        with open(path, "rb") as file:
+            while line := file.readline(100_000):
+                assert live.readline(100_000) == line
+        assert live.readline(100_000) == b""

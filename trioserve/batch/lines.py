@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 import gzip
 import hashlib
+import io
 import os
 from pathlib import Path
-import sys
-from typing import BinaryIO, Final, cast
+from typing import Final, Protocol
 
 from ..errors import InvalidConfig
+from .live_input import LiveInput
 
 # The longest body that a server takes by default (--max-body-size), and its surroundings.
 MAX_LINE_BYTES: Final = 2**26 + 2**16
@@ -39,6 +41,12 @@ class InputLine:
     is_too_long: bool = False
 
 
+class Lines(Protocol):
+    """A file of which lines are read."""
+
+    def readline(self, limit: int, /) -> bytes: ...
+
+
 @dataclass(slots=True)
 class LineReader:
     """Cuts a file into lines.
@@ -49,7 +57,7 @@ class LineReader:
       max_bytes: the longest line that is kept in memory.
     """
 
-    file: BinaryIO
+    file: Lines
     is_live: bool = False
     max_bytes: int = MAX_LINE_BYTES
     _number: int = field(default=0, init=False)
@@ -110,23 +118,35 @@ def open_lines(path: str) -> Iterator[LineReader]:
     """Open the input.
 
     Raises:
-      InvalidConfig: the file cannot be opened.
+      InvalidConfig: the file cannot be opened. A pipe is opened by the first read.
     """
-    if path == "-":
-        yield LineReader(sys.stdin.buffer, is_live=True)
+    if _is_live(path):
+        with closing(LiveInput(partial(_open_live, path))) as live:
+            yield LineReader(live, is_live=True)
         return
     try:
-        # Not Path.open: it would wait for a writer of a pipe, but that is what is wanted.
         raw = open(path, "rb")
     except OSError as error:
         raise InvalidConfig.of_file("input_file", "read", path, error) from error
     with raw:
-        is_live = not is_rereadable(path)
         if path.endswith(".gz"):
             with gzip.open(raw, "rb") as plain:
-                yield LineReader(cast(BinaryIO, plain), is_live=is_live)
+                yield LineReader(plain)
         else:
-            yield LineReader(raw, is_live=is_live)
+            yield LineReader(raw)
+
+
+def _is_live(path: str) -> bool:
+    file = Path(path)
+    return path == "-" or (
+        (file.is_fifo() or file.is_char_device()) and not path.endswith(".gz")
+    )
+
+
+def _open_live(path: str) -> io.FileIO:
+    if path == "-":
+        return open(0, "rb", buffering=0, closefd=False)
+    return open(path, "rb", buffering=0)
 
 
 def is_same_file(one: str, other: str) -> bool:
