@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors", "types"},
     "types": {"errors"},
-    "observe": set(),
+    "observe": {"errors"},
     "threads": set(),
     "scheduler": SHARED,
     "kernels": set(),

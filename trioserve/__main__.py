@@ -29,7 +29,7 @@ import threading
 from ._version import __version__
 from .commands import COMMANDS, explain_unknown_command, find_command
 from .commands.output import write_output
-from .errors import StartupError
+from .errors import StartupError, escape
 
 _USAGE = """\
 usage: trioserve COMMAND ...
@@ -87,7 +87,8 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         return _run_command(arguments)
     except StartupError as error:
-        sys.stderr.write(f"trioserve: {error}\n")
+        # It may quote a server or a file, and control the terminal.
+        sys.stderr.write(f"trioserve: {escape(str(error))}\n")
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -729,3 +729,13 @@ def shorten_message(error: BaseException) -> str:
     """Return the first line of a library's message; the lines after it are advice."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def escape(text: str) -> str:
+    """Replace invisible characters by escapes, so that a text stays on its line of a terminal.
+
+    Our own log calls use it, too: under hypercorn's command the formatter is not ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

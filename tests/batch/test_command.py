@@ -99,6 +99,12 @@ async def test_a_full_disk_is_told(tokenizer_folder: Path, tmp_path: Path) -> No
             assert await Batch(output, done, 1).run(str(source), asking, 1) == 3
 
 
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 async def test_a_batch_that_waits_for_its_next_line_can_be_interrupted(
     tokenizer_folder: Path, tmp_path: Path, is_named: bool
@@ -109,12 +115,7 @@ async def test_a_batch_that_waits_for_its_next_line_can_be_interrupted(
     command = ["-m", "trioserve", "run-batch", "-i", source, "-o", str(target)]
     async with open_fake_server(tokenizer_folder) as server:
         with trio.fail_after(120), ExitStack() as stack:
-            process = subprocess.Popen(
-                [sys.executable, *command, "--url", server.url],
-                stdin=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            stack.enter_context(process)
+            process = stack.enter_context(start([*command, "--url", server.url]))
             stack.callback(process.kill)
             writer = process.stdin
             if is_named:

@@ -53,6 +53,17 @@ def test_both_caches_are_listed(
     assert WHEEL in text and "org/name" in text and "2 models" in text
 
 
+def test_a_name_cannot_control_the_terminal(
+    caches: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [repository] = caches.rglob("models--org--name")
+    repository.rename(repository.with_name("models--org--\x1b[2J"))
+    assert main(["models"]) == 0
+    assert "org/\\x1b[2J" in capsys.readouterr().out
+    assert main(["models", "rm", "\x1b[2J", "--yes"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_empty_caches_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ import trio
 from trioserve.__main__ import main
 from trioserve.config import build_config
 from trioserve.errors import InvalidConfig
+from trioserve.load.client import RequestRefused
 from trioserve.load.generation.arrivals import Arrival, draw_arrivals, read_trace
 from trioserve.load.generation.figures import Report
 from trioserve.load.generation.load import Load
@@ -114,6 +115,14 @@ async def test_a_trace_is_replayed(tokenizer_folder: Path, tmp_path: Path) -> No
         (["serve", "--url", "http://a", "--plot", "no/p.png"], "--plot: no is not a"),
         (["serve", "--concurrency", "0"], "--concurrency: takes"),
         (["serve", "--url", "http://a", "--trace", "no.csv"], "--trace: cannot read"),
+        (
+            ["serve", "--url", "http://a", "--concurrency", "1", "--request-rate", "1"],
+            "--concurrency: and --request-rate exclude each other",
+        ),
+        (
+            ["serve", "--url", "http://a", "--api-key-file", "no"],
+            "--api-key-file: cannot read no",
+        ),
         (["throughput", "--requests", "0"], "--requests: must be at least 1"),
         (["throughput", "/no/such"], "/no/such"),
     ],
@@ -172,3 +181,9 @@ def test_a_wrong_address_key_or_file_is_told_before_the_run(
     text = capsys.readouterr().err
     assert text.startswith("trioserve: ") and text.count("\n") == 1
     assert "sekret" not in text and "no server answers" not in text
+
+
+def test_a_refusal_cannot_control_the_terminal() -> None:
+    text = str(RequestRefused(400, b"\x1b[2J{}"))
+    assert text == "HTTP 400: \\x1b[2J{}"
+    assert str(RequestRefused(401, b"no")).endswith("; --api-key-file gives a key")

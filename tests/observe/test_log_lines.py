@@ -10,7 +10,8 @@ import sys
 from hypothesis import given, strategies as st
 import pytest
 
-from trioserve.observe.log_lines import LineFormatter, escape
+from trioserve.errors import escape
+from trioserve.observe.log_lines import LineFormatter
 
 FORGED = "2026-01-01 00:00:00 CRITICAL trioserve: all is lost"
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]

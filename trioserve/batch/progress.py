@@ -9,7 +9,7 @@ import msgspec
 from tqdm import tqdm
 import trio
 
-from ..observe.log_lines import escape
+from ..errors import escape
 from .record import Done, OutputLine
 
 

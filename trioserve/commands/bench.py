@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from ..errors import InvalidConfig
 from .command import Command
 from .model_argument import name_model
 from .output import write_output
@@ -48,6 +49,9 @@ def _run_serve(line: CommandLine) -> int:
     from ..load.command import run_bench_serve
     from ..load.config import BenchServeConfig
 
+    if {"concurrency", "request_rate"} <= line.values.keys():
+        reason = "and --request-rate exclude each other: clients, or a rate"
+        raise InvalidConfig("concurrency", reason)
     return run_bench_serve(build_config(BenchServeConfig, line.values), write_output)
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from ..errors import StartupError
+from ..errors import StartupError, escape
 from .command import Command
 from .output import write_output
 
@@ -78,7 +78,9 @@ def _write_rows(models: list[CachedModel]) -> list[str]:
     rows = [f"{'MODEL'.ljust(width)}  {'SIZE':>9}  LAST USE\n"]
     for model in models:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_at))
-        rows.append(f"{model.name.ljust(width)}  {_write_size(model)}  {used}\n")
+        # Names of folders may control the terminal.
+        name = escape(model.name)
+        rows.append(f"{name.ljust(width)}  {_write_size(model)}  {used}\n")
     total = sum(model.size_bytes for model in models) / 2**30
     return [*rows, f"{len(models)} models, {total:.2f} GiB\n"]
 
@@ -107,7 +109,7 @@ def _remove(line: CommandLine) -> int:
     for model in chosen:
         users = find_users(model)
         remove_cached_model(model)
-        write_output(f"removed {model.name} ({_write_size(model).strip()})\n")
+        write_output(f"removed {escape(model.name)} ({_write_size(model).strip()})\n")
         if users:
             processes = ", ".join(map(str, users))
             write_output(
@@ -126,7 +128,8 @@ def _ask(models: list[CachedModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise StartupError("models rm: there is no terminal to ask on; write --yes")
     for model in models:
-        write_output(f"{model.name}  {_write_size(model).strip()}  {model.folder}\n")
+        row = f"{model.name}  {_write_size(model).strip()}  {model.folder}"
+        write_output(f"{escape(row)}\n")
     write_output("Remove? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -14,6 +14,8 @@ import h11
 import msgspec
 import trio
 
+from ..errors import escape
+
 # Without a pause, a server that refuses all requests would get them in a tight loop.
 PAUSE_AFTER_ERROR_SECONDS = 0.1
 
@@ -27,7 +29,9 @@ class RequestRefused(RequestFailed):
 
     def __init__(self, status: int, body: bytes) -> None:
         text = " ".join(body[:300].decode(errors="replace").split())
-        super().__init__(f"HTTP {status}: {text}")
+        advice = "; --api-key-file gives a key" if status == 401 else ""
+        # The text may be an attack on a terminal.
+        super().__init__(f"HTTP {status}: {escape(text)}{advice}")
         self.status = status
 
 

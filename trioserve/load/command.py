@@ -68,7 +68,7 @@ def _read_servers(config: BenchServeConfig) -> list[Server]:
         raise InvalidConfig("url", "is missing: --url http://127.0.0.1:8000")
     try:
         servers = read_servers(
-            urls, config.servers.label, config.servers.model, config.servers.api_key
+            urls, config.servers.label, config.servers.model, config.servers.read_key()
         )
     except ValueError as error:
         raise InvalidConfig("url", str(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..config import RemoteConfig
 from ..config.paths import FilePath
 from ..errors import InvalidConfig
 from .generation.load import Load
@@ -20,12 +21,23 @@ class ServersConfig:
       model: Model that is asked; by default the first that a server lists.
       api_key: Key that the servers want. Other users of this machine can read it in the
         list of processes.
+      api_key_file: File with that key, and nothing else.
     """
 
     url: tuple[str, ...] = ()
     label: str | None = None
     model: str | None = None
     api_key: str | None = None
+    api_key_file: FilePath | None = None
+
+    def read_key(self) -> str | None:
+        """Return the key that the servers want; None if none was given.
+
+        Raises:
+          InvalidConfig: there are two, or the file cannot be read or has something else.
+        """
+        options = RemoteConfig(api_key=self.api_key, api_key_file=self.api_key_file)
+        return options.read_key()
 
     def __post_init__(self) -> None:
         if self.label is not None and len(self.url) != 1:

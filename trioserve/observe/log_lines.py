@@ -10,20 +10,11 @@ import logging
 import os
 import sys
 
+from ..errors import escape
 from .stderr import open_handler
 
 # A record begins with its time, so a line that begins with spaces is no record.
 _INDENT = "    "
-
-
-def escape(text: str) -> str:
-    """Replace invisible characters, such as line ends, by escapes.
-
-    Our own log calls use it: under hypercorn's command the formatter is not ours.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class LineFormatter(logging.Formatter):

@@ -14,7 +14,7 @@ from hypercorn.typing import (
 )
 
 from . import SEND_CHUNK, Peer
-from ...observe.log_lines import escape
+from ...errors import escape
 from ..cors import Cors
 from ..ended_request import Ending
 from ..progress import Phase, Progress

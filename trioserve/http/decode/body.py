@@ -9,9 +9,8 @@ from typing import Final, TypeVar
 
 from werkzeug.http import parse_options_header
 
-from ...errors import MemoryFull, UnsupportedMediaType
+from ...errors import MemoryFull, UnsupportedMediaType, escape
 from ...frontend import PoolingEngine, TextEngine
-from ...observe.log_lines import escape
 from ..connection.scope import ScopedRequest
 from ..state import ServerState
 from .requests import ModelRequest

@@ -23,8 +23,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from ...errors import InvalidParameter
-from ...observe.log_lines import escape
+from ...errors import InvalidParameter, escape
 from .orientation import read_orientation
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ import httpx2
 import trio
 
 from ...config import MediaConfig, parse_bytes
-from ...errors import InvalidConfig, InvalidParameter
-from ...observe.log_lines import escape
+from ...errors import InvalidConfig, InvalidParameter, escape
 from .address import IPAddress
 from .connect import CheckedBackend
 

@@ -20,9 +20,8 @@ import weakref
 import trio
 
 from ...config import MediaConfig, parse_bytes
-from ...errors import InvalidParameter, MemoryFull
+from ...errors import InvalidParameter, MemoryFull, escape
 from ...observe import Pace
-from ...observe.log_lines import escape
 from ..text.chat import Base64Image
 from ..workers.threads import RendererStatistics, RendererWorkers
 from .loader import EncodedImage, ImageLoader, Url
