@@ -51,7 +51,7 @@ class RemoteAsker:
 
     @property
     def where(self) -> str:
-        return self._config.uds or self._config.url
+        return self._config.where
 
     async def post(self, target: str, body: bytes) -> Answer:
         return await self._ask("POST", target, body)
@@ -73,11 +73,7 @@ class RemoteAsker:
             ) from None
         # Other statuses are those of servers that do not list their models.
         if answer.status == 401:
-            raise StartupError(
-                f"{self.where} does not know this key"
-                if self._key
-                else f"{self.where} wants a key: --api-key or --api-key-file"
-            )
+            raise StartupError(self._config.explain_unknown_key())
 
     async def _ask(self, method: str, target: str, body: bytes) -> Answer:
         connection = self._idle.pop() if self._idle else self._open()

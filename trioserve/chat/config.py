@@ -116,7 +116,7 @@ class LocalModelConfig:
         OpenAI's defaults.
       reasoning_parser: Family of models whose tags mark the reasoning. Reasoning is then
         dimmed, and it is not sent back to the model. none leaves it in the text.
-      kernels: Kernels of a model on a CPU.
+      kernels: Kernels of a model, of this project or of PyTorch.
       quantization: Quantisation of weights when the model is loaded.
       num_threads: Threads of one step on a CPU; by default one for each core.
       pipeline_parallel_size: Stages that share the model's layers, each in its own

@@ -23,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore2
 import msgspec
 
-from ..config import RemoteConfig
+from ..config import RemoteConfig, find_base_path
 from .answers import Answerer, AnswerFailed, Message, Piece
 from .events import EventReader, read_message
 
@@ -282,8 +282,7 @@ def find_base(url: str) -> str:
     host = (parts.hostname or "").encode("idna").decode()
     host = f"[{host}]" if ":" in host else host
     port = "" if parts.port is None else f":{parts.port}"
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return f"{parts.scheme}://{host}{port}{path}/v1"
+    return f"{parts.scheme}://{host}{port}{find_base_path(url)}/v1"
 
 
 def _find_proxy(config: RemoteConfig) -> httpcore2.Proxy | None:

@@ -19,7 +19,7 @@ from .engine import CacheConfig, ParallelConfig, SchedulerConfig, SchedulingPoli
 from .model import DEFAULT_MODEL, DEFAULT_MODEL_SAMPLING, ModelConfig, PoolingConfig
 from .options import Option, build_config, list_changes, list_options
 from .paths import FilePath
-from .remote import RemoteConfig
+from .remote import RemoteConfig, find_base_path
 from .render import MediaConfig, RenderConfig
 from .server import STREAM_LOG_BYTES, BindConfig, HttpConfig, ProcessConfig
 from .whole import EngineConfig, ServeConfig
@@ -46,6 +46,7 @@ __all__ = [
     "ServeConfig",
     "build_config",
     "check_plain_file",
+    "find_base_path",
     "list_changes",
     "list_options",
     "parse_bytes",

@@ -12,6 +12,11 @@ from ..errors import InvalidConfig
 from .paths import FilePath
 
 
+def find_base_path(url: str) -> str:
+    """Return the path of an address up to /v1, which people may write or leave out."""
+    return urlsplit(url).path.rstrip("/").removesuffix("/v1")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
     """The server.
@@ -45,6 +50,17 @@ class RemoteConfig:
             raise InvalidConfig("url", "must have no user and no password")
         if self.api_key is not None and self.api_key_file is not None:
             raise InvalidConfig("api_key", "and --api-key-file exclude each other")
+
+    @property
+    def where(self) -> str:
+        """The place of the server, for messages."""
+        return self.uds or self.url
+
+    def explain_unknown_key(self) -> str:
+        """Return why the server answers 401, for people."""
+        if self.api_key is None and self.api_key_file is None:
+            return f"{self.where} wants a key: --api-key or --api-key-file"
+        return f"{self.where} does not know this key"
 
     def read_key(self) -> str | None:
         """Return the key that the server wants; None if none was given.

@@ -14,6 +14,7 @@ import h11
 import msgspec
 import trio
 
+from ..config import find_base_path
 from ..errors import escape
 
 # Without a pause, a server that refuses all requests would get them in a tight loop.
@@ -89,7 +90,7 @@ class Connection:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)
         self._netloc = parts.netloc
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._prefix = find_base_path(url)
         self._stream: trio.abc.Stream | None = None
         self._http = h11.Connection(h11.CLIENT)
 

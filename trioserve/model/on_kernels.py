@@ -1,4 +1,4 @@
-"""The protocols of a decoder that this project's own kernels run: on CPUs, and on GPUs."""
+"""The protocols of a model that this project's own kernels run: on CPUs, and on GPUs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class LayersOnKernels(Protocol):
         """
 
 
-class DecoderOnKernels(Protocol):
-    """The layers of a decoder, with packed weights.
+class OnKernels(Protocol):
+    """The layers of a model on the kernels.
 
     Attributes:
       name: of the kernels, as in ModelInfo.
@@ -56,6 +56,10 @@ class DecoderOnKernels(Protocol):
     def name(self) -> str: ...
     @property
     def description(self) -> str: ...
+
+
+class DecoderOnKernels(OnKernels, Protocol):
+    """The layers of a decoder, with packed weights."""
 
     def open(self, tables: SlotTables, *, num_blocks: int) -> LayersOnKernels:
         """Allocate a KV cache, and return the layers with it."""

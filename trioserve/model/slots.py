@@ -85,6 +85,18 @@ class SlotTables:
                 0, send_ids(places, device), send_ids(block_ids, device)
             )
 
+    def find_cache_slots(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Return the places of tokens in the KV cache.
+
+        Args:
+          slots, positions: (num_tokens,) int64, on the device
+
+        Returns:
+          (num_tokens,) int64, block * block_size + offset
+        """
+        size = self.block_size
+        return self.block_ids[slots, positions // size] * size + positions % size
+
     def keep_sampled(self, slots: Tensor, token_ids: Tensor) -> None:
         """Store the last tokens of slots, (num_slots,) int64 both, on the device."""
         self.last_token_ids.index_copy_(0, slots, token_ids)

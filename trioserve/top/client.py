@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from ..config import RemoteConfig
+from ..config import RemoteConfig, find_base_path
 
 T = TypeVar("T")
 
@@ -72,10 +72,9 @@ class Client:
     """
 
     def __init__(self, config: RemoteConfig) -> None:
-        self._url = config.url
-        self._uds = config.uds
+        self._config = config
         self._parts = urlsplit(config.url)
-        self._path = self._parts.path.rstrip("/").removesuffix("/v1") + "/v1/requests"
+        self._path = f"{find_base_path(config.url)}/v1/requests"
         self._key = config.read_key()
         self._tls = config.make_tls()
 
@@ -131,15 +130,17 @@ class Client:
             body = answer.read(_MAX_BYTES)
         except ssl.SSLCertVerificationError as error:
             raise TopError(
-                f"the certificate of {self._url} is not trusted: "
+                f"the certificate of {self._config.url} is not trusted: "
                 f"{error.verify_message} (--tls-cafile names others)"
             ) from None
         except ssl.SSLError as error:
-            raise TopError(f"{self._url} speaks no TLS: {error.reason}") from None
+            raise TopError(
+                f"{self._config.url} speaks no TLS: {error.reason}"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             raise TopError(
-                f"no server answers at {self._where}: {reason}; start one by "
+                f"no server answers at {self._config.where}: {reason}; start one by "
                 "`trioserve serve`, or name it by --url or --uds"
             ) from None
         finally:
@@ -148,16 +149,12 @@ class Client:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise TopError(f"{self._where} is no trioserve server") from None
-
-    @property
-    def _where(self) -> str:
-        return self._uds or self._url
+            raise TopError(f"{self._config.where} is no trioserve server") from None
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
-        if self._uds is not None:
-            return _UnixConnection(self._uds, host, self._tls)
+        if self._config.uds is not None:
+            return _UnixConnection(self._config.uds, host, self._tls)
         if self._tls is not None:
             return http.client.HTTPSConnection(
                 host, port, timeout=_SECONDS, context=self._tls
@@ -168,15 +165,13 @@ class Client:
         if status == 200:
             return
         if status == 401:
-            raise TopError(
-                f"{self._where} does not know this key"
-                if self._key
-                else f"{self._where} wants a key: --api-key or --api-key-file"
-            )
+            raise TopError(self._config.explain_unknown_key())
         message = _read_message(body)
         if status == 404 and message.startswith("No request with the id"):
             raise _NotThere(message)
-        raise TopError(f"{self._where} answers {status}: {message or 'no reason'}")
+        raise TopError(
+            f"{self._config.where} answers {status}: {message or 'no reason'}"
+        )
 
 
 class _NotThere(TopError):

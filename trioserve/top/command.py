@@ -62,7 +62,7 @@ def _run_screen(config: TopConfig, poller: Poller) -> int:
     screen = Screen(
         poller,
         Choices(poller, config.screen.sort),
-        config.remote.uds or config.remote.url,
+        config.remote.where,
     )
     poller.start()
     try:

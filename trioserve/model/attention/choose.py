@@ -49,7 +49,6 @@ _PAGED_BACKENDS: dict[str, PagedBackendType] = {
     "triton": TritonAttention,
     "gather": GatherAttention,
 }
-_FASTEST = {"cuda": (*_PAGED_BACKENDS,)}
 # The first that supports a model is used.
 _ENCODER_BACKENDS: tuple[EncoderBackendType, ...] = (FlatAttention,)
 
@@ -67,9 +66,11 @@ def choose_paged_backend(
       InvalidConfig: the wanted backend cannot run this model here.
     """
     reasons: list[str] = []
-    # Elsewhere, Triton's interpreter may run its kernels, but only if they are wanted.
-    fastest = _FASTEST.get(model.device.type, ("gather",))
-    for name in fastest if wanted == "auto" else (wanted,):
+    names: tuple[str, ...] = (wanted,)
+    if wanted == "auto":
+        # Elsewhere, Triton's interpreter may run its kernels, but only if they are wanted.
+        names = (*_PAGED_BACKENDS,) if model.device.type == "cuda" else ("gather",)
+    for name in names:
         backend = _PAGED_BACKENDS[name]
         obstacle = backend.find_obstacle(model)
         if obstacle is None and model.device.type == "cuda":

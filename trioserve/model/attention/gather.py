@@ -72,16 +72,12 @@ class GatherAttention:
         return sorted(range(len(rows)), key=lambda i: _reading_order(rows[i]))
 
     def begin(self, step: StepInputs) -> _GatherStep:
-        size = self._rules.block_size
-        positions = step.position_ids[0]
-        blocks = self._tables.block_ids[step.slot_ids, positions // size]
+        cache_slots = self._tables.find_cache_slots(step.slot_ids, step.position_ids[0])
         layouts = {
             window: _lay_out(step.rows, self._tables, window, self._rules)
             for window in self._rules.windows
         }
-        return _GatherStep(
-            self._layers, self.caches, blocks * size + positions % size, layouts
-        )
+        return _GatherStep(self._layers, self.caches, cache_slots, layouts)
 
 
 class _GatherStep:

@@ -80,8 +80,6 @@ class VarlenAttention:
     def begin(self, step: StepInputs) -> _VarlenStep:
         rows, device = step.rows, step.slot_ids.device
         size = self._tables.block_size
-        positions = step.position_ids[0]
-        blocks = self._tables.block_ids[step.slot_ids, positions // size]
         begins = [0, *accumulate(row.num_tokens for row in rows)]
         numbers = send_ids(
             [*begins, *(row.end for row in rows), *(row.slot for row in rows)], device
@@ -94,7 +92,9 @@ class VarlenAttention:
             tables=self._tables.block_ids[slots, : -(-longest // size)].to(torch.int32),
             max_queries=max(row.num_tokens for row in rows),
             max_keys=longest,
-            cache_slots=blocks * size + positions % size,
+            cache_slots=self._tables.find_cache_slots(
+                step.slot_ids, step.position_ids[0]
+            ),
         )
         return _VarlenStep(self.caches, layout, self._attend)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..triton.paged import Tiles
+from ..triton.tiles import TILE_NUMBERS
 
 # Sizes up to 8 are powers of two, because a batch of a few rows should not be padded much.
 # Larger ones are multiples, so that a batch of 65 does not cost as much as one of 128.
@@ -87,8 +88,8 @@ def make_inputs(
             tables=tables,
             slots=torch.full((size,), NO_SLOT, device=device),
             positions=torch.zeros(size, dtype=torch.int64, device=device),
-            decodes=torch.zeros((size, 4), dtype=torch.int32, device=device),
-            chunks=torch.zeros((0, 4), dtype=torch.int32, device=device),
+            decodes=torch.zeros((size, TILE_NUMBERS), dtype=torch.int32, device=device),
+            chunks=torch.zeros((0, TILE_NUMBERS), dtype=torch.int32, device=device),
         ),
     )
 

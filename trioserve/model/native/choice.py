@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import logging
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ...config import ModelConfig
 from ...errors import InvalidConfig
 from ...kernels.library import NoKernels
+from ..on_kernels import OnKernels
 from .products import NotRecognised
 
 logger = logging.getLogger(__name__)
@@ -16,20 +17,6 @@ logger = logging.getLogger(__name__)
 
 class OutputDiffers(Exception):
     """Raised when the kernels compute something else than the modules; those are gone."""
-
-
-class OnKernels(Protocol):
-    """A model's layers on the kernels.
-
-    Attributes:
-      name: of the kernels, as in ModelInfo.
-      description: the name and what they run on, for the log.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
 
 
 OnKernelsT = TypeVar("OnKernelsT", bound=OnKernels)
