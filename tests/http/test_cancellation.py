@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 import json
@@ -33,10 +34,16 @@ async def send(server: FakeServer, **fields: object) -> AsyncIterator[None]:
 
 
 def count(server: FakeServer) -> dict[str, int]:
-    """Return the number of measured times by phase."""
+    """Return the number of measured times by phase.
+
+    The phase of a stream is "write" at the moments when a piece of it is written, so what
+    ends in it counts as "decode".
+    """
     times = server.state.counts.cancel_to_free
-    counts = {phase: sum(each.statistics().counts) for phase, each in times.items()}
-    return {phase: number for phase, number in counts.items() if number}
+    counts: Counter[str] = Counter()
+    for phase, each in times.items():
+        counts["decode" if phase == "write" else phase] += sum(each.statistics().counts)
+    return dict(+counts)
 
 
 async def wait_for(server: FakeServer, counts: dict[str, int]) -> None:
@@ -57,7 +64,7 @@ async def test_each_way_to_cancel_is_measured(
     async with open_fake_server(
         tokenizer_folder, step_seconds=0.01, is_remote=is_remote
     ) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                 # One that ends by itself is not measured.
                 await client.post("/v1/completions", json=BODY | {"max_tokens": 1})
@@ -79,7 +86,8 @@ async def test_each_way_to_cancel_is_measured(
     lines = [each.getMessage() for each in caplog.records]
     assert len(lines) == 5
     assert re.fullmatch(
-        r"request one: free \d+\.\d{3} ms after it was cancelled in decode", lines[0]
+        r"request one: free \d+\.\d{3} ms after it was cancelled in (decode|write)",
+        lines[0],
     )
 
 
@@ -91,7 +99,7 @@ async def test_a_request_that_is_rendered_is_free_when_its_worker_is(
         workers = server.state.engine.renderer.workers
         workers.resize(1)
         gate = threading.Event()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(workers.run, gate.wait)
                 async with send(server):
@@ -104,10 +112,13 @@ async def test_the_time_ends_with_the_blocks_of_the_other_process(
     tokenizer_folder: Path,
 ) -> None:
     async with open_fake_server(
-        tokenizer_folder, step_seconds=0.01, is_remote=True
+        # Long enough for this task to see the blocks before the step in flight ends.
+        tokenizer_folder,
+        step_seconds=0.2,
+        is_remote=True,
     ) as server:
         used: list[int] = []
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with send(server, stream=True):
                 await wait_phase(server, "decode")
                 server.engine.after_aborts(lambda: used.append(1))
