@@ -28,7 +28,7 @@ async def test_each_answer_is_counted_once(
 
     fake = await listen(nursery, answer)
     load = overload.Load(seconds=0.4, input_words=3)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         arrivals = overload.Arrivals(fake.url, load, rate=50.0, deadline=5.0)
         outcome = await arrivals.run(5.0)
     counts = (outcome.in_time, outcome.refused, outcome.late, len(outcome.errors))

@@ -58,7 +58,7 @@ async def test_steps_run_in_order_off_the_loop(nursery: trio.Nursery) -> None:
     executor = LocalExecutor[StepPlan, StepResult](step)
     await nursery.start(executor.run)
     submitted = Submitted(executor, 20)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         results = await submitted.wait()
     assert [result.step_id for result in results] == list(range(20))
     assert ran == [(number, False) for number in range(20)]
@@ -85,7 +85,7 @@ async def test_the_next_step_is_launched_before_this_one_is_finished(
     executor = LocalExecutor[StepPlan, StepResult](launch, finish, depth=2)
     await nursery.start(executor.run)
     submitted = Submitted(executor, 4)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         results = await submitted.wait()
     assert [result.step_id for result in results] == [0, 1, 2, 3]
     assert [launched.get() for _ in range(4)] == [0, 1, 2, 3]
@@ -108,7 +108,7 @@ async def test_a_failing_step_raises_where_its_result_is_taken(
     executor = LocalExecutor[StepPlan, StepResult](launch, finish, depth=2)
     await nursery.start(executor.run)
     submitted = Submitted(executor, 2)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await submitted.wait_all_done()
     assert submitted.handles[0].take().step_id == 0
     with pytest.raises(ZeroDivisionError):
@@ -128,7 +128,7 @@ async def test_cancelling_waits_for_the_step_on_the_device(num_stages: int) -> N
 
     stages = [launch, result_of][:num_stages]
     executor = LocalExecutor[StepPlan, StepResult](*stages, depth=2)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as host:
             await host.start(executor.run)
             Submitted(executor, 2)

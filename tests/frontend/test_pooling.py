@@ -68,7 +68,7 @@ class Bench:
         return (await self.engine.renderer.render_text(text)).token_ids
 
     async def wait_nothing_is_held(self) -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             while self.loop.statistics() != self.fresh or self.device.kept:
                 await trio.sleep(0.001)
 

@@ -195,7 +195,7 @@ class Stage:
         self.nursery.start_soon(post)
 
     async def wait_until_waiting(self, num_requests: int) -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while self.num_waiting != num_requests:
                 await trio.lowlevel.checkpoint()
 
@@ -293,7 +293,7 @@ async def test_an_admitted_request_is_finished_though_the_renderer_is_full(
         rest: list[httpx.Response] = []
         for _ in range(30):
             stage.post(COMPLETION_PATH, TEXTS[COMPLETION_PATH], rest)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(rest) < 29:
                 await trio.lowlevel.checkpoint()
         stage.gate.set()

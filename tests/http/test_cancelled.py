@@ -73,7 +73,7 @@ async def send(server: Any, packet: bytes) -> AsyncIterator[trio.SocketStream]:
 @asynccontextmanager
 async def open_server(folder: Path, **options: Any) -> AsyncIterator[FakeServer]:
     async with open_fake_server(folder, **options) as server:
-        with trio.fail_after(20):  # noqa: ASYNC100
+        with trio.fail_after(60):  # noqa: ASYNC100
             yield server
 
 
@@ -198,7 +198,7 @@ async def test_one_that_leaves_while_its_texts_are_pooled(
 ) -> None:
     packet = write_post(path, json.dumps(fields).encode())
     async with open_fake_pooling_server(tokenizer_folder, step_seconds=NEVER) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with send(server, packet):
                 await wait_until(lambda: server.engine.statistics().num_requests == 1)
                 await wait_until(

@@ -139,7 +139,7 @@ async def test_others_have_their_turn_between_the_messages_of_tiny_chunks(
         await send({"type": "http.response.body", "body": b"%d" % num_bytes})
 
     install_guard()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         [address] = await nursery.start(serve, app, make_config(bind=["127.0.0.1:0"]))
         port = int(address.rpartition(":")[2])
         async with await trio.open_tcp_stream("127.0.0.1", port) as client:

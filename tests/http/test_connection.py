@@ -215,7 +215,7 @@ async def send_whole(stranger: trio.SocketStream, packet: bytes) -> None:
 
 
 async def test_a_storm_of_resets_is_survived(start_server: StartServer) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()))
         for _ in range(50):
             client = await server.connect()
@@ -249,7 +249,7 @@ async def reset(client: trio.SocketStream) -> None:
 async def test_ambiguous_requests_are_refused_and_upgrades_are_ignored(
     start_server: StartServer, name: str, status: bytes
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(INPUTS[name])
@@ -259,7 +259,7 @@ async def test_ambiguous_requests_are_refused_and_upgrades_are_ignored(
 
 
 async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         app = make_app(AppState())
         server = await start_server(app, keep_alive_timeout_seconds=0.1)
         answer = await server.ask(HEALTH + KEEP)
@@ -271,7 +271,7 @@ async def test_an_idle_connection_is_closed(start_server: StartServer) -> None:
 async def test_a_connection_serves_one_request_after_another(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             for _ in range(3):
@@ -281,7 +281,7 @@ async def test_a_connection_serves_one_request_after_another(
 
 
 async def test_connection_close_is_honoured(start_server: StartServer) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()))
         answer = await server.ask(b"GET /events HTTP/1.1\r\n" + CLOSE)
     assert answer.endswith(b"data: 2\n\n\r\n0\r\n\r\n")
@@ -292,7 +292,7 @@ async def test_an_ended_connection_is_closed_though_its_client_stays(
     start_server: StartServer, packet: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 0.0)
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(packet)
@@ -302,7 +302,7 @@ async def test_an_ended_connection_is_closed_though_its_client_stays(
 
 
 async def test_an_http_1_0_stream_ends(start_server: StartServer) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()))
         answer = await server.ask(b"GET /events HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\ndata: 0\n\ndata: 1\n\ndata: 2\n\n")
@@ -311,7 +311,7 @@ async def test_an_http_1_0_stream_ends(start_server: StartServer) -> None:
 async def test_bytes_that_the_kernel_does_not_take_at_once_follow_in_order(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()))
         async with await server.connect() as client:
             await client.send_all(b"GET /large HTTP/1.0\r\n\r\n")
@@ -357,7 +357,7 @@ async def test_a_client_that_is_far_ahead_is_read_no_further(
         await send_whole(client, bytes(2**26))
         has_sent.set()
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(state))
         async with await server.connect() as client, trio.open_nursery() as nursery:
             await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
@@ -375,7 +375,7 @@ async def test_pipelined_requests_are_answered_in_turn(
     start_server: StartServer,
 ) -> None:
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 300_000
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()))
         answer = await server.ask(
             (HEALTH + KEEP) * 20
@@ -393,7 +393,7 @@ async def test_pipelined_requests_are_answered_in_turn(
 async def test_bytes_after_the_last_request_keep_no_connection_open(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()), graceful_timeout_seconds=60.0)
         answer = await server.ask(HEALTH + CLOSE + bytes(300_000))
         assert answer.endswith(b"well")
@@ -406,7 +406,7 @@ async def test_a_refusal_reaches_a_client_that_is_still_uploading(
 ) -> None:
     monkeypatch.setattr("trioserve.http.connection.server.LINGER_SECONDS", 60.0)
     upload = b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n" % 2**24
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()))
         answer = await server.ask(upload + KEEP + bytes(2**24))
     assert answer.startswith(b"HTTP/1.1 413")
@@ -447,7 +447,7 @@ async def connect_tls(
 async def test_tls_streams_arrive_whole_and_end(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()), certificate=certificate)
         async with await connect_tls(server, certificate) as client:
             await client.send_all(HEALTH + KEEP + b"GET /large HTTP/1.1\r\n" + KEEP)
@@ -477,7 +477,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_exit(
     start_server: StartServer, client_kind: Path | None, is_half_closed: bool
 ) -> None:
     state = AppState()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(
             make_app(state), certificate=client_kind, graceful_timeout_seconds=0.05
         )
@@ -512,7 +512,7 @@ async def test_requests_may_end_after_the_shutdown_trigger(
     start_server: StartServer,
 ) -> None:
     state = AppState()
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(state), graceful_timeout_seconds=60.0)
         async with await server.connect() as client, await server.connect():
             await client.send_all(b"GET /gated HTTP/1.1\r\n" + KEEP)
@@ -566,7 +566,7 @@ async def faulty_app(scope: Any, receive: Any, send: Any) -> None:
 async def test_an_app_that_breaks_the_protocol_breaks_one_connection(
     start_server: StartServer, client_kind: Path | None, fault: str
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(faulty_app, certificate=client_kind)
         for path in [fault, "health"]:
             async with await connect(server, client_kind) as client:
@@ -578,7 +578,7 @@ async def test_an_app_that_breaks_the_protocol_breaks_one_connection(
 async def test_an_unforeseen_error_is_logged_once_and_ends_one_connection(
     start_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         # hypercorn decodes the host only to compare it with server_names.
         server = await start_server(make_app(AppState()), server_names=["h"])
         assert await server.ask(b"GET / HTTP/1.1\r\nHost: \xff\r\n\r\n") == b""
@@ -600,7 +600,7 @@ async def test_system_exit_is_not_taken_for_a_connection_error(
     with pytest.RaisesGroup(
         pytest.RaisesExc(SystemExit, match="3"), flatten_subgroups=True
     ):
-        with trio.fail_after(5):
+        with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 [address] = await nursery.start(serve, app, config)
                 port = int(address.rpartition(":")[2])
@@ -706,7 +706,7 @@ async def test_an_http2_stream_does_not_hurt_its_neighbour(
     disturb: Callable[[Http2Client, AppState], Awaitable[None]],
 ) -> None:
     state = AppState()
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(state), enable_h2c=True)
         async with await server.connect() as stream:
             client = Http2Client(stream)
@@ -721,7 +721,7 @@ async def test_an_http2_stream_does_not_hurt_its_neighbour(
 async def test_http2_frames_of_several_writers_do_not_mix(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         server = await start_server(make_app(AppState()), enable_h2c=True)
         async with await server.connect() as stream:
             client = Http2Client(stream)
@@ -739,7 +739,7 @@ async def test_http2_frames_of_several_writers_do_not_mix(
 async def test_an_http2_request_cancelled_as_it_answers_harms_no_other(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(faulty_app, certificate=certificate)
         async with await connect_tls(server, certificate, "h2") as stream:
             client = Http2Client(stream)
@@ -777,7 +777,7 @@ async def send_for_ever(client: trio.SocketStream, data: bytes) -> None:
 async def test_http2_over_tls_needs_no_option(
     start_server: StartServer, certificate: Path
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()), certificate=certificate)
         async with await connect_tls(server, certificate, "h2") as stream:
             client = Http2Client(stream)
@@ -790,7 +790,7 @@ async def test_http2_over_tls_needs_no_option(
 async def test_the_kernel_detects_dead_peers(
     start_server: StartServer,
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         server = await start_server(make_app(AppState()), write_timeout_seconds=7.5)
         async with await server.connect() as client:
             await client.send_all(HEALTH + KEEP)
@@ -804,7 +804,7 @@ async def test_the_kernel_detects_dead_peers(
 async def test_a_unix_socket_is_served(nursery: trio.Nursery, tmp_path: Path) -> None:
     install_guard()
     path = tmp_path / "socket"
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         config = make_config(bind=[f"unix:{path}"])
         await nursery.start(partial(serve, make_app(AppState()), config))
         async with await trio.open_unix_socket(path) as client:

@@ -29,7 +29,7 @@ async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     # A drain that waits for more than the engine's steps lasts for ever.
     config = HttpConfig(drain_timeout=1e9, enable_h2c=True)
     async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             yield server
 
 

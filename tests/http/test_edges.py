@@ -158,7 +158,7 @@ async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     async with open_fake_server(
         tokenizer_folder, http=config, step_seconds=0.05
     ) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 

@@ -119,7 +119,7 @@ async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     async with open_fake_server(
         tokenizer_folder, http=http, step_seconds=0.15
     ) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 

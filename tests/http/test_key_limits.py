@@ -90,7 +90,7 @@ async def server(
     async with open_fake_server(
         tokenizer_folder, http=config, step_seconds=0.01
     ) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 
@@ -192,7 +192,7 @@ async def test_a_key_does_not_wait_behind_the_requests_of_another(
             assert answer.status_code == 200
             answered.append(name)
 
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for _ in range(30):
                     nursery.start_soon(ask, "carl")

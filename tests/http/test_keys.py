@@ -35,7 +35,7 @@ PATHS = [(route.method, path) for route in ROUTES for path in route.documented_p
 async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     config = HttpConfig(api_key=(KEY, "sk-two"))
     async with open_fake_server(tokenizer_folder, http=config) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 

@@ -51,7 +51,7 @@ async def open_server(
     folder: Path, **options: Any
 ) -> AsyncIterator[tuple[FakeServer, httpx.AsyncClient]]:
     async with open_fake_server(folder, **options) as server:
-        with trio.fail_after(20):  # noqa: ASYNC100
+        with trio.fail_after(60):  # noqa: ASYNC100
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                 yield server, client
 
@@ -309,7 +309,7 @@ async def test_texts_that_outlive_their_request_are_found(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_fake_pooling_server(tokenizer_folder, step_seconds=0.01) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
 
                 async def embed(request_id: str) -> None:

@@ -126,7 +126,7 @@ def open_client(tokenizer_folder: Path) -> Callable[..., Any]:
             tokenizer_folder, step_seconds=0.02, **options
         ) as server:
             fresh = server.engine.statistics()
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 async with (
                     httpx.AsyncClient(base_url=server.url, timeout=20) as client,
                     trio.open_nursery() as nursery,

@@ -49,7 +49,7 @@ class Client:
 @asynccontextmanager
 async def open_client(folder: Path, **options: Any) -> AsyncIterator[Client]:
     async with open_fake_server(folder, **options) as server:
-        with trio.fail_after(20):  # noqa: ASYNC100
+        with trio.fail_after(60):  # noqa: ASYNC100
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
                 yield Client(server, http)
 

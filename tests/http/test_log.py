@@ -40,7 +40,7 @@ async def test_clients_cannot_write_a_line_of_the_log(
     tokenizer_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with (
             open_fake_server(tokenizer_folder) as server,
             httpx.AsyncClient(base_url=server.url) as client,

@@ -41,7 +41,7 @@ async def client(nursery: trio.Nursery) -> AsyncIterator[trio.SocketStream]:
 
 async def ask(client: trio.SocketStream, packet: bytes) -> Reply:
     """Send `packet` and read all that comes until the server closes."""
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         await client.send_all(packet)
         data = b"".join([part async for part in client])
     head, _, body = data.partition(b"\r\n\r\n")
@@ -94,7 +94,7 @@ async def test_an_error_after_head_has_no_body(client: trio.SocketStream) -> Non
 async def test_empty_lines_before_a_request_are_ignored(
     client: trio.SocketStream, lines: list[bytes]
 ) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         for _ in range(2):
             for part in [*lines, GET]:
                 await client.send_all(part)
@@ -107,7 +107,7 @@ async def test_an_empty_line_after_a_body_breaks_nothing(
     client: trio.SocketStream,
 ) -> None:
     request = POST + b"Content-Length: 1\r\n\r\nx\r\n"
-    with trio.fail_after(5):
+    with trio.fail_after(20):
         for _ in range(2):
             await client.send_all(request)
             answer = await client.receive_some()

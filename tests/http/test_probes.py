@@ -33,7 +33,7 @@ CHANGING = re.compile(
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 

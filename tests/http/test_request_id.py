@@ -23,7 +23,7 @@ MADE = re.compile(r"[0-9a-f]{32}")
 @pytest.fixture
 async def server(tokenizer_folder: Path) -> AsyncIterator[FakeServer]:
     async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 

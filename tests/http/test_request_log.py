@@ -85,7 +85,7 @@ def open_logged(tokenizer_folder: Path, tmp_path: Path) -> OpenLogged:
         path = tmp_path / "requests.jsonl"
         config = HttpConfig(request_log=str(path), **(http or {}))
         async with open_server(tokenizer_folder, http=config, **options) as server:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                     yield Logged(server, path, client)
 

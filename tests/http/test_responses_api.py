@@ -272,7 +272,7 @@ async def test_a_failure_among_the_tokens_ends_the_stream_with_an_event(
     tokenizer_folder: Path,
 ) -> None:
     async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with open_client(server) as client:
                 events = await client.responses.create(
                     model="fake", input="Hello", max_output_tokens=200, stream=True
@@ -386,7 +386,7 @@ async def test_a_client_that_leaves_ends_its_response_and_leaves_nothing(
     tokenizer_folder: Path,
 ) -> None:
     async with open_fake_server(tokenizer_folder, step_seconds=0.05) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with open_client(server) as client:
                 events = await client.responses.create(
                     model="fake", input="Hello", max_output_tokens=200, stream=True

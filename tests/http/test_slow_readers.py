@@ -39,7 +39,7 @@ async def server(tokenizer_folder: Path, tmp_path: Path) -> AsyncIterator[FakeSe
     async with open_fake_server(
         tokenizer_folder, http=http, step_seconds=0.01, max_num_seqs=64
     ) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             yield server
 
 
@@ -111,7 +111,7 @@ async def test_what_clients_leave_unread_is_bounded(
         tokenizer_folder, http=http, step_seconds=0.005, max_num_seqs=80
     ) as server:
         fresh, limit = server.engine.statistics(), server.state.unread
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with (
                 await trio.open_tcp_stream("127.0.0.1", server.port) as slow,
                 await trio.open_tcp_stream("127.0.0.1", server.port) as fast,

@@ -108,7 +108,7 @@ def open_client(tokenizer_folder: Path, collector: Collector) -> Open:
     ) -> AsyncIterator[httpx.AsyncClient]:
         http = HttpConfig(otlp_traces_endpoint=collector.url)
         async with open_server(tokenizer_folder, http=http, **options) as server:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                     yield client
 

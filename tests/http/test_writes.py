@@ -99,7 +99,7 @@ async def ask(
             await client.send_all(packet + b"Host: h\r\nConnection: close\r\n\r\n")
             return b"".join([data async for data in client])
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         yield ask
 
 
@@ -186,7 +186,7 @@ async def stream_choices(
         "stream": True,
     }
     async with open_fake_server(tokenizer_folder) as server:
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
                 answer = await client.post("/v1/completions", json=body)
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]

@@ -69,7 +69,7 @@ async def start_stages(
             listens_on="127.0.0.1",
         )
 
-    with trio.fail_after(10), ExitStack() as stack:
+    with trio.fail_after(60), ExitStack() as stack:
         async with trio.open_nursery() as nursery:
             stages = []
             for number in range(3):
