@@ -11,12 +11,7 @@ from torch import Tensor
 
 from .attend import attend, merge, write_cache
 from .tiles import count_splits
-from .widths import round_side, round_up
-
-# Rows of the product of a chunk's tile, and its keys: the usual choice for heads of 64 to 128
-# numbers. Not measured on a GPU yet.
-_CHUNK_ROWS = 64
-_TILE_KEYS = 64
+from .widths import choose_size, count_chunk_rows, round_side, round_up
 
 
 class AttentionSpec(Protocol):
@@ -90,7 +85,11 @@ class PagedLayer:
     @property
     def chunk_queries(self) -> int:
         """Most tokens of a tile of a chunk."""
-        return max(1, _CHUNK_ROWS // self.group)
+        return max(1, count_chunk_rows(self._width, self.cache.itemsize) // self.group)
+
+    @property
+    def _width(self) -> int:
+        return max(self.sizes["KEY_WIDTH"], self.sizes["VALUE_WIDTH"])
 
     def write(self, key: Tensor, value: Tensor, tiles: Tiles) -> None:
         """Store the keys and values of a step, (num_tokens, num_kv_heads, dim) each."""
@@ -164,6 +163,8 @@ class PagedLayer:
         num_queries: int,
     ) -> None:
         spec = self.spec
+        rows = round_side(num_queries * self.group)
+        size = choose_size(rows, self._width, self.cache.itemsize)
         attend[len(chosen), spec.num_kv_heads, splits](
             query,
             output,
@@ -183,8 +184,9 @@ class PagedLayer:
             HAS_SOFTCAP=spec.softcap is not None,
             HAS_SINKS=spec.sinks is not None,
             NUM_SPLITS=splits,
-            TILE_ROWS=round_side(num_queries * self.group),
-            TILE_KEYS=_TILE_KEYS,
+            TILE_ROWS=rows,
+            TILE_KEYS=size.keys,
+            num_warps=size.warps,
         )
 
 

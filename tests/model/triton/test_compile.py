@@ -1,0 +1,62 @@
+"""The kernels compile for GPUs, and the numbers that they work on stay in registers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="needs the extra triton")
+
+SCRIPT = Path(__file__).with_name("compile_layer.py")
+
+# A program cannot have more, on cards of capability 8.6 and 8.9.
+LEAST_SHARED = 99 * 1024
+
+# `merge` is launched where decodes are split.
+KERNELS = {
+    "write_cache",
+    "attend",
+    "merge",
+    "rotate_and_write",
+    "add_and_normalize",
+    "weigh",
+}
+
+
+def compile_layer(
+    tmp_path: Path, capability: int, dtype: str, dim: int, window: int = 0
+) -> list[dict[str, str | int]]:
+    # Compiled kernels are kept, so a test would find those of the last run.
+    settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    settings.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, SCRIPT, str(capability), dtype, str(dim), str(window)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(kernels: list[dict[str, str | int]]) -> None:
+    assert {kernel["name"] for kernel in kernels} == KERNELS
+    assert [kernel for kernel in kernels if kernel["shared"] > LEAST_SHARED] == []
+    assert [kernel for kernel in kernels if kernel["spilled"]] == []
+
+
+def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
+    check(compile_layer(tmp_path, 90, "bfloat16", 64))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256, 512])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_kernels_compile_for_all_gpus(
+    tmp_path: Path, capability: int, dtype: str, dim: int, window: int
+) -> None:
+    """With a window come a soft cap, sinks, norms of heads and a part that is not rotated."""
+    check(compile_layer(tmp_path, capability, dtype, dim, window))
