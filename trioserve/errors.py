@@ -602,9 +602,19 @@ class UnsupportedQuantization(StartupError):
     Args:
       method: its name in the checkpoint.
       detail: the unsupported part, if the method alone does not identify it.
+      can_dequantize: whether they can be dequantised, and the user has not said so.
     """
 
-    def __init__(self, method: str, detail: str = "") -> None:
+    def __init__(
+        self, method: str, detail: str = "", *, can_dequantize: bool = False
+    ) -> None:
+        if can_dequantize:
+            super().__init__(
+                f"weights that are quantised by {method} are not computed with: "
+                "--dequantize makes plain numbers of them, which take the memory of the "
+                "unquantised model; or take a GGUF file of the model"
+            )
+            return
         form = f" ({detail})" if detail else ""
         super().__init__(
             f"weights that are quantised by {method}{form} are not supported: take the "

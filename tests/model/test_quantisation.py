@@ -170,19 +170,13 @@ def test_numbers_of_eight_bits_are_not_the_type_of_a_model_that_says_none(
 @pytest.mark.parametrize(
     "settings, method",
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemm"}, "awq"),
-        ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, "bitsandbytes"),
-        ({"load_in_8bit": True}, "bitsandbytes"),
-        (
-            {"quant_method": "compressed-tensors", "format": "float-quantized"},
-            "compressed-tensors",
-        ),
         ({"quant_method": "torchao", "quant_type": {"default": {}}}, "torchao"),
         ({"quant_method": "hqq", "quant_config": {}}, "hqq"),
         ({"quant_method": "quanto", "weights": "int8"}, "quanto"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),
-        ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "modelopt (the algorithm NVFP4)",
+        ),
         ({"quant_method": "bitnet"}, "bitnet"),
         ({"quant_method": "aqlm"}, "aqlm"),
         ({"quant_method": "auto-round"}, "auto-round"),
@@ -249,9 +243,8 @@ def test_fp8_with_scales_under_unknown_names_is_refused(folder: Path) -> None:
     """Otherwise the weights would be used without a scale."""
     quantise(folder, {"quant_method": "fp8"}, "proj.weight", quantise_to_fp8)
     tensors = load_file(folder / "model.safetensors")
-    # AutoFP8 uses this name.
     renamed = {
-        name.replace("_scale_inv", "_scale"): value for name, value in tensors.items()
+        name.replace("_scale_inv", "_factor"): value for name, value in tensors.items()
     }
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UnsupportedQuantization, match="has no weight_scale_inv"):

@@ -118,6 +118,7 @@ class LocalModelConfig:
         dimmed, and it is not sent back to the model. none leaves it in the text.
       kernels: Kernels of a model, of this project or of PyTorch.
       quantization: Quantisation of weights when the model is loaded.
+      dequantize: Load quantised weights as plain numbers, which take more memory.
       num_threads: Threads of one step on a CPU; by default one for each core.
       pipeline_parallel_size: Stages that share the model's layers, each in its own
         process. If there are GPUs, each stage has its own.
@@ -146,6 +147,7 @@ class LocalModelConfig:
     ] = "none"
     kernels: Literal["auto", "native", "torch"] = "auto"
     quantization: Literal["none", "int8"] = "none"
+    dequantize: bool = False
     num_threads: int | None = None
     pipeline_parallel_size: int = 1
 

@@ -56,6 +56,8 @@ class ModelConfig:
       quantization: Quantisation of weights when the model is loaded. int8 keeps eight
         bits of each weight, with a scale for each 64 of them, and rounds the inputs of
         products in the same way. It needs native kernels.
+      dequantize: Load quantised weights as plain numbers, which take more memory. It is
+        for weights by GPTQ, AWQ, compressed-tensors, bitsandbytes and ModelOpt.
       num_threads: Threads of one step on a CPU; by default one for each core that
         the process and its container may use. The stages of a pipeline share the cores
         equally.
@@ -75,6 +77,7 @@ class ModelConfig:
     attention_backend: Literal["auto", "varlen", "triton", "gather"] = "auto"
     cuda_graphs: bool = True
     quantization: Literal["none", "int8"] = "none"
+    dequantize: bool = False
     num_threads: int | None = None
     logits_processor: tuple[str, ...] = ()
 

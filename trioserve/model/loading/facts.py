@@ -11,10 +11,11 @@ from transformers import PreTrainedConfig
 from ...config import ModelConfig
 from ..attention.registered import IMPLEMENTATION
 from .architecture import check_architecture
-from .config_file import read_config
+from .config_file import find_weight_formats, read_config
 from .device import resolve_device, set_threads
 from .generation_config import read_default_sampling
 from .positions import resolve_max_model_len
+from .quantisation import forget_quantisation
 from .vision import VisionKind, find_vision_kind
 
 
@@ -52,10 +53,13 @@ def read_facts(folder: Path, config: ModelConfig) -> ModelFacts:
       UnsupportedModel: its architecture cannot be served.
       WeightsBroken: its files cannot be read.
       InvalidConfig: an option does not fit the model or the machine.
+      UnsupportedQuantization: its weights cannot be read, or need --dequantize.
     """
     device = resolve_device(config.device)
     set_threads(config)
     model_config = read_config(folder)
+    if find_weight_formats(folder, config) is not None:
+        forget_quantisation(model_config, None)
     return ModelFacts(
         config=model_config,
         device=device,

@@ -1,9 +1,10 @@
 """Quantised weights: dequantised while they are read, or refused.
 
-The server never computes with quantised weights: that needs kernels from a hub, or
-packages for one kind of GPU. Kinds that transformers itself dequantises on any device
-are dequantised while they are read. All other kinds are refused before anything is
-read.
+The server never computes with these weights: that needs kernels from a hub, or packages
+for one kind of GPU. Kinds that transformers itself dequantises on any device are
+dequantised while they are read. So are those that dequantise/ knows, with --dequantize,
+because they take several times the memory that their user expects. All other kinds are
+refused before anything is read.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import UnsupportedQuantization, WeightsBroken
+from .dequantise import NotDequantised, WeightFormat, find_format
 
 # Their names in config.json; mxfp8 is fp8 with scales of one byte.
 _DEQUANTISED = frozenset({"fp8", "mxfp8", "mxfp4"})
@@ -49,17 +51,37 @@ def check_quantisation(folder: Path, described: Mapping[str, Any]) -> None:
     Raises:
       UnsupportedQuantization
     """
-    method = _find_method(folder, described)
-    if method is None:
-        return
-    if method not in _DEQUANTISED:
-        raise UnsupportedQuantization(method)
-    if method != "mxfp4":
-        _check_scales(folder, method)
+    find_formats(folder, described)
 
 
-def _find_method(folder: Path, described: Mapping[str, Any]) -> str | None:
-    """Return the kind of quantisation; None if there is none."""
+def find_formats(
+    folder: Path, described: Mapping[str, Any]
+) -> tuple[str, tuple[WeightFormat, ...]] | None:
+    """Return the kind of quantisation and its formats, if dequantise/ reads the weights.
+
+    None if they are not quantised, or transformers dequantises them.
+
+    Args: as for check_quantisation.
+
+    Raises:
+      UnsupportedQuantization: neither can dequantise them.
+    """
+    settings = _find_settings(folder, described)
+    if settings is None:
+        return None
+    method = _name_method(settings)
+    if method in _DEQUANTISED and (
+        method == "mxfp4" or not _lack_scales(folder, method)
+    ):
+        return None
+    try:
+        return method, find_format(method, settings)
+    except NotDequantised as error:
+        raise UnsupportedQuantization(method, str(error)) from None
+
+
+def _find_settings(folder: Path, described: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings of a quantisation; None if there is none."""
     # A model that sees images may say so in the configuration of its text model.
     parts = [
         described,
@@ -68,37 +90,42 @@ def _find_method(folder: Path, described: Mapping[str, Any]) -> str | None:
     for part in parts:
         for key in _KEYS:
             if part.get(key) is not None:
-                return _name_method(part[key])
+                settings = part[key]
+                return settings if isinstance(settings, dict) else {}
     return next(_read_own_files(folder), None)
 
 
-def _name_method(settings: object) -> str:
-    if not isinstance(settings, dict):
-        return "an unknown method"
+def _name_method(settings: Mapping[str, Any]) -> str:
     if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
         return "bitsandbytes"
     # On one line, even if the file has line breaks.
     return " ".join(str(settings.get("quant_method") or "an unknown method").split())
 
 
-def _read_own_files(folder: Path) -> Iterator[str]:
-    for name, keys, method in _OWN_FILES:
+def _read_own_files(folder: Path) -> Iterator[dict[str, Any]]:
+    for name, (*outer, key), method in _OWN_FILES:
         try:
-            value = json.loads((folder / name).read_text())
-            for key in keys:
-                value = value[key]
+            settings = json.loads((folder / name).read_text())
+            for part in outer:
+                settings = settings[part]
+            is_quantised = bool(settings[key])
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
-        if value:
-            yield method
+        if is_quantised:
+            yield {**settings, "quant_method": method}
 
 
-def _check_scales(folder: Path, method: str) -> None:
-    """Refuse 8-bit weights whose scales transformers would not find.
+def _lack_scales(folder: Path, method: str) -> bool:
+    """Whether transformers would find no scales of 8-bit weights, but dequantise/ would.
 
-    It would use the weights without a scale. AutoFP8, an older tool of vLLM's users, has
-    other names for scales, but names its kind fp8, too.
+    transformers would use the weights without a scale. AutoFP8, an older tool of vLLM's
+    users, has other names for scales, but names its kind fp8, too.
+
+    Raises:
+      UnsupportedQuantization: neither would find them.
+      WeightsBroken: a file cannot be read.
     """
+    lacks = False
     for shard in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(shard, framework="pt") as tensors:
@@ -112,10 +139,12 @@ def _check_scales(folder: Path, method: str) -> None:
                 ]
         except (OSError, SafetensorError) as error:
             raise WeightsBroken(str(folder), f"{shard.name}: {error}") from None
-        if lonely:
+        if any(f"{name}_scale" not in names for name in lonely):
             raise UnsupportedQuantization(
                 method, f"{lonely[0]} has no weight_scale_inv"
             )
+        lacks |= bool(lonely)
+    return lacks
 
 
 def _has_scale(name: str, names: set[str]) -> bool:
@@ -175,6 +204,27 @@ def plan_dequantisation(
                 dtype=dtype or _find_dtype(config, text_config),
             )
     return None
+
+
+def forget_quantisation(
+    config: PreTrainedConfig, dtype: torch.dtype | None
+) -> torch.dtype:
+    """Describe a quantised model as one that never was.
+
+    Args:
+      config: the model's; it is changed.
+      dtype: the wanted type; None is the checkpoint's own.
+
+    Returns:
+      the type of the weights
+    """
+    text_config = config.get_text_config(decoder=True)
+    chosen = dtype or _find_dtype(config, text_config)
+    for part in (config, text_config):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+        part.dtype = chosen
+    return chosen
 
 
 def _find_dtype(*configs: PreTrainedConfig) -> torch.dtype:

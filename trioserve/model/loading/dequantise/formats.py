@@ -1,0 +1,224 @@
+"""Which quantised checkpoints can be dequantised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .packing import WHOLE_BITS
+from .restore import (
+    AWQ_BITS,
+    Nested,
+    restore_4_bits,
+    restore_8_bits,
+    restore_awq,
+    restore_gptq,
+    restore_packed,
+    restore_scaled,
+)
+
+Parts = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """How the files of a checkpoint hold one weight.
+
+    Args:
+      required: last parts of the names of the tensors that replace `weight`.
+      optional: of tensors that may be there, too.
+      restore: returns the weight, (outputs, inputs).
+    """
+
+    required: frozenset[str]
+    optional: frozenset[str]
+    restore: Callable[[Parts], Tensor]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.required | self.optional
+
+
+class NotDequantised(ValueError):
+    """A kind of quantisation that is not dequantised here."""
+
+
+def find_format(method: str, settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    """Return the formats that the weights of a checkpoint may have.
+
+    Args:
+      method: the name of the kind of quantisation.
+      settings: of config.json, or of the kind's own file.
+
+    Raises:
+      NotDequantised: with the reason; it is empty if the whole method is unknown here.
+    """
+    find = _FINDERS.get(method)
+    if find is None:
+        raise NotDequantised("")
+    return find(settings)
+
+
+def _find_gptq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    bits = settings.get("bits")
+    if bits not in WHOLE_BITS:
+        raise NotDequantised(f"{bits} bits")
+    # Source: FORMAT in gptqmodel/quantization/config.py of GPTQModel. The other formats
+    # are for one kernel each.
+    version = settings.get("checkpoint_format") or "gptq"
+    if version not in ("gptq", "gptq_v2"):
+        raise NotDequantised(f"the format {version}")
+    if settings.get("dynamic"):
+        raise NotDequantised("settings that differ between modules")
+
+    def restore(parts: Parts) -> Tensor:
+        return restore_gptq(
+            parts["qweight"],
+            parts["qzeros"],
+            parts["scales"],
+            parts.get("g_idx"),
+            bits=bits,
+            zero_offset=1 if version == "gptq" else 0,
+        )
+
+    return (
+        WeightFormat(
+            required=frozenset({"qweight", "qzeros", "scales"}),
+            optional=frozenset({"g_idx"}),
+            restore=restore,
+        ),
+    )
+
+
+def _find_awq(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    bits = settings.get("bits", settings.get("w_bit"))
+    if bits != AWQ_BITS:
+        raise NotDequantised(f"{bits} bits")
+    version = str(settings.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise NotDequantised(f"the version {version}")
+    return (
+        WeightFormat(
+            required=frozenset({"qweight", "qzeros", "scales"}),
+            optional=frozenset(),
+            restore=lambda parts: restore_awq(
+                parts["qweight"], parts["qzeros"], parts["scales"]
+            ),
+        ),
+    )
+
+
+_PACKED = WeightFormat(
+    required=frozenset({"weight_packed", "weight_scale", "weight_shape"}),
+    optional=frozenset({"weight_zero_point", "weight_g_idx"}),
+    restore=lambda parts: restore_packed(
+        parts["weight_packed"],
+        parts["weight_scale"],
+        parts["weight_shape"],
+        parts.get("weight_zero_point"),
+        parts.get("weight_g_idx"),
+    ),
+)
+
+
+def _scaled(block: tuple[int, int] | None = None) -> WeightFormat:
+    return WeightFormat(
+        required=frozenset({"weight", "weight_scale"}),
+        # Inputs are not quantised here.
+        optional=frozenset({"weight_zero_point", "input_scale", "input_zero_point"}),
+        restore=lambda parts: restore_scaled(
+            parts["weight"],
+            parts["weight_scale"],
+            parts.get("weight_zero_point"),
+            block,
+        ),
+    )
+
+
+# Source: CompressionFormat in config/base.py of compressed-tensors 0.20.
+_SCALED_NAMES = frozenset({"float-quantized", "int-quantized", "naive-quantized"})
+
+
+def _find_compressed(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    if settings.get("transform_config"):
+        raise NotDequantised("transformed weights")
+    sparsity = settings.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise NotDequantised(f"the format {sparsity['format']}")
+    groups = list((settings.get("config_groups") or {}).values())
+    whole = settings.get("format")
+    names = {group.get("format") or whole for group in groups} or {whole}
+    for name in names - _SCALED_NAMES - {"pack-quantized"}:
+        raise NotDequantised(f"the format {name}")
+    weights = [group.get("weights") or {} for group in groups]
+    blocks = {tuple(each.get("block_structure") or ()) for each in weights} - {()}
+    if len(blocks) > 1:
+        raise NotDequantised("blocks of several sizes")
+    rows, columns = next(iter(blocks), (0, 0))
+    scaled = _scaled((int(rows), int(columns)) if rows else None)
+    return (_PACKED,) * ("pack-quantized" in names) + (scaled,) * bool(
+        names & _SCALED_NAMES
+    )
+
+
+def _find_modelopt(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    algorithm = settings.get("quant_algo")
+    if algorithm != "FP8":
+        raise NotDequantised(f"the algorithm {algorithm}")
+    return (_scaled(),)
+
+
+def _find_scaled(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    return (_scaled(),)
+
+
+def _find_bitsandbytes(settings: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    if not settings.get("load_in_4bit", settings.get("_load_in_4bit")):
+        return (_EIGHT_BITS,)
+    return (_four_bits("nf4"), _four_bits("fp4"))
+
+
+def _four_bits(kind: str) -> WeightFormat:
+    state = f"weight.quant_state.bitsandbytes__{kind}"
+    nested = frozenset({"weight.nested_absmax", "weight.nested_quant_map"})
+
+    def restore(parts: Parts) -> Tensor:
+        return restore_4_bits(
+            parts["weight"],
+            parts["weight.absmax"],
+            parts["weight.quant_map"],
+            parts[state],
+            (
+                Nested(parts["weight.nested_absmax"], parts["weight.nested_quant_map"])
+                if nested <= parts.keys()
+                else None
+            ),
+        )
+
+    return WeightFormat(
+        required=frozenset({"weight", "weight.absmax", "weight.quant_map", state}),
+        optional=nested,
+        restore=restore,
+    )
+
+
+_EIGHT_BITS = WeightFormat(
+    required=frozenset({"weight", "SCB"}),
+    optional=frozenset({"weight_format"}),
+    restore=lambda parts: restore_8_bits(parts["weight"], parts["SCB"]),
+)
+
+
+_FINDERS: dict[str, Callable[[Mapping[str, Any]], tuple[WeightFormat, ...]]] = {
+    "gptq": _find_gptq,
+    "awq": _find_awq,
+    "compressed-tensors": _find_compressed,
+    "bitsandbytes": _find_bitsandbytes,
+    "modelopt": _find_modelopt,
+    "fbgemm_fp8": _find_scaled,
+    # Of AutoFP8, an older tool of vLLM's users. transformers dequantises newer ones.
+    "fp8": _find_scaled,
+}
