@@ -48,6 +48,7 @@ from .loading.plain import (  # noqa: E402
     load_plain,
     outline_plain,
 )
+from .loading.weights_memory import check_weights_fit  # noqa: E402
 from .runner import ModelRunner  # noqa: E402
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ __all__ = [
     "LoadedModel",
     "ModelRunner",
     "Outline",
+    "check_weights_fit",
     "count_fitting_blocks",
     "describes_plain_llama",
     "load_model",

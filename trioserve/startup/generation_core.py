@@ -85,7 +85,7 @@ def _load(
     Args:
       file: the GGUF file of the weights, if there is one.
     """
-    from ..model import load_plain
+    from ..model import check_weights_fit, load_plain
 
     name = config.served_model_name or weights.name
     if file is not None:
@@ -93,6 +93,7 @@ def _load(
         if model is not None:
             return model, weights
     weights = complete_weights(weights)
+    check_weights_fit(weights.folder, config)
     model = load_plain(weights.folder, config, name=name)
     if model is None:
         # Imported here, because it needs transformers.

@@ -20,6 +20,8 @@ _MIN_TOKENS = 512
 _FRACTION_OF_GPU_MEMORY = 0.9
 _FRACTION_OF_CPU_MEMORY = 0.25
 
+_CGROUP = Path("/sys/fs/cgroup")
+
 
 def count_kv_bytes(layers: tuple[LayerSpec, ...], dtype: torch.dtype) -> int:
     """Return the bytes that all layers keep for one token."""
@@ -81,7 +83,7 @@ def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str
     """Return the bytes of the cache, and the option that sets them."""
     if config.kv_cache_memory is not None:
         wanted = parse_bytes("kv_cache_memory", config.kv_cache_memory)
-        free = _find_free_memory(device)
+        free = find_free_memory(device)
         if wanted > free:
             raise InvalidConfig(
                 "kv_cache_memory",
@@ -93,10 +95,11 @@ def _resolve_memory(config: CacheConfig, device: torch.device) -> tuple[int, str
     if fraction is None:
         is_cpu = device.type == "cpu"
         fraction = _FRACTION_OF_CPU_MEMORY if is_cpu else _FRACTION_OF_GPU_MEMORY
-    return int(_find_free_memory(device) * fraction), "kv_cache_fraction"
+    return int(find_free_memory(device) * fraction), "kv_cache_fraction"
 
 
-def _find_free_memory(device: torch.device) -> int:
+def find_free_memory(device: torch.device) -> int:
+    """Return the bytes of a device's memory that this process may still take."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
@@ -105,10 +108,32 @@ def _find_free_memory(device: torch.device) -> int:
     return min([_find_available_memory(), *limits])
 
 
+def find_whole_memory(device: torch.device) -> int:
+    """Return the bytes that this process can have if it is alone, with those on disk."""
+    if device.type == "cuda":
+        _, whole = torch.cuda.mem_get_info(device)
+        return whole
+    whole = _read_memory("MemTotal") + _read_memory("SwapTotal")
+    address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_limit != resource.RLIM_INFINITY:
+        whole = min(whole, address_limit)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+    except (OSError, ValueError):
+        return whole
+    # Limits of memory on disk are seldom set, and count apart.
+    return min(whole, limit + _read_memory("SwapTotal"))
+
+
 def _find_available_memory() -> int:
     """Return the bytes that are free without swapping, by the kernel's estimate."""
+    return _read_memory("MemAvailable")
+
+
+def _read_memory(name: str) -> int:
+    """Return a line of /proc/meminfo, in bytes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise InvalidConfig(
         "kv_cache_memory",
@@ -119,9 +144,8 @@ def _find_available_memory() -> int:
 def _find_cgroup_headroom() -> int | None:
     """Return the bytes below the container's limit (cgroup version 2)."""
     try:
-        folder = Path("/sys/fs/cgroup")
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
     except (OSError, ValueError):
         # There is no cgroup version 2, or the limit is `max`.
         return None

@@ -16,7 +16,9 @@ facts               all other facts that are known before the weights are read:
   positions           the largest number of tokens that a model can take
   device              the device that a model runs on
 weights             build a model and read its weights
+weights_memory      do the weights fit into memory?
 quantisation        types of weights that are stored smaller than they are computed
+dequantise/         quantised weights, made plain numbers when they are read
 packing             weights in the layout that this device multiplies fastest
 rotary              position encodings that depend on the prompt's length
 vision              the kinds of models that take images, and their encoders

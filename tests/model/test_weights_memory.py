@@ -1,0 +1,69 @@
+"""A model that the device can never hold is refused before its weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+import torch
+
+from trioserve.config import ModelConfig
+from trioserve.errors import NotEnoughMemory
+from trioserve.model import check_weights_fit
+from trioserve.model.loading import weights_memory
+from trioserve.model.loading.weights_memory import count_weight_bytes
+from trioserve.testing.models import save_tiny_model
+
+CPU = ModelConfig(device="cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model("llama", tmp_path / "model")
+
+
+def count_numbers(folder: Path) -> int:
+    tensors = load_file(folder / "model.safetensors")
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def test_weights_count_in_the_type_that_they_will_have(folder: Path) -> None:
+    count = count_numbers(folder)
+    assert count_weight_bytes(folder, CPU) == 4 * count
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("half", 2)):
+        config = ModelConfig(device="cpu", dtype=dtype)  # type: ignore[arg-type]
+        assert count_weight_bytes(folder, config) == size * count
+    config = ModelConfig(device="cpu", quantization="int8")
+    assert count_weight_bytes(folder, config) == count
+
+
+def test_without_a_type_they_count_as_in_the_file(folder: Path) -> None:
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "dtype": None, "torch_dtype": None}))
+    assert count_weight_bytes(folder, CPU) == 4 * count_numbers(folder)
+    packed = torch.zeros(3, 5, dtype=torch.int32)
+    eight = torch.zeros(7, dtype=torch.float8_e4m3fn)
+    parts = {"a": packed, "b": eight, "c": eight.to(torch.bfloat16)}
+    save_file(parts, folder / "model.safetensors")
+    assert count_weight_bytes(folder, CPU) == 60 + 7 + 14
+
+
+@pytest.mark.parametrize("whole, free", [(10**9, 10**9), (10**9, 10), (10, 10)])
+def test_a_warning_if_they_may_fit_and_an_error_if_never(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    whole: int,
+    free: int,
+) -> None:
+    monkeypatch.setattr(weights_memory, "find_whole_memory", lambda device: whole)
+    monkeypatch.setattr(weights_memory, "find_free_memory", lambda device: free)
+    if whole == 10:
+        with pytest.raises(NotEnoughMemory, match="cpu has 0.0 GiB in all; take"):
+            check_weights_fit(folder, CPU)
+        return
+    check_weights_fit(folder, CPU)
+    assert ("GiB free: reading them may fail" in caplog.text) is (free == 10)
