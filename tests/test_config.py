@@ -134,7 +134,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ("port = 70000", "--port: must be between 0 and 65535, got 70000"),
         ("max-num-seqs = 1", "--max-num-seqs: write max_num_seqs, with underscores"),
         ("[server]\nport = 1", "[server] is a table; write options without tables"),
-        ("tensor_parallel_size = 2", "--tensor-parallel-size: no layer"),
+        ("data_parallel_size = 2", "--data-parallel-size: one server runs one model"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_and_exit_code_2(

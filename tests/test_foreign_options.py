@@ -24,7 +24,7 @@ SWITCHES = {
 
 # The options of vLLM that are the most frequent in recipes and questions on the web.
 MOST_USED = """
-    tensor-parallel-size gpu-memory-utilization enable-prefix-caching
+    gpu-memory-utilization enable-prefix-caching
     enable-auto-tool-choice trust-remote-code uvicorn-log-level
     swap-space enforce-eager enable-chunked-prefill limit-mm-per-prompt tokenizer revision
     download-dir load-format disable-log-requests max-log-len ssl-keyfile ssl-certfile
@@ -58,8 +58,7 @@ def run(
         ),
         (
             ["-tp", "2", "--port", "1", "--ctx-size", "10", "-tp", "2"],
-            "-tp: no layer is spread over devices, and --pipeline-parallel-size gives "
-            "each device some of the layers; write --max-model-len for --ctx-size",
+            "write --tensor-parallel-size for -tp; write --max-model-len for --ctx-size",
         ),
         (
             ["-hf", "org/name"],

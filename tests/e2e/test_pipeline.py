@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import random
 import signal
 import threading
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import pytest
@@ -76,6 +76,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- answers -------------------------------------------------------------------------
 
 
+class Layout(NamedTuple):
+    """How a model is spread over processes."""
+
+    num_stages: int
+    num_shards: int = 1
+
+
+ONE = Layout(1)
+LAYOUTS = [Layout(2), Layout(3), Layout(1, num_shards=2), Layout(2, num_shards=2)]
+
+
 @dataclass(kw_only=True)
 class Running:
     """An engine that has been opened.
@@ -98,7 +109,7 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._engines: dict[int, Running] = {}
+        self._engines: dict[Layout, Running] = {}
         self._nursery: trio.Nursery
         self._token: trio.lowlevel.TrioToken
 
@@ -122,22 +133,22 @@ class Host:
             self._nursery.cancel_scope.cancel, trio_token=self._token
         )
 
-    async def open(self, num_stages: int) -> Running:
+    async def open(self, layout: Layout) -> Running:
         """Open an engine, or return the one that runs already."""
-        running = self._engines.get(num_stages)
+        running = self._engines.get(layout)
         if running is None or running.has_ended.is_set():
-            running = await self._nursery.start(self._keep, num_stages)
-            self._engines[num_stages] = running
+            running = await self._nursery.start(self._keep, layout)
+            self._engines[layout] = running
         return running
 
     async def _keep(
-        self, num_stages: int, *, task_status: trio.TaskStatus[Running]
+        self, layout: Layout, *, task_status: trio.TaskStatus[Running]
     ) -> None:
         before = psutil.Process().children()
         running: Running | None = None
         try:
             async with trioserve.open_engine(
-                str(self._folder), **self._choose(num_stages)
+                str(self._folder), **self._choose(layout)
             ) as engine:
                 running = Running(
                     engine=engine,
@@ -153,13 +164,15 @@ class Host:
             running.has_ended.set()
 
     @staticmethod
-    def _choose(num_stages: int) -> dict[str, object]:
+    def _choose(layout: Layout) -> dict[str, object]:
         """Return options that give the KV cache the same number of blocks."""
-        most_layers = -(-NUM_LAYERS // num_stages)
-        size = most_layers * LAYER_BYTES * BLOCK_SIZE * NUM_BLOCKS
+        most_layers = -(-NUM_LAYERS // layout.num_stages)
+        layer_bytes = LAYER_BYTES // layout.num_shards
+        size = most_layers * layer_bytes * BLOCK_SIZE * NUM_BLOCKS
         return {
             "dtype": "float32",
-            "pipeline_parallel_size": num_stages,
+            "pipeline_parallel_size": layout.num_stages,
+            "tensor_parallel_size": layout.num_shards,
             "kv_cache_memory": str(size),
             "block_size": BLOCK_SIZE,
             "max_num_seqs": 8,
@@ -269,14 +282,14 @@ def assert_same_numbers(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
         assert one == pytest.approx(other, abs=1e-4)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
-def test_a_pipeline_writes_the_same_as_one_process(host: Host, num_stages: int) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_several_processes_write_the_same_as_one(host: Host, layout: Layout) -> None:
     """All requests run at once, in chunks, with preemptions. Nothing is left behind."""
 
     async def check() -> None:
-        one = await host.open(1)
-        pipeline = await host.open(num_stages)
-        assert len(pipeline.stages) == num_stages
+        one = await host.open(ONE)
+        pipeline = await host.open(layout)
+        assert len(pipeline.stages) == layout.num_stages * layout.num_shards
         assert pipeline.fresh == one.fresh
         requests = make_requests()
         expected = await answer_all(one.engine, requests)
@@ -290,13 +303,13 @@ def test_a_pipeline_writes_the_same_as_one_process(host: Host, num_stages: int) 
     host.run(check)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
-    host: Host, num_stages: int
+    host: Host, layout: Layout
 ) -> None:
     async def check() -> None:
-        one = await host.open(1)
-        pipeline = await host.open(num_stages)
+        one = await host.open(ONE)
+        pipeline = await host.open(layout)
         sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
         first = Request(make_prompt(77, 60), sampling)
         second = Request((*first.prompt[:50], 8, 9), sampling)
@@ -308,9 +321,9 @@ def test_a_prompt_shares_the_keys_of_its_common_beginning_with_another(
     host.run(check)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_requests_that_leave_during_steps_leave_nothing_behind(
-    host: Host, num_stages: int
+    host: Host, layout: Layout
 ) -> None:
     async def leave(engine: TextEngine, number: int) -> None:
         sampling = SamplingParams(seed=number, max_tokens=60, ignore_eos=True)
@@ -325,8 +338,8 @@ def test_requests_that_leave_during_steps_leave_nothing_behind(
                         break
 
     async def check() -> None:
-        one = await host.open(1)
-        pipeline = await host.open(num_stages)
+        one = await host.open(ONE)
+        pipeline = await host.open(layout)
         async with trio.open_nursery() as nursery:
             for number in range(60):
                 nursery.start_soon(leave, pipeline.engine, number)
@@ -355,19 +368,21 @@ KILLED = "stage 1 was ended by SIGKILL, as the system does when memory runs out"
 
 @pytest.mark.usefixtures("no_shared_memory_left")
 @pytest.mark.parametrize(
-    ("num_stages", "signum", "end"),
+    ("layout", "signum", "end"),
     [
-        (2, signal.SIGKILL, KILLED),
-        (3, signal.SIGSTOP, "stage 1 has been silent for 5 s"),
+        (Layout(2), signal.SIGKILL, KILLED),
+        (Layout(3), signal.SIGSTOP, "stage 1 has been silent for 5 s"),
+        (Layout(1, 2), signal.SIGKILL, KILLED.replace("stage", "shard")),
+        (Layout(2, 2), signal.SIGSTOP, "stage 0 shard 1 has been silent for 5 s"),
     ],
 )
 def test_a_stage_that_dies_or_hangs_ends_its_engine(
-    host: Host, num_stages: int, signum: signal.Signals, end: str
+    host: Host, layout: Layout, signum: signal.Signals, end: str
 ) -> None:
     """Every open request gets an error, and the other stages end, too."""
 
     async def check() -> None:
-        pipeline = await host.open(num_stages)
+        pipeline = await host.open(layout)
         began = pipeline.engine.engine.counters().num_steps
         has_failed = trio.Event()
         async with trio.open_nursery() as nursery:

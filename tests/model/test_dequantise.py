@@ -18,6 +18,7 @@ from trioserve.model import load_model
 from trioserve.model.loading.dequantise.packing import unpack
 from trioserve.model.stages import load_stage
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.stage_place import StagePlace
 
 Tensors = dict[str, Tensor]
 
@@ -286,7 +287,9 @@ def test_other_weights_stay_and_the_stage_of_a_pipeline_has_its_own(
     before = load_file(folder / "model.safetensors")
     meant = quantise(folder, *FORMATS["gptq"])
     loaded = load_model(folder, CONFIG, name="tiny")
-    stage = load_stage(folder, CONFIG, name="tiny", stage=1, num_stages=2)
+    stage = load_stage(
+        folder, CONFIG, name="tiny", place=StagePlace(stage=1, num_stages=2)
+    )
     assert loaded.info.eos_token_ids == stage.info.eos_token_ids
     for model in (loaded.model, stage.model):
         found = dict(model.named_parameters())

@@ -23,6 +23,7 @@ from trioserve.model.stages.loading import load_stage
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.logits import LogitsProcessor, LogitsRow
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.stage_place import StagePlace
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -128,7 +129,9 @@ def test_a_stage_whose_output_differs_runs_by_its_modules(
     config = ModelConfig(device="cpu")
 
     def load_one() -> Any:
-        return load_stage(folder, config, name="tiny", stage=stage, num_stages=2)
+        return load_stage(
+            folder, config, name="tiny", place=StagePlace(stage=stage, num_stages=2)
+        )
 
     assert load_one().info.kernels == f"native {open_library().name}"
     monkeypatch.setitem(TOLERANCES, torch.float32, -1.0)
@@ -147,7 +150,9 @@ def test_mistakes_of_a_later_stage_are_noticed(
     config = ModelConfig(device="cpu", kernels="native")
     for stage in range(3):
         with pytest.raises(InvalidConfig, match="its output would differ by 0"):
-            load_stage(folder, config, name="tiny", stage=stage, num_stages=3)
+            load_stage(
+                folder, config, name="tiny", place=StagePlace(stage=stage, num_stages=3)
+            )
 
 
 def test_int8_stays_near_the_weights_that_it_rounds(

@@ -18,6 +18,7 @@ from trioserve.model import load_model
 from trioserve.model.encoder import find_task
 from trioserve.model.stages import load_stage
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.stage_place import StagePlace
 
 BLOCK = 16
 FP8 = {
@@ -109,7 +110,9 @@ def test_fp8_is_dequantised_with_a_word_about_it(
     config = ModelConfig(device="cpu", dtype=dtype, kernels="torch")
     loaded = load_model(folder, config, name="tiny")
     # The stage's weights are equal, but stay in transformers' layout.
-    stage = load_stage(folder, config, name="tiny", stage=1, num_stages=2)
+    stage = load_stage(
+        folder, config, name="tiny", place=StagePlace(stage=1, num_stages=2)
+    )
     expected = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     for model, num_layers in ((loaded.model, 2), (stage.model, 1)):
         found = dict(model.named_parameters())

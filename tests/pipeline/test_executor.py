@@ -328,7 +328,6 @@ def make_pipeline(stages: Stages) -> Pipeline:
         info=make_info(),
         device_type="cpu",
         num_blocks=5,
-        port=1234,
     )
 
 
@@ -337,11 +336,14 @@ async def test_stages_are_connected_all_at_once_and_then_driven(
     autojump_clock: object, runs_ahead: bool
 ) -> None:
     """One step for each of them, and one more if steps are planned ahead."""
-    config = build_config(EngineConfig, {"async_scheduling": runs_ahead})
+    config = build_config(
+        EngineConfig,
+        {"async_scheduling": runs_ahead, "pipeline_parallel_size": 3},
+    )
     async with open_stages(3, is_ready=False) as stages:
         executor = await make_pipeline(stages).connect(config, 77)
         assert executor.depth == 3 + runs_ahead
-        expected = Allocate(num_blocks=5, max_model_len=77, port=1234)
+        expected = Allocate(num_blocks=5, max_model_len=77)
         assert [fake.allocated for fake in stages.fakes] == [expected] * 3
         async with trio.open_nursery() as nursery:
             await nursery.start(executor.run)

@@ -15,45 +15,49 @@ import trio
 from trioserve.config import EngineConfig, ModelConfig, ParallelConfig
 from trioserve.errors import InvalidConfig, StagesNotMet, StartupError, WeightsNotFound
 from trioserve.pipeline.executor import StageDied, StagePeer
-from trioserve.pipeline.messages import FromStage, LoadStage, StageLoaded, ToStage
+from trioserve.pipeline.messages import (
+    FromStage,
+    Load,
+    Prepare,
+    Prepared,
+    StageLoaded,
+    ToStage,
+)
 from trioserve.pipeline.pipeline import load_stages
 from trioserve.pipeline.stages import StartedStage
 from trioserve.processes import MessageStream
 from trioserve.testing.fake_device import make_info
 from trioserve.testing.processes import open_streams
 from trioserve.types.not_loaded import NotLoaded
+from trioserve.types.stage_place import StagePlace
 
 CONFIG = EngineConfig(
     model=ModelConfig(model="some-model"),
     parallel=ParallelConfig(pipeline_parallel_size=3),
 )
 
-LOADED = StageLoaded(
-    version="1.0",
-    info=replace(make_info(), kv_bytes_per_token=100),
-    device_type="cpu",
-    num_blocks=10,
-    port=0,
-)
+PREPARED = Prepared(version="1.0", device_type="cpu", port=4321)
+LOADED = StageLoaded(info=replace(make_info(), kv_bytes_per_token=100), num_blocks=10)
 
 # For None the stage hangs up.
-Answer = Callable[[int], StageLoaded | NotLoaded | None]
+Answer = Callable[[int], Prepared | StageLoaded | NotLoaded | None]
 
 
 @asynccontextmanager
 async def start_stages(
-    answer: Answer, begins: list[LoadStage]
+    answer: Answer, begins: list[Prepare], prepare: Answer = lambda number: PREPARED
 ) -> AsyncIterator[tuple[StartedStage, ...]]:
     """Start three stages; the last one is alone on its machine."""
 
     async def run(number: int, stream: MessageStream[Any]) -> None:
-        begin = await stream.receive()
-        begins.append(begin)
-        message = answer(number)
-        if message is None:
-            stream.close()
-        else:
+        begins.append(await stream.receive())
+        for reply in (prepare, answer):
+            message = reply(number)
+            if message is None:
+                return stream.close()
             await stream.send(message)
+            if reply is prepare:
+                assert await stream.receive() == Load(port=4321)
 
     def make_stage(number: int, stream: MessageStream[Any]) -> StartedStage:
         async def describe_end() -> str:
@@ -64,8 +68,9 @@ async def start_stages(
             peer=StagePeer(
                 name=f"stage {number}", stream=stream, describe_end=describe_end
             ),
-            local_stage=number % 2,
-            num_local_stages=2 - number // 2,
+            place=StagePlace(stage=number, num_stages=3),
+            local_rank=number % 2,
+            num_local_ranks=2 - number // 2,
             listens_on="127.0.0.1",
         )
 
@@ -84,23 +89,23 @@ async def start_stages(
 
 async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None:
     def answer(number: int) -> StageLoaded:
-        # Each stage holds the keys and values of its own layers; the first one listens.
+        # Each stage holds the keys and values of its own layers.
         return change(
             LOADED,
             info=replace(LOADED.info, kv_bytes_per_token=100 + number),
             num_blocks=10 - number,
-            port=0 if number else 4321,
         )
 
-    begins: list[LoadStage] = []
+    begins: list[Prepare] = []
     async with start_stages(answer, begins) as stages:
         pipeline = await load_stages(CONFIG, stages)
     assert pipeline.stages == tuple(stage.peer for stage in stages)
     assert pipeline.info == LOADED.info
-    assert (pipeline.num_blocks, pipeline.port) == (8, 4321)
-    begins.sort(key=lambda begin: begin.stage)
+    assert pipeline.num_blocks == 8
+    begins.sort(key=lambda begin: begin.place.stage)
     places = [
-        (b.stage, b.num_stages, b.local_stage, b.num_local_stages) for b in begins
+        (b.place.stage, b.place.num_stages, b.local_rank, b.num_local_ranks)
+        for b in begins
     ]
     assert places == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
     assert all(begin.config == CONFIG for begin in begins)
@@ -110,12 +115,12 @@ async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None
     ("other", "error", "reason"),
     [
         (
-            change(LOADED, version="1.1"),
+            change(PREPARED, version="1.1"),
             StagesNotMet,
             "stage 2 runs trioserve 1.1, and stage 0 runs 1.0",
         ),
         (
-            change(LOADED, device_type="cuda"),
+            change(PREPARED, device_type="cuda"),
             InvalidConfig,
             "--device: stage 2 has a device of type cuda, and stage 0 one of type cpu",
         ),
@@ -132,9 +137,15 @@ async def test_each_stage_gets_its_place_and_the_smallest_cache_counts() -> None
     ],
 )
 async def test_a_stage_that_does_not_go_with_the_others_is_refused(
-    other: StageLoaded | NotLoaded, error: type[StartupError], reason: str
+    other: Prepared | StageLoaded | NotLoaded, error: type[StartupError], reason: str
 ) -> None:
-    async with start_stages(lambda n: other if n == 2 else LOADED, []) as stages:
+    def prepare(number: int) -> Any:
+        return other if number == 2 and isinstance(other, Prepared) else PREPARED
+
+    def load(number: int) -> Any:
+        return LOADED if number < 2 or isinstance(other, Prepared) else other
+
+    async with start_stages(load, [], prepare) as stages:
         with pytest.raises(error, match=reason):
             await load_stages(CONFIG, stages)
 
@@ -149,7 +160,7 @@ async def test_stages_log_at_the_engines_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="trioserve")
-    begins: list[LoadStage] = []
+    begins: list[Prepare] = []
     async with start_stages(lambda n: LOADED, begins) as stages:
         await load_stages(CONFIG, stages)
     assert [begin.log_level for begin in begins] == [logging.CRITICAL] * 3

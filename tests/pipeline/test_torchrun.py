@@ -101,8 +101,8 @@ def find_address(rendezvous: Rendezvous, listener: trio.SocketListener) -> Addre
     return Address(host=HOST, port=port, secret=rendezvous.secret)
 
 
-def make_hello(stage: int) -> Hello:
-    return Hello(stage=stage, local_stage=stage % 2, num_local_stages=2)
+def make_hello(rank: int) -> Hello:
+    return Hello(rank=rank, local_rank=rank % 2, num_local_ranks=2)
 
 
 async def gather(rendezvous: Rendezvous, found: list[StageConnection]) -> None:
@@ -112,7 +112,7 @@ async def gather(rendezvous: Rendezvous, found: list[StageConnection]) -> None:
 async def test_stages_come_in_any_order_and_are_distinguished(
     listener: trio.SocketListener,
 ) -> None:
-    rendezvous = Rendezvous(listener, num_stages=4)
+    rendezvous = Rendezvous(listener, num_ranks=4)
     address = find_address(rendezvous, listener)
     found: list[StageConnection] = []
     with trio.fail_after(60):
@@ -134,7 +134,7 @@ async def test_connections_of_no_stage_are_closed_and_stages_still_come(
     listener: trio.SocketListener,
 ) -> None:
     """They send a wrong secret, a wrong number or other bytes, or repeat a stage."""
-    rendezvous = Rendezvous(listener, num_stages=3)
+    rendezvous = Rendezvous(listener, num_ranks=3)
     address = find_address(rendezvous, listener)
     wrong = Address(host=address.host, port=address.port, secret=bytes(32))
     found: list[StageConnection] = []
@@ -160,7 +160,7 @@ async def test_connections_of_no_stage_are_closed_and_stages_still_come(
             async with await trio.open_tcp_stream(HOST, address.port) as leaver:
                 await leaver.send_all(b"half a hello")
             second = await connect_stage(address, make_hello(2))
-    assert [connection.hello.stage for connection in found] == [1, 2]
+    assert [connection.hello.rank for connection in found] == [1, 2]
     rendezvous.close()
     first.close()
     second.close()
@@ -169,7 +169,7 @@ async def test_connections_of_no_stage_are_closed_and_stages_still_come(
 async def test_silent_connections_are_closed(
     listener: trio.SocketListener,
 ) -> None:
-    rendezvous = Rendezvous(listener, num_stages=2, hello_seconds=0.3)
+    rendezvous = Rendezvous(listener, num_ranks=2, hello_seconds=0.3)
     address = find_address(rendezvous, listener)
     found: list[StageConnection] = []
     with trio.fail_after(60):
@@ -185,10 +185,10 @@ async def test_silent_connections_are_closed(
 async def test_a_stage_that_does_not_come_is_named(
     listener: trio.SocketListener,
 ) -> None:
-    rendezvous = Rendezvous(listener, num_stages=4, come_seconds=0.3)
+    rendezvous = Rendezvous(listener, num_ranks=4, come_seconds=0.3)
     address = find_address(rendezvous, listener)
     stage = await connect_stage(address, make_hello(2))
-    with pytest.raises(StagesNotMet, match="stage 1, stage 3 did not connect within"):
+    with pytest.raises(StagesNotMet, match="rank 1, rank 3 did not connect within"):
         await rendezvous.gather()
     stage.close()
     rendezvous.close()
@@ -197,7 +197,7 @@ async def test_a_stage_that_does_not_come_is_named(
 async def test_a_stage_tells_that_there_is_no_engine(
     listener: trio.SocketListener,
 ) -> None:
-    address = find_address(Rendezvous(listener, num_stages=2), listener)
+    address = find_address(Rendezvous(listener, num_ranks=2), listener)
     await listener.aclose()
     with pytest.raises(StagesNotMet, match=f"cannot be reached at {HOST}"):
         await connect_stage(address, make_hello(1))

@@ -120,6 +120,8 @@ class LocalModelConfig:
       quantization: Quantisation of weights when the model is loaded.
       dequantize: Load quantised weights as plain numbers, which take more memory.
       num_threads: Threads of one step on a CPU; by default one for each core.
+      tensor_parallel_size: Processes that share each layer of the model. If there are
+        GPUs, each process has its own.
       pipeline_parallel_size: Stages that share the model's layers, each in its own
         process. If there are GPUs, each stage has its own.
     """
@@ -149,6 +151,7 @@ class LocalModelConfig:
     quantization: Literal["none", "int8"] = "none"
     dequantize: bool = False
     num_threads: int | None = None
+    tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
 
     def make_engine_config(self) -> EngineConfig:

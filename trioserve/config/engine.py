@@ -97,9 +97,12 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Processes that share the layers of a model.
+    """Processes that share a model.
 
     Args:
+      tensor_parallel_size: Processes that share each layer of the model. Heads, columns,
+        rows and the vocabulary are split. If there are GPUs, each process has its own.
+        With a pipeline, each stage has so many processes.
       pipeline_parallel_size: Stages that share the model's layers, each in its own
         process. If there are GPUs, each stage has its own. torchrun starts the stages
         of other machines.
@@ -110,12 +113,19 @@ class ParallelConfig:
         Open requests fail, and new ones are answered 503 until the stages are ready.
     """
 
+    tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     step_timeout: float = 300.0
     restart_stages: bool = False
 
     def __post_init__(self) -> None:
+        check_at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_at_least("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         check_seconds("step_timeout", self.step_timeout)
-        if self.restart_stages and self.pipeline_parallel_size == 1:
+        if self.restart_stages and self.world_size == 1:
             raise InvalidConfig("restart_stages", "there are no stages")
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -27,6 +27,7 @@ _RENAMED = {
     "runner": "--task",
     "convert": "--task",
     "pp": "--pipeline-parallel-size",
+    "tp": "--tensor-parallel-size",
     "q": "--quantization",
     # SGLang
     "model-path": "--model",
@@ -39,9 +40,11 @@ _RENAMED = {
     "disable-radix-cache": "--no-prefix-caching",
     "disable-overlap-schedule": "--no-async-scheduling",
     "pp-size": "--pipeline-parallel-size",
+    "tp-size": "--tensor-parallel-size",
     "watchdog-timeout": "--progress-timeout",
     # TGI
     "model-id": "--model",
+    "num-shard": "--tensor-parallel-size",
     "hostname": "--host",
     "max-total-tokens": "--max-model-len",
     "max-batch-prefill-tokens": "--max-num-batched-tokens",
@@ -66,9 +69,8 @@ _RENAMED = {
     "reasoning-format": "--reasoning-parser",
 }
 
-_NO_TENSOR_PARALLELISM = (
-    "no layer is spread over devices, and --pipeline-parallel-size gives each device "
-    "some of the layers"
+_NO_EXPERT_PARALLELISM = (
+    "each expert is split by --tensor-parallel-size, and no process has whole experts"
 )
 _NO_REPLICAS = "one server runs one model once, so start several behind a balancer"
 _NO_LORA = "adapters (LoRA) are not supported, so merge them into the model before"
@@ -100,14 +102,13 @@ _ALL_LAYERS = "all layers are on the device that --device names"
 # Their name -> the reason or the advice, without a full stop.
 _EXPLAINED = {
     # vLLM
-    "tensor-parallel-size": _NO_TENSOR_PARALLELISM,
-    "tp": _NO_TENSOR_PARALLELISM,
     "data-parallel-size": _NO_REPLICAS,
     "dp": _NO_REPLICAS,
     "api-server-count": "one process serves HTTP",
-    "enable-expert-parallel": _NO_TENSOR_PARALLELISM,
+    "enable-expert-parallel": _NO_EXPERT_PARALLELISM,
     "distributed-executor-backend": (
-        "--pipeline-parallel-size starts its own processes, or finds those of torchrun"
+        "--tensor-parallel-size and --pipeline-parallel-size start their own processes, "
+        "or find those of torchrun"
     ),
     "kv-cache-dtype": _ONE_KV_TYPE,
     "swap-space": _NO_OFFLOAD,
@@ -169,15 +170,13 @@ _EXPLAINED = {
     "max-log-len": "neither prompts nor answers are logged",
     "disable-fastapi-docs": "GET /openapi.json is the only description that is served",
     # SGLang
-    "tp-size": _NO_TENSOR_PARALLELISM,
     "dp-size": _NO_REPLICAS,
     "is-embedding": "write --task embed",
     "disable-cuda-graph": _NO_GRAPHS,
     "log-requests": _ACCESS_LOG,
     "enable-metrics": "GET /metrics is always there",
     # TGI
-    "num-shard": _NO_TENSOR_PARALLELISM,
-    "sharded": _NO_TENSOR_PARALLELISM,
+    "sharded": "--tensor-parallel-size is the number of shards, and 1 shards nothing",
     "max-input-length": "--max-model-len bounds prompt and output together",
     "max-input-tokens": "--max-model-len bounds prompt and output together",
     "max-batch-total-tokens": (

@@ -24,8 +24,8 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        num_stages = self.parallel.pipeline_parallel_size
-        if num_stages > 1 and self.model.device not in ("auto", "cpu", "cuda"):
+        is_spread = self.parallel.world_size > 1
+        if is_spread and self.model.device not in ("auto", "cpu", "cuda"):
             raise InvalidConfig(
                 "device",
                 f"{self.model.device} is one device, and each stage needs its own",

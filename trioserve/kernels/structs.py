@@ -6,7 +6,10 @@ native/encoder.h and native/logits.h.
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, Structure, c_float, c_int32, c_int64, c_void_p
+
+# Adds to numbers those of other processes: (address of float32 numbers, how many).
+SUM = CFUNCTYPE(None, c_void_p, c_int64)
 
 
 class MatrixSpec(Structure):
@@ -78,6 +81,7 @@ class DecoderSpec(Structure):
         ("epsilon", c_float),
         ("logit_softcap", c_float),
         ("unused", c_int32),
+        ("sum", c_void_p),
     ]
 
 

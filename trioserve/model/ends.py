@@ -17,9 +17,11 @@ from ..types.plan import StepPlan
 from .attention.layout import StepInputs
 from .inputs.reading import TokenReader
 from .loading.loaded import LoadedModel
+from .sampling.agreed import FollowingWriter, LeadingWriter
 from .sampling.extensions import Extensions
 from .sampling.launched import LaunchedStep
-from .sampling.writing import LogitRows, SamplingWriter
+from .sampling.selecting import LogitRows
+from .sampling.writing import SamplingWriter
 from .slots import SlotTables
 
 
@@ -79,4 +81,19 @@ class WholeModelEnds:
     def make_writer(
         self, model: LoadedModel, tables: SlotTables, extensions: Extensions
     ) -> StepWriter:
-        return SamplingWriter(model, tables, extensions)
+        return make_sampling_writer(model, tables, extensions)
+
+
+def make_sampling_writer(
+    model: LoadedModel, tables: SlotTables, extensions: Extensions
+) -> StepWriter:
+    """Make the writer that samples from a model's logits.
+
+    Raises:
+      InvalidConfig: a plug-in cannot be made.
+    """
+    group = model.tensor_group
+    if group is not None and not group.shard.is_first:
+        return FollowingWriter(tables, group)
+    sampling = SamplingWriter(model, tables, extensions)
+    return sampling if group is None else LeadingWriter(sampling, tables, group)

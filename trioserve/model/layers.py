@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..types.plan import StepRow
 from .attention.backend import PagedModel
@@ -100,26 +100,28 @@ class _ModuleStep:
 
 class _KernelLayers:
     def __init__(self, model: LoadedModel, layers: LayersOnKernels) -> None:
-        self._embed = model.model.get_input_embeddings()
+        self._model = model
         self._layers = layers
         self.order = layers.order
         self.prepare = layers.prepare
 
     def begin(self, inputs: StepInputs) -> _KernelStep:
-        return _KernelStep(self._embed, self._layers, inputs)
+        return _KernelStep(self._model, self._layers, inputs)
 
 
 class _KernelStep:
     def __init__(
-        self, embed: nn.Module, layers: LayersOnKernels, inputs: StepInputs
+        self, model: LoadedModel, layers: LayersOnKernels, inputs: StepInputs
     ) -> None:
-        self._embed = embed
+        self._model = model
         self._layers = layers
         self._inputs = inputs
 
     def compute(self, arguments: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
         vectors = arguments.get("inputs_embeds")
         if vectors is None:
-            vectors = self._embed(arguments["input_ids"])
+            embed = self._model.model.get_input_embeddings()
+            vectors = embed(arguments["input_ids"])
         positions = arguments["position_ids"]
-        return self._layers.run(vectors[0], self._inputs, tokens, positions)
+        output = self._layers.run(vectors[0], self._inputs, tokens, positions)
+        return self._model.join_logits(output)

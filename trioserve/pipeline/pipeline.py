@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 import logging
+from typing import TypeVar
 
 import trio
 
@@ -14,8 +15,10 @@ from ..errors import InvalidConfig, StagesNotMet, StartupError, find_first
 from ..types.model_info import ModelInfo
 from ..types.not_loaded import NotLoaded
 from .executor import PipelineExecutor, StageDied, StagePeer
-from .messages import Allocate, LoadStage, Ready, StageLoaded
+from .messages import Allocate, Load, Prepare, Prepared, Ready, StageLoaded
 from .stages import StartedStage, open_stages
+
+Answer = TypeVar("Answer", Prepared, StageLoaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,28 +30,22 @@ class Pipeline:
       info: the whole model's.
       device_type: torch's; the same for all stages.
       num_blocks: KV blocks that fit into the memory of each stage.
-      port: where the first stage listens.
     """
 
     stages: tuple[StagePeer, ...]
     info: ModelInfo
     device_type: str
     num_blocks: int
-    port: int
 
     async def connect(
         self, config: EngineConfig, max_model_len: int
     ) -> PipelineExecutor:
-        """Connect the stages and let them run a first step together.
+        """Allocate the KV cache, and let the stages run a first step together.
 
         Raises:
           StartupError, StageDied
         """
-        allocate = Allocate(
-            num_blocks=self.num_blocks,
-            max_model_len=max_model_len,
-            port=self.port,
-        )
+        allocate = Allocate(num_blocks=self.num_blocks, max_model_len=max_model_len)
 
         async def ask(stage: StagePeer) -> None:
             await stage.send(allocate)
@@ -56,7 +53,7 @@ class Pipeline:
             assert isinstance(answer, Ready), "Ready answers Allocate"
 
         await _for_each(self.stages, ask)
-        num_stages = len(self.stages)
+        num_stages = config.parallel.pipeline_parallel_size
         return PipelineExecutor(
             self.stages,
             # Without async scheduling, each token is known before the next is planned.
@@ -85,63 +82,96 @@ async def load_stages(
     Raises:
       StartupError, StageDied
     """
-    loaded: dict[str, StageLoaded] = {}
-    level = logging.getLogger("trioserve").getEffectiveLevel()
     peers = tuple(stage.peer for stage in stages)
-
-    async def ask(peer: StagePeer) -> None:
-        number = peers.index(peer)
-        stage = stages[number]
-        begin = LoadStage(
-            config=config,
-            stage=number,
-            num_stages=len(stages),
-            local_stage=stage.local_stage,
-            num_local_stages=stage.num_local_stages,
-            listens_on=stage.listens_on,
-            log_level=level,
+    prepared = await _prepare(config, stages)
+    load = Load(port=prepared[0].port)
+    loaded = await _ask_all(peers, lambda number: load, StageLoaded)
+    for peer, other in zip(peers, loaded):
+        # Each process counts the bytes of its own layers and heads alone.
+        alike = replace(
+            other.info, kv_bytes_per_token=loaded[0].info.kv_bytes_per_token
         )
-        await peer.send(begin)
-        answer = await peer.receive()
-        if isinstance(answer, NotLoaded):
-            raise answer.restore()
-        assert isinstance(answer, StageLoaded), "StageLoaded answers LoadStage"
-        loaded[peer.name] = answer
-
-    await _for_each(peers, ask)
-    first = loaded[peers[0].name]
-    for name, other in loaded.items():
-        _check_alike(first, other, name)
+        if alike != loaded[0].info:
+            raise InvalidConfig(
+                "model", f"{peer.name} has loaded another model than {peers[0].name}"
+            )
     return Pipeline(
         stages=peers,
-        info=first.info,
-        device_type=first.device_type,
-        num_blocks=min(each.num_blocks for each in loaded.values()),
-        port=first.port,
+        info=loaded[0].info,
+        device_type=prepared[0].device_type,
+        num_blocks=min(each.num_blocks for each in loaded),
     )
 
 
-def _check_alike(first: StageLoaded, other: StageLoaded, name: str) -> None:
-    """Refuse stages whose differences would make the results wrong.
+async def _prepare(
+    config: EngineConfig, stages: tuple[StartedStage, ...]
+) -> list[Prepared]:
+    level = logging.getLogger("trioserve").getEffectiveLevel()
+    peers = tuple(stage.peer for stage in stages)
+
+    def describe(number: int) -> Prepare:
+        stage = stages[number]
+        return Prepare(
+            config=config,
+            place=stage.place,
+            local_rank=stage.local_rank,
+            num_local_ranks=stage.num_local_ranks,
+            listens_on=stage.listens_on,
+            log_level=level,
+        )
+
+    prepared = await _ask_all(peers, describe, Prepared)
+    for peer, other in zip(peers, prepared):
+        _check_alike(prepared[0], other, peers[0].name, peer.name)
+    return prepared
+
+
+def _check_alike(first: Prepared, other: Prepared, first_name: str, name: str) -> None:
+    """Refuse processes whose differences would make the results wrong.
 
     Raises:
       StagesNotMet: they run different versions of this program.
-      InvalidConfig: their devices or their models differ.
+      InvalidConfig: their devices differ.
     """
     if other.version != first.version:
         raise StagesNotMet(
-            f"{name} runs trioserve {other.version}, and stage 0 runs {first.version}"
+            f"{name} runs trioserve {other.version}, and {first_name} runs "
+            f"{first.version}"
         )
     if other.device_type != first.device_type:
         raise InvalidConfig(
             "device",
-            f"{name} has a device of type {other.device_type}, and stage 0 one of type "
-            f"{first.device_type}",
+            f"{name} has a device of type {other.device_type}, and {first_name} one of "
+            f"type {first.device_type}",
         )
-    # Each stage counts the bytes of its own layers alone.
-    alike = replace(other.info, kv_bytes_per_token=first.info.kv_bytes_per_token)
-    if alike != first.info:
-        raise InvalidConfig("model", f"{name} has loaded another model than stage 0")
+
+
+async def _ask_all(
+    peers: tuple[StagePeer, ...],
+    describe: Callable[[int], object],
+    kind: type[Answer],
+) -> list[Answer]:
+    """Send each process a message, and return the answers in the same order.
+
+    Args:
+      describe: number of a process -> the message.
+
+    Raises:
+      StartupError: a process refuses.
+      StageDied
+    """
+    answers: dict[str, Answer] = {}
+
+    async def ask(peer: StagePeer) -> None:
+        await peer.send(describe(peers.index(peer)))
+        answer = await peer.receive()
+        if isinstance(answer, NotLoaded):
+            raise answer.restore()
+        assert isinstance(answer, kind), f"{kind.__name__} is the answer"
+        answers[peer.name] = answer
+
+    await _for_each(peers, ask)
+    return [answers[peer.name] for peer in peers]
 
 
 async def _for_each(

@@ -50,7 +50,7 @@ _KEY = "engine"
 
 _SECRET_BYTES = 32
 
-# | secret | stage | local_stage | num_local_stages |
+# | secret | rank | local_rank | num_local_ranks |
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sIII")
 
 
@@ -64,16 +64,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first message of a stage. Its size is fixed.
+    """The first message of a process that torchrun has started. Its size is fixed.
 
     Args:
-      stage: from 1, because the engine starts the first one itself.
-      local_stage, num_local_stages: as in messages.LoadStage.
+      rank: from 1, because the engine starts the first process itself.
+      local_rank, num_local_ranks: as in messages.LoadStage.
     """
 
-    stage: int
-    local_stage: int
-    num_local_stages: int
+    rank: int
+    local_rank: int
+    num_local_ranks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Rendezvous:
 
     Args:
       listener: where the stages connect.
-      num_stages: all stages; the first one is a child process and does not connect.
+      num_ranks: all stages; the first one is a child process and does not connect.
       come_seconds: time for all stages to connect.
       hello_seconds: time for each stage to send its hello after it has connected.
     """
@@ -97,14 +97,14 @@ class Rendezvous:
     def __init__(
         self,
         listener: trio.SocketListener,
-        num_stages: int,
+        num_ranks: int,
         *,
         come_seconds: float = _COME_SECONDS,
         hello_seconds: float = _HELLO_SECONDS,
     ) -> None:
         self.secret = secrets.token_bytes(_SECRET_BYTES)
         self._listener = listener
-        self._num_stages = num_stages
+        self._num_ranks = num_ranks
         self._come_seconds = come_seconds
         self._hello_seconds = hello_seconds
         self._connections: dict[int, StageConnection] = {}
@@ -121,13 +121,13 @@ class Rendezvous:
                 while True:
                     stream = await self._listener.accept()
                     nursery.start_soon(self._greet, stream.socket)
-        missing = sorted({*range(1, self._num_stages)} - {*self._connections})
+        missing = sorted({*range(1, self._num_ranks)} - {*self._connections})
         if missing:
-            stages = ", ".join(f"stage {stage}" for stage in missing)
+            ranks = ", ".join(f"rank {rank}" for rank in missing)
             raise StagesNotMet(
-                f"{stages} did not connect within {self._come_seconds:g} s"
+                f"{ranks} did not connect within {self._come_seconds:g} s"
             )
-        return tuple(self._connections[stage] for stage in sorted(self._connections))
+        return tuple(self._connections[rank] for rank in sorted(self._connections))
 
     def close(self) -> None:
         """Close all connections."""
@@ -146,15 +146,15 @@ class Rendezvous:
                 )
                 return
             hanging_up.pop_all()
-        logger.info("stage %s has connected", hello.stage)
+        logger.info("rank %s has connected", hello.rank)
         _notice_loss(sock)
-        self._connections[hello.stage] = StageConnection(hello=hello, sock=sock)
-        if len(self._connections) == self._num_stages - 1:
+        self._connections[hello.rank] = StageConnection(hello=hello, sock=sock)
+        if len(self._connections) == self._num_ranks - 1:
             self._waiting.cancel()
 
     def _is_expected(self, hello: Hello) -> bool:
-        is_one = 1 <= hello.stage < self._num_stages
-        return is_one and hello.stage not in self._connections
+        is_one = 1 <= hello.rank < self._num_ranks
+        return is_one and hello.rank not in self._connections
 
 
 @asynccontextmanager
@@ -193,9 +193,9 @@ async def join_engine(torchrun: Torchrun) -> trio.socket.SocketType:
     logger.info("waiting for the engine")
     text = await run_in_fresh_thread(partial(torchrun.read, _KEY))
     hello = Hello(
-        stage=torchrun.rank,
-        local_stage=torchrun.local_rank,
-        num_local_stages=torchrun.local_world_size,
+        rank=torchrun.rank,
+        local_rank=torchrun.local_rank,
+        num_local_ranks=torchrun.local_world_size,
     )
     return await connect_stage(msgspec.json.decode(text, type=Address), hello)
 
@@ -206,11 +206,11 @@ async def connect_stage(address: Address, hello: Hello) -> trio.socket.SocketTyp
     Raises:
       StagesNotMet: the engine cannot be reached.
     """
-    stage = hello.stage, hello.local_stage, hello.num_local_stages
+    numbers = hello.rank, hello.local_rank, hello.num_local_ranks
     try:
         with trio.fail_after(_SILENCE_SECONDS):
             stream = await trio.open_tcp_stream(address.host, address.port)
-            await stream.send_all(_HELLO.pack(address.secret, *stage))
+            await stream.send_all(_HELLO.pack(address.secret, *numbers))
     except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
         raise StagesNotMet(
             f"the engine cannot be reached at {address.host}:{address.port}: {error}"
@@ -244,12 +244,10 @@ async def _receive_hello(sock: trio.socket.SocketType, secret: bytes) -> Hello |
         if not part:
             return None
         data += part
-    given, stage, local_stage, num_local_stages = _HELLO.unpack(data)
+    given, rank, local_rank, num_local_ranks = _HELLO.unpack(data)
     if not compare_digest(given, secret):
         return None
-    return Hello(
-        stage=stage, local_stage=local_stage, num_local_stages=num_local_stages
-    )
+    return Hello(rank=rank, local_rank=local_rank, num_local_ranks=num_local_ranks)
 
 
 def _notice_loss(sock: trio.socket.SocketType) -> None:

@@ -12,6 +12,7 @@ import trio
 from ..config import ParallelConfig
 from ..errors import InvalidConfig
 from ..processes import MessageStream, open_child
+from ..types.stage_place import StagePlace
 from .executor import StagePeer
 from .messages import FromStage
 from .rendezvous import StageConnection, open_stage_connections
@@ -25,12 +26,13 @@ class StartedStage:
     """A stage that has received no message yet.
 
     Args:
-      local_stage, num_local_stages, listens_on: as in messages.LoadStage.
+      place, local_rank, num_local_ranks, listens_on: as in messages.LoadStage.
     """
 
     peer: StagePeer
-    local_stage: int
-    num_local_stages: int
+    place: StagePlace
+    local_rank: int
+    num_local_ranks: int
     listens_on: str
 
 
@@ -49,10 +51,10 @@ async def open_stages(
     torchrun = find_torchrun()
     async with AsyncExitStack() as stack:
         if torchrun is None:
-            yield await _start_all(config.pipeline_parallel_size, stack)
+            yield await _start_all(config, stack)
         else:
             _check(torchrun, config)
-            yield await _start_first(torchrun, stack)
+            yield await _start_first(torchrun, config, stack)
 
 
 def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
@@ -65,51 +67,67 @@ def _check(torchrun: Torchrun, config: ParallelConfig) -> None:
         )
 
 
+def _list_places(config: ParallelConfig) -> list[StagePlace]:
+    """Return the places of all processes, by rank."""
+    return [
+        StagePlace.of_rank(
+            rank,
+            num_stages=config.pipeline_parallel_size,
+            num_shards=config.tensor_parallel_size,
+        )
+        for rank in range(config.world_size)
+    ]
+
+
 async def _start_all(
-    num_stages: int, stack: AsyncExitStack
+    config: ParallelConfig, stack: AsyncExitStack
 ) -> tuple[StartedStage, ...]:
     stages = [
         StartedStage(
-            peer=await _start(stage, stack, is_on_one_machine=True),
-            local_stage=stage,
-            num_local_stages=num_stages,
+            peer=await _start(place, stack, is_on_one_machine=True),
+            place=place,
+            local_rank=place.rank,
+            num_local_ranks=config.world_size,
             listens_on=LOOPBACK,
         )
-        for stage in range(num_stages)
+        for place in _list_places(config)
     ]
     return tuple(stages)
 
 
 async def _start_first(
-    torchrun: Torchrun, stack: AsyncExitStack
+    torchrun: Torchrun, config: ParallelConfig, stack: AsyncExitStack
 ) -> tuple[StartedStage, ...]:
+    place, *places = _list_places(config)
     first = StartedStage(
-        peer=await _start(0, stack, is_on_one_machine=torchrun.is_on_one_machine),
-        local_stage=torchrun.local_rank,
-        num_local_stages=torchrun.local_world_size,
+        peer=await _start(place, stack, is_on_one_machine=torchrun.is_on_one_machine),
+        place=place,
+        local_rank=torchrun.local_rank,
+        num_local_ranks=torchrun.local_world_size,
         listens_on=torchrun.master_addr,
     )
     connections = await stack.enter_async_context(open_stage_connections(torchrun))
     others = [
         StartedStage(
-            peer=_make_peer(connection),
-            local_stage=connection.hello.local_stage,
-            num_local_stages=connection.hello.num_local_stages,
+            peer=_make_peer(connection, place),
+            place=place,
+            local_rank=connection.hello.local_rank,
+            num_local_ranks=connection.hello.num_local_ranks,
             listens_on=torchrun.master_addr,
         )
-        for connection in connections
+        for connection, place in zip(connections, places)
     ]
     return first, *others
 
 
 async def _start(
-    stage: int, stack: AsyncExitStack, *, is_on_one_machine: bool
+    place: StagePlace, stack: AsyncExitStack, *, is_on_one_machine: bool
 ) -> StagePeer:
     child = await stack.enter_async_context(
         open_child(
             STAGE_PROCESS,
             receives=FromStage,
-            name=f"stage {stage}",
+            name=place.name,
             environment=LOOPBACK_ENVIRONMENT if is_on_one_machine else {},
         )
     )
@@ -118,8 +136,8 @@ async def _start(
     )
 
 
-def _make_peer(connection: StageConnection) -> StagePeer:
-    name = f"stage {connection.hello.stage}"
+def _make_peer(connection: StageConnection, place: StagePlace) -> StagePeer:
+    name = place.name
 
     async def describe_end() -> str:
         await trio.lowlevel.checkpoint()

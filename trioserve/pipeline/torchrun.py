@@ -61,11 +61,22 @@ class Torchrun:
         Raises:
           InvalidConfig: an option does not fit.
         """
-        if config.pipeline_parallel_size != self.world_size:
+        num_shards, num_stages = (
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+        )
+        if config.world_size != self.world_size and num_shards == 1:
             raise InvalidConfig(
                 "pipeline_parallel_size",
-                f"is {config.pipeline_parallel_size}, but torchrun has started "
+                f"is {num_stages}, but torchrun has started "
                 f"{self.world_size} processes, and each of them is a stage",
+            )
+        if config.world_size != self.world_size:
+            raise InvalidConfig(
+                "tensor_parallel_size",
+                f"{num_shards} shards in each of {num_stages} stages are "
+                f"{config.world_size} processes, but torchrun has started "
+                f"{self.world_size}",
             )
         if config.restart_stages:
             raise InvalidConfig(

@@ -38,7 +38,7 @@ async def open_core(
     Raises:
       StartupError, StageDied
     """
-    if config.parallel.pipeline_parallel_size == 1:
+    if config.parallel.world_size == 1:
         with telling_shortage():
             core = await run_in_fresh_thread(
                 partial(build_core, config, model_kind, source)

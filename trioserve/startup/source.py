@@ -124,11 +124,10 @@ def _check_source(
 
 
 def check_one_process(config: EngineConfig) -> None:
-    """Refuse a pipeline for a model that pools."""
-    if config.parallel.pipeline_parallel_size > 1:
-        raise InvalidConfig(
-            "pipeline_parallel_size", "a model that pools runs in one process"
-        )
+    """Refuse several processes for a model that pools."""
+    for option in ("pipeline_parallel_size", "tensor_parallel_size"):
+        if getattr(config.parallel, option) > 1:
+            raise InvalidConfig(option, "a model that pools runs in one process")
 
 
 def _check_task(task: Task, model: str, model_kind: ModelKind) -> None:

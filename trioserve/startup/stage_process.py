@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 import os
 from pathlib import Path
@@ -23,14 +23,16 @@ import outcome
 import trio
 
 from .._version import __version__
-from ..config import ModelConfig
+from ..config import EngineConfig, ModelConfig
 from ..errors import InvalidConfig, StagesNotMet, StartupError
 from ..executor import StepHandle, make_local_executor
 from ..observe.log_lines import set_up_logging
 from ..pipeline.messages import (
     Allocate,
     Beat,
-    LoadStage,
+    Load,
+    Prepare,
+    Prepared,
     Ready,
     StageLoaded,
     Step,
@@ -51,14 +53,17 @@ from ..processes.interpreter import settle_interpreter
 from ..threads.fresh_thread import run_in_fresh_thread
 from ..types.not_loaded import NotLoaded
 from ..types.output import StepResult
+from ..types.stage_place import StagePlace
 from ..weights import Weights, complete_weights
 from .grammar_tokenizer import load_grammar_tokenizer
 from .limits import check_room
 from .plugins import load_logits_processors
 from .shortage import telling_shortage
-from .source import find_source
+from .source import Source, find_source
 
 if TYPE_CHECKING:
+    import torch
+
     from ..model import ModelRunner, Outline
     from ..model.stages import Channels, LoadedStage, StageLinks
 
@@ -67,12 +72,16 @@ T = TypeVar("T")
 
 async def serve_stage(stream: MessageStream[Any]) -> None:
     """Load the layers that the engine names, and run its plans."""
-    begin = await stream.receive()
-    assert isinstance(begin, LoadStage), "LoadStage comes first"
+    prepare = await stream.receive()
+    assert isinstance(prepare, Prepare), "Prepare comes first"
     # A stage that torchrun has started has logged before, with the default level.
-    set_up_logging(begin.log_level, origin=f"stage {begin.stage}", again=True)
+    set_up_logging(prepare.log_level, origin=prepare.place.name, again=True)
     try:
-        stage = await _work(partial(_load, begin), stream)
+        prepared = await _work(partial(_prepare, prepare), stream)
+        stream.send_nowait(prepared.describe())
+        load = await stream.receive()
+        assert isinstance(load, Load), "Load comes next"
+        stage = await _work(partial(_load, prepared, load), stream)
     except StartupError as error:
         stream.send_nowait(NotLoaded.of(error))
         await stream.receive()
@@ -80,7 +89,7 @@ async def serve_stage(stream: MessageStream[Any]) -> None:
     stream.send_nowait(stage.describe())
     allocate = await stream.receive()
     assert isinstance(allocate, Allocate), "Allocate comes next"
-    runner = await _work(partial(stage.connect, allocate), stream)
+    runner = await _work(partial(stage.make_runner, allocate), stream)
     await settle_interpreter()
     stream.send_nowait(Ready())
     await _Steps(stage, runner, stream).run()
@@ -126,52 +135,59 @@ def run_joining_stage(torchrun: Torchrun, log_level: int | str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """A loaded stage.
+class _Prepared:
+    """A process that has found its model and its device.
 
     Args:
-      listener: the socket where the first stage waits for the others; None elsewhere.
-      held: a stack of contexts that end only with the process.
+      config: with this process's share of the machine.
+      listener: the socket where the first process waits for the others; None elsewhere.
     """
 
-    begin: LoadStage
-    model: LoadedStage
-    folder: Path
-    num_blocks: int
+    begin: Prepare
+    config: EngineConfig
+    source: Source
+    device: torch.device
     listener: socket.socket | None
-    held: ExitStack = field(default_factory=ExitStack)
 
-    @property
-    def is_last(self) -> bool:
-        return self.begin.stage == self.begin.num_stages - 1
-
-    def describe(self) -> StageLoaded:
-        return StageLoaded(
+    def describe(self) -> Prepared:
+        return Prepared(
             version=__version__,
-            info=self.model.info,
-            device_type=self.model.device.type,
-            num_blocks=self.num_blocks,
+            device_type=self.device.type,
             port=0 if self.listener is None else self.listener.getsockname()[1],
         )
 
-    def connect(self, allocate: Allocate) -> ModelRunner:
-        """Connect to the other stages and run the first steps with them; blocks."""
-        from ..model import ModelRunner
-        from ..model.stages import StageEnds, open_channels
 
-        channels = self.held.enter_context(
-            open_channels(
-                self.model,
-                host=self.begin.listens_on,
-                port=allocate.port,
-                listen_fd=None if self.listener is None else self.listener.detach(),
-                timeout_seconds=self.begin.config.parallel.step_timeout,
-            )
-        )
-        config = self.begin.config
-        # Only the last stage has logits; the others need no plug-ins.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """A loaded stage, or a shard of it.
+
+    Args:
+      config: of this process.
+      held: a stack of contexts that end only with the process.
+    """
+
+    config: EngineConfig
+    model: LoadedStage
+    folder: Path
+    num_blocks: int
+    channels: Channels
+    held: ExitStack
+
+    def describe(self) -> StageLoaded:
+        return StageLoaded(info=self.model.info, num_blocks=self.num_blocks)
+
+    def make_runner(self, allocate: Allocate) -> ModelRunner:
+        """Allocate the cache, and run the first steps with the others; blocks."""
+        from ..model import ModelRunner
+        from ..model.stages import StageEnds
+
+        config, place = self.config, self.model.place
+        # Only one process samples; the others need no plug-ins.
         names = config.model.logits_processor
-        processors = load_logits_processors(names) if self.is_last else ()
+        processors = load_logits_processors(names) if place.samples else ()
+        ends = None
+        if place.num_stages > 1:
+            ends = StageEnds(make_links(self.model, self.channels))
         runner = ModelRunner(
             self.model,
             num_blocks=allocate.num_blocks,
@@ -182,7 +198,7 @@ class _Stage:
             load_tokenizer=partial(
                 load_grammar_tokenizer, self.folder, self.model.info
             ),
-            ends=StageEnds(make_links(self.model, channels)),
+            ends=ends,
         )
         runner.warm_up()
         return runner
@@ -203,7 +219,7 @@ class _Steps:
         self._stage = stage
         self._stream = stream
         self._executor = make_local_executor(
-            runner, stage.model.device.type, depth=stage.begin.num_stages
+            runner, stage.model.device.type, depth=stage.model.place.num_stages
         )
         self._in_flight: deque[StepHandle[StepResult]] = deque()
         self._has_done = trio.Event()
@@ -227,7 +243,7 @@ class _Steps:
             self._has_done = trio.Event()
             while self._in_flight and self._in_flight[0].is_done:
                 result = self._in_flight.popleft().take()
-                if self._stage.is_last:
+                if self._stage.model.place.samples:
                     self._stream.send_nowait(Stepped(result=result))
 
     def _tell_of_life(self) -> None:
@@ -235,85 +251,112 @@ class _Steps:
 
 
 @telling_shortage()
-def _load(begin: LoadStage) -> _Stage:
+def _prepare(begin: Prepare) -> _Prepared:
     config = begin.config
     # First, so that a mistake is reported before torch is imported.
     source = find_source(config, "generate")
-    from ..model import count_fitting_blocks
+    from ..model.loading.device import resolve_device
 
-    config = replace(
-        config, model=_place(config.model, begin.local_stage, begin.num_local_stages)
+    model = _place(config.model, begin.local_rank, begin.num_local_ranks)
+    device = resolve_device(model.device)
+    listener = None
+    if begin.place.rank == 0:
+        listener = socket.create_server((begin.listens_on, 0))
+    return _Prepared(
+        begin=begin,
+        config=replace(config, model=model),
+        source=source,
+        device=device,
+        listener=listener,
     )
-    outline = _outline(source.weights.folder, config.model, begin)
-    check_room(outline, config, num_sharing=begin.num_local_stages)
-    weights = complete_weights(source.weights)
-    model = _load_layers(weights, config.model, begin)
+
+
+@telling_shortage()
+def _load(prepared: _Prepared, load: Load) -> _Stage:
+    from ..model import count_fitting_blocks
+    from ..model.stages import open_channels
+
+    begin, config = prepared.begin, prepared.config
+    weights = prepared.source.weights
+    outline = _outline(weights.folder, config.model, begin.place)
+    check_room(outline, config, num_sharing=begin.num_local_ranks)
+    weights = complete_weights(weights)
+    listener, held = prepared.listener, ExitStack()
+    channels = held.enter_context(
+        open_channels(
+            begin.place,
+            prepared.device,
+            host=begin.listens_on,
+            port=load.port,
+            listen_fd=None if listener is None else listener.detach(),
+            timeout_seconds=config.parallel.step_timeout,
+        )
+    )
+    model = _load_layers(weights, config.model, begin.place, channels)
     num_blocks = count_fitting_blocks(
         model.info.kv_bytes_per_token,
         config.cache,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=model.info.max_model_len,
         device=model.device,
-        num_sharing=begin.num_local_stages,
+        num_sharing=begin.num_local_ranks,
     )
-    listener = None
-    if begin.stage == 0:
-        listener = socket.create_server((begin.listens_on, 0))
     return _Stage(
-        begin=begin,
+        config=config,
         model=model,
         folder=weights.folder,
         num_blocks=num_blocks,
-        listener=listener,
+        channels=channels,
+        held=held,
     )
 
 
-def _outline(folder: Path, config: ModelConfig, begin: LoadStage) -> Outline | None:
+def _outline(folder: Path, config: ModelConfig, place: StagePlace) -> Outline | None:
     from ..model.stages import outline_plain_stage
 
-    place = {"stage": begin.stage, "num_stages": begin.num_stages}
-    outline = outline_plain_stage(folder, config, **place)
+    outline = outline_plain_stage(folder, config, place=place)
     if outline is not None:
         return outline
     # Imported here, because it needs transformers.
     from ..model.stages import outline_stage
 
-    return outline_stage(folder, config, **place)
+    return outline_stage(folder, config, place=place)
 
 
 def _load_layers(
-    weights: Weights, config: ModelConfig, begin: LoadStage
+    weights: Weights, config: ModelConfig, place: StagePlace, channels: Channels
 ) -> LoadedStage:
     from ..model.stages import load_plain_stage
 
-    place = {"stage": begin.stage, "num_stages": begin.num_stages}
     name = config.served_model_name or weights.name
-    stage = load_plain_stage(weights.folder, config, name=name, **place)
+    stage = load_plain_stage(weights.folder, config, name=name, place=place)
     if stage is None:
         # Imported here, because it needs transformers.
         from ..model.stages import load_stage
 
-        stage = load_stage(weights.folder, config, name=name, **place)
+        stage = load_stage(
+            weights.folder, config, name=name, place=place, group=channels.shards
+        )
     return stage
 
 
-def _place(config: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
-    """Give a stage its share of the GPUs and threads of its machine.
+def _place(config: ModelConfig, rank: int, num_ranks: int) -> ModelConfig:
+    """Give a process its share of the GPUs and threads of its machine.
 
     Raises:
-      InvalidConfig: there are fewer GPUs than stages.
+      InvalidConfig: there are fewer GPUs than processes.
     """
     import torch
 
     num_gpus = torch.cuda.device_count()
     if config.device == "cuda" or (config.device == "auto" and num_gpus):
-        if num_gpus < num_stages:
+        if num_gpus < num_ranks:
             raise InvalidConfig(
-                "pipeline_parallel_size",
-                f"there are {num_gpus} GPUs for {num_stages} stages",
+                "device",
+                f"there are {num_gpus} GPUs for {num_ranks} processes",
             )
-        return replace(config, device=f"cuda:{stage}")
-    num_threads = config.num_threads or max(1, torch.get_num_threads() // num_stages)
+        return replace(config, device=f"cuda:{rank}")
+    num_threads = config.num_threads or max(1, torch.get_num_threads() // num_ranks)
     return replace(config, num_threads=num_threads)
 
 

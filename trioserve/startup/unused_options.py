@@ -53,5 +53,5 @@ def _list_unused(
     if not takes_images:
         reason = f"{config.model.model} takes no images"
         yield from ((name, reason) for name in _FOR_IMAGES)
-    if config.parallel.pipeline_parallel_size == 1:
+    if config.parallel.world_size == 1:
         yield from ((name, "there are no stages") for name in _FOR_STAGES)

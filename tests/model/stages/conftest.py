@@ -28,6 +28,7 @@ from trioserve.model.stages import (
 from trioserve.testing.models import save_tiny_model
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
+from trioserve.types.stage_place import StagePlace
 
 CPU = ModelConfig(device="cpu", kernels="torch")
 
@@ -58,7 +59,10 @@ class Cut:
         config = ModelConfig(device="cpu", kernels=kernels)  # type: ignore[arg-type]
         return tuple(
             load_stage(
-                self.folder, config, name="tiny", stage=stage, num_stages=num_stages
+                self.folder,
+                config,
+                name="tiny",
+                place=StagePlace(stage=stage, num_stages=num_stages),
             )
             for stage in range(num_stages)
         )

@@ -25,6 +25,7 @@ from trioserve.types.ids import SequenceId
 from trioserve.types.output import StepResult
 from trioserve.types.plan import StepPlan
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.stage_place import StagePlace
 
 SIZES: dict[str, int] = {
     "num_blocks": 32,
@@ -61,15 +62,19 @@ def make_plans() -> list[StepPlan]:
 def main(folder: str, stage: str, num_stages: str, port: str) -> None:
     torch.set_num_threads(1)
     source = Path(folder), ModelConfig(device="cpu")
-    place = {"stage": int(stage), "num_stages": int(num_stages)}
-    loaded = load_plain_stage(*source, name="tiny", **place)
+    place = StagePlace(stage=int(stage), num_stages=int(num_stages))
+    loaded = load_plain_stage(*source, name="tiny", place=place)
     if loaded is None:
         # Imported here, because it needs transformers.
         from trioserve.model.stages import load_stage
 
-        loaded = load_stage(*source, name="tiny", **place)
+        loaded = load_stage(*source, name="tiny", place=place)
     with open_channels(
-        loaded, host="127.0.0.1", port=int(port), timeout_seconds=60.0
+        loaded.place,
+        loaded.device,
+        host="127.0.0.1",
+        port=int(port),
+        timeout_seconds=60.0,
     ) as channels:
         links = StageLinks(loaded, channels)
         runner = ModelRunner(loaded, ends=StageEnds(links), **SIZES)

@@ -18,6 +18,7 @@ from trioserve.config import ModelConfig
 from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model.stages import load_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
+from trioserve.types.stage_place import StagePlace
 
 CPU = ModelConfig(device="cpu", kernels="torch")
 
@@ -62,7 +63,9 @@ def test_the_image_encoder_is_at_the_first_stage(
 ) -> None:
     model = tiny_vision("llava")
     for index in range(2):
-        stage = load_stage(model.folder, CPU, name="x", stage=index, num_stages=2)
+        stage = load_stage(
+            model.folder, CPU, name="x", place=StagePlace(stage=index, num_stages=2)
+        )
         names = list_weights(stage.model)
         assert any("vision_tower" in name for name in names) == (index == 0)
         assert any("multi_modal" in name for name in names) == (index == 0)
@@ -79,7 +82,7 @@ def test_other_stages_weights_are_not_needed(tmp_path: Path) -> None:
         if "layers.0" not in name
     }
     save_file(own, path, metadata={"format": "pt"})
-    stage = load_stage(folder, CPU, name="x", stage=1, num_stages=2)
+    stage = load_stage(folder, CPU, name="x", place=StagePlace(stage=1, num_stages=2))
     assert stage.partition.begin == 1
 
 
@@ -89,7 +92,7 @@ def test_a_tied_embedding_may_lie_under_the_heads_name(tmp_path: Path) -> None:
     weights = load_file(path)
     embedding = weights.pop("model.embed_tokens.weight")
     save_file({**weights, "lm_head.weight": embedding}, path, metadata={"format": "pt"})
-    stage = load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+    stage = load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
     held = list_weights(stage.model)
     assert torch.equal(held["model.embed_tokens.weight"], embedding)
     assert "lm_head.weight" not in held
@@ -98,7 +101,7 @@ def test_a_tied_embedding_may_lie_under_the_heads_name(tmp_path: Path) -> None:
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path)
     with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
-        load_stage(folder, CPU, name="x", stage=0, num_stages=3)
+        load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=3))
 
 
 def test_layers_with_something_between_them_are_refused(
@@ -114,7 +117,7 @@ def test_layers_with_something_between_them_are_refused(
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
     with pytest.raises(UnsupportedModel, match="cannot be cut into stages: its layers"):
-        load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+        load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
 
 
 def test_layers_that_look_at_the_embeddings_again_are_refused(
@@ -136,9 +139,9 @@ def test_layers_that_look_at_the_embeddings_again_are_refused(
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", look)
     monkeypatch.setattr(LlamaDecoderLayer, "forward", layer)
-    load_stage(folder, CPU, name="x", stage=0, num_stages=2)
+    load_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
     with pytest.raises(UnsupportedModel, match="look at its tokens again"):
-        load_stage(folder, CPU, name="x", stage=1, num_stages=2)
+        load_stage(folder, CPU, name="x", place=StagePlace(stage=1, num_stages=2))
 
 
 def test_a_stage_is_an_ordinary_model_to_whoever_looks_at_its_modules(

@@ -16,6 +16,7 @@ from trioserve.errors import InvalidConfig, UnsupportedModel
 from trioserve.model import count_fitting_blocks, outline_model
 from trioserve.model.stages import outline_stage
 from trioserve.testing.models import TINY_MODELS, save_tiny_model
+from trioserve.types.stage_place import StagePlace
 
 CPU = ModelConfig(device="cpu")
 
@@ -31,7 +32,9 @@ def test_the_outline_equals_the_model_and_its_stages(
     assert outline.max_model_len == model.loaded.info.max_model_len
     assert outline.device == model.loaded.device
     for number, stage in enumerate(model.stages(2)):
-        part = outline_stage(model.folder, CPU, stage=number, num_stages=2)
+        part = outline_stage(
+            model.folder, CPU, place=StagePlace(stage=number, num_stages=2)
+        )
         assert part is not None
         assert part.kv_bytes_per_token == stage.info.kv_bytes_per_token
 
@@ -63,7 +66,7 @@ def test_a_type_that_only_the_weights_tell_is_left_to_them(folder: Path) -> None
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"dtype"', '"said_nothing"'))
     assert outline_model(folder, CPU) is None
-    assert outline_stage(folder, CPU, stage=0, num_stages=2) is None
+    assert outline_stage(folder, CPU, place=StagePlace(stage=0, num_stages=2)) is None
 
 
 def test_a_model_that_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
@@ -89,13 +92,13 @@ def test_options_that_make_no_sense_are_refused_without_weights(
 
 def test_more_stages_than_layers_are_refused_without_weights(folder: Path) -> None:
     with pytest.raises(InvalidConfig, match="3 stages cannot share 2 layers"):
-        outline_stage(folder, CPU, stage=0, num_stages=3)
+        outline_stage(folder, CPU, place=StagePlace(stage=0, num_stages=3))
 
 
 def test_a_stage_that_keeps_more_than_its_memory_is_known_without_weights(
     folder: Path,
 ) -> None:
-    outline = outline_stage(folder, CPU, stage=1, num_stages=2)
+    outline = outline_stage(folder, CPU, place=StagePlace(stage=1, num_stages=2))
     assert outline is not None
     assert outline.device == torch.device("cpu")
     count = partial(

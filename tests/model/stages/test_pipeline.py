@@ -23,6 +23,7 @@ from trioserve.testing.models import TINY_MODELS
 from trioserve.types.ids import SequenceId
 from trioserve.types.prompt import NO_TOKEN
 from trioserve.types.sampling import SamplingParams
+from trioserve.types.stage_place import StagePlace
 from trioserve.types.transfers import list_transfers
 
 # A sibling is run, not imported: tests are no package (import-mode=importlib).
@@ -260,8 +261,7 @@ def test_images(
             model.folder,
             ModelConfig(device="cpu", kernels=kernels),
             name="tiny",
-            stage=stage,
-            num_stages=2,
+            place=StagePlace(stage=stage, num_stages=2),
         )
         for stage in range(2)
     )

@@ -23,6 +23,7 @@ from trioserve.model.stages import (
     outline_stage,
 )
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.stage_place import StagePlace
 
 pytestmark = pytest.mark.usefixtures("needs_kernels")
 
@@ -36,7 +37,9 @@ def save(folder: Path, **changes: Any) -> Path:
 
 def load(folder: Path, num_stages: int) -> list[LoadedStage]:
     stages = [
-        load_plain_stage(folder, CPU, name="tiny", stage=i, num_stages=num_stages)
+        load_plain_stage(
+            folder, CPU, name="tiny", place=StagePlace(stage=i, num_stages=num_stages)
+        )
         for i in range(num_stages)
     ]
     loaded = [stage for stage in stages if stage is not None]
@@ -71,26 +74,34 @@ def test_a_stage_may_be_loaded_either_way(tmp_path: Path) -> None:
     """Stages of one model may be loaded differently, and must fit together."""
     folder = save(tmp_path)
     for number, plain in enumerate(load(folder, 2)):
-        place: dict[str, Any] = {"stage": number, "num_stages": 2}
-        stage = load_stage(folder, CPU, name="tiny", **place)
+        place = StagePlace(stage=number, num_stages=2)
+        stage = load_stage(folder, CPU, name="tiny", place=place)
         assert plain.partition == stage.partition
         assert plain.info == stage.info
         assert (plain.hidden_width, plain.dtype) == (stage.hidden_width, stage.dtype)
-        assert outline_plain_stage(folder, CPU, **place) == outline_stage(
-            folder, CPU, **place
+        assert outline_plain_stage(folder, CPU, place=place) == outline_stage(
+            folder, CPU, place=place
         )
 
 
 def test_another_model_is_left_to_transformers(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3", tmp_path)
-    assert load_plain_stage(folder, CPU, name="x", stage=0, num_stages=2) is None
-    assert outline_plain_stage(folder, CPU, stage=0, num_stages=2) is None
+    assert (
+        load_plain_stage(folder, CPU, name="x", place=StagePlace(stage=0, num_stages=2))
+        is None
+    )
+    assert (
+        outline_plain_stage(folder, CPU, place=StagePlace(stage=0, num_stages=2))
+        is None
+    )
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     folder = save(tmp_path)
     with pytest.raises(InvalidConfig, match="4 stages cannot share 3 layers"):
-        load_plain_stage(folder, CPU, name="x", stage=0, num_stages=NUM_LAYERS + 1)
+        load_plain_stage(
+            folder, CPU, name="x", place=StagePlace(stage=0, num_stages=NUM_LAYERS + 1)
+        )
 
 
 def test_the_room_imports_no_transformers() -> None:

@@ -111,6 +111,7 @@ void Decoder<Format>::feed_forward(Pool& pool, const LayerSpec& layer, const Ste
   const Rows normed{normed_.data(), row_stride(spec_.hidden_size), step.num_tokens};
   if (layer.mixture) {
     mixture_.run(pool, operands_, *layer.mixture, activation, normed, added_.data());
+    sum_added(step);
     add_normalized(pool, step, layer.mlp_post_norm);
     return;
   }
@@ -124,16 +125,25 @@ void Decoder<Format>::add_product(Pool& pool, const StepSpec& step, const std::v
                                   const MatrixSpec& matrix, const float* bias,
                                   const float* post_norm) {
   const int size = spec_.hidden_size;
+  const bool is_apart = post_norm || spec_.sum;
   multiply(pool, operands_, {x.data(), row_stride(matrix.num_inputs), step.num_tokens},
            [&](int row, int first, int count, const float* values) {
-             float* to = (post_norm ? added_.data() : step.hidden) +
+             float* to = (is_apart ? added_.data() : step.hidden) +
                          static_cast<std::ptrdiff_t>(row) * size + first;
              for (int i = 0; i < count; ++i) {
-               to[i] = (post_norm ? 0.0f : to[i]) + values[i] + (bias ? bias[first + i] : 0.0f);
+               to[i] = (is_apart ? 0.0f : to[i]) + values[i] + (bias ? bias[first + i] : 0.0f);
              }
            },
            matrix);
-  if (post_norm) add_normalized(pool, step, post_norm);
+  if (!is_apart) return;
+  sum_added(step);
+  add_normalized(pool, step, post_norm);
+}
+
+template <class Format>
+void Decoder<Format>::sum_added(const StepSpec& step) {
+  if (!spec_.sum) return;
+  spec_.sum(added_.data(), static_cast<std::int64_t>(step.num_tokens) * spec_.hidden_size);
 }
 
 // hidden += norm(added_), or without the norm if there is none

@@ -50,6 +50,9 @@ struct DecoderSpec {
   float epsilon;
   float logit_softcap;
   std::int32_t unused;
+  // Adds to `count` numbers those of other processes, which share each layer with this one;
+  // null if layers are whole. It is called twice a layer, by the thread that calls `run`.
+  void (*sum)(float* numbers, std::int64_t count);
 };
 
 struct StepSpec {
@@ -80,6 +83,7 @@ class Decoder {
   void feed_forward(Pool& pool, const LayerSpec& layer, const StepSpec& step);
   void add_product(Pool& pool, const StepSpec& step, const std::vector<float>& x,
                    const MatrixSpec& matrix, const float* bias, const float* post_norm);
+  void sum_added(const StepSpec& step);
   void add_normalized(Pool& pool, const StepSpec& step, const float* post_norm);
   void normalize_rows(Pool& pool, const StepSpec& step, const float* weight);
   void write_logits(Pool& pool, const StepSpec& step);

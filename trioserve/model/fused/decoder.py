@@ -15,6 +15,7 @@ from ..attention.layout import StepInputs
 from ..attention.paged_triton import TritonAttention
 from ..native.parts import DecoderParts
 from ..scans import TorchScans
+from ..shards.group import TensorGroup
 from ..slots import SlotTables
 from ..tensors import send_ids
 from ..triton.paged import Tiles
@@ -32,6 +33,7 @@ class FusedDecoder:
       parts: of a model on its device. Its modules lose their weights.
       make_capture: makes what captures the graphs of decodes (graphs.py); None runs them by
         single launches.
+      group: the processes that share the layers; None if they are whole.
 
     Raises:
       NotRecognised: no module has lost anything.
@@ -40,11 +42,16 @@ class FusedDecoder:
     name = description = "native triton"
 
     def __init__(
-        self, parts: DecoderParts, make_capture: Callable[[], Capture] | None = None
+        self,
+        parts: DecoderParts,
+        make_capture: Callable[[], Capture] | None = None,
+        *,
+        group: TensorGroup | None = None,
     ) -> None:
         self.make_capture = make_capture
         self.weights = take_weights(parts)
         self.parts = parts
+        self.group = group
         # A head may be the embedding, too, so its module keeps its weight.
         self.head = None if parts.head is None else parts.head.weight.detach()
 
@@ -94,6 +101,7 @@ class FusedLayers:
                     epsilon=decoder.parts.epsilon,
                 ),
                 decoder.parts,
+                decoder.group,
             )
             for layer, paged in zip(weights, self._attention.layers)
         )
@@ -194,9 +202,14 @@ class _Layer:
     """One layer."""
 
     def __init__(
-        self, weights: LayerWeights, rotary: RotaryLayer, parts: DecoderParts
+        self,
+        weights: LayerWeights,
+        rotary: RotaryLayer,
+        parts: DecoderParts,
+        group: TensorGroup | None,
     ) -> None:
         self._weights = weights
+        self._group = group
         self._rotary = rotary
         self._epsilon = parts.epsilon
         self._activation = parts.activation
@@ -233,7 +246,7 @@ class _Layer:
         qkv = linear(normed, weights.qkv, weights.qkv_bias)
         query = self._rotary.run(qkv, tiles, angles)
         attended = paged.attend(query, tiles).flatten(1)
-        added = linear(attended, weights.output, weights.output_bias)
+        added = self._sum(linear(attended, weights.output, weights.output_bias))
         middle = normalize(
             hidden,
             weights.mlp_norm,
@@ -247,7 +260,13 @@ class _Layer:
             hidden,
             None if following is None else following._weights.input_norm,
             self._epsilon,
-            added=linear(gates, weights.down),
+            added=self._sum(linear(gates, weights.down)),
             added_weight=weights.post_mlp_norm,
         )
         return hidden if result is None else result
+
+    def _sum(self, added: Tensor) -> Tensor:
+        """Add up the parts of all processes that share the layer."""
+        if self._group is not None:
+            self._group.sum(added)
+        return added

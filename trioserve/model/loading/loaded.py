@@ -13,6 +13,7 @@ from ...types.model_info import ModelInfo
 from ..attention.bridge import AttentionContext
 from ..attention.probe import LayerSpec
 from ..on_kernels import DecoderOnKernels
+from ..shards.group import TensorGroup
 from ..tensors import send_ids
 from .vision import VisionKind
 
@@ -34,6 +35,7 @@ class LoadedModel:
       takes_logits_to_keep: its forward pass can leave out unwanted logits.
       vision: its kind of vision; None if it reads text alone.
       attention_backend: as in ModelConfig.
+      tensor_group: the processes that share its layers; None if they are whole.
       native: its layers on this project's kernels, which run it in place of the modules.
     """
 
@@ -44,6 +46,7 @@ class LoadedModel:
     takes_logits_to_keep: bool
     vision: VisionKind | None = None
     attention_backend: str = "auto"
+    tensor_group: TensorGroup | None = None
     native: DecoderOnKernels | None = None
 
     @property
@@ -65,6 +68,20 @@ class LoadedModel:
     def has_head(self) -> bool:
         """Whether it computes logits."""
         return True
+
+    def join_logits(self, output: Tensor) -> Tensor:
+        """Join what the kernels of all processes that share the layers have computed.
+
+        Args:
+          output: as LayersOnKernels.run returns it, for this process's part of the
+            vocabulary.
+
+        Returns:
+          (len(tokens), vocab_size) logits; hidden states as they are
+        """
+        if self.tensor_group is None or not self.has_head:
+            return output
+        return self.tensor_group.join_logits(output, self.info.vocab_size)
 
     def enter(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the arguments, besides positions, with which its layers read vectors.

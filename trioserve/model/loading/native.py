@@ -26,10 +26,12 @@ from ..native.check import (
 )
 from ..native.choice import OutputDiffers, try_kernels
 from ..native.decoder import NativeDecoder
+from ..native.experts import MixtureParts, MlpParts
 from ..native.packer import NUMBERS
 from ..native.parts import DecoderParts, find_parts
 from ..native.products import NotRecognised
 from ..on_kernels import DecoderOnKernels
+from ..shards.group import TensorGroup
 from ..slots import SlotTables
 from .loaded import LoadedModel
 from .packing import pack_products
@@ -88,6 +90,8 @@ def make_decoder(
       NotRecognised, OutputDiffers
     """
     parts = _find_parts(model)
+    if model.tensor_group is not None:
+        _check_split(parts, model.tensor_group)
     tables, inputs = make_check(model.info.vocab_size, model.device)
     if model.begin:
         vectors = draw_hidden(inputs, parts.hidden_size).to(model.dtype)
@@ -101,7 +105,9 @@ def make_decoder(
     decoder = pack(parts)
     layers = decoder.open(tables, num_blocks=tables.block_ids.shape[1])
     try:
-        actual = layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+        actual = model.join_logits(
+            layers.run(vectors, inputs, COMPARED_TOKENS, positions)
+        )
     except Exception as error:
         # Kernels for GPUs are compiled now, for a device that nobody here may know.
         raise OutputDiffers(f"they fail: {shorten_message(error)}") from error
@@ -125,16 +131,22 @@ def _choose_kernels(
       NoKernels, NotRecognised
     """
     if model.device.type == "cuda":
-        return partial(_fuse, int8=int8, cuda_graphs=cuda_graphs)
+        return partial(
+            _fuse, int8=int8, cuda_graphs=cuda_graphs, group=model.tensor_group
+        )
     if model.device.type != "cpu":
         raise NotRecognised(f"they do not run on {model.device.type}")
     if model.dtype not in NUMBERS:
         raise NotRecognised(f"they have no {model.info.dtype}")
     library, num_threads = open_library(), torch.get_num_threads()
-    return lambda parts: NativeDecoder(parts, library, num_threads, int8=int8)
+    return lambda parts: NativeDecoder(
+        parts, library, num_threads, int8=int8, group=model.tensor_group
+    )
 
 
-def _fuse(parts: DecoderParts, *, int8: bool, cuda_graphs: bool) -> DecoderOnKernels:
+def _fuse(
+    parts: DecoderParts, *, int8: bool, cuda_graphs: bool, group: TensorGroup | None
+) -> DecoderOnKernels:
     if int8:
         raise NotRecognised("weights of eight bits are for CPUs")
     try:
@@ -142,7 +154,7 @@ def _fuse(parts: DecoderParts, *, int8: bool, cuda_graphs: bool) -> DecoderOnKer
         from ..fused.graphs import CudaGraphs
     except ImportError:
         raise NotRecognised("triton is not installed") from None
-    return FusedDecoder(parts, CudaGraphs if cuda_graphs else None)
+    return FusedDecoder(parts, CudaGraphs if cuda_graphs else None, group=group)
 
 
 def _find_parts(model: LoadedModel) -> DecoderParts:
@@ -160,6 +172,24 @@ def _find_parts(model: LoadedModel) -> DecoderParts:
     except Exception as error:
         # Models differ in more ways than anybody can list, and their modules still run.
         raise NotRecognised(shorten_message(error)) from error
+
+
+def _check_split(parts: DecoderParts, group: TensorGroup) -> None:
+    """Refuse layers with a whole part: the kernels add up both halves of a layer.
+
+    Raises:
+      NotRecognised
+    """
+    for layer in parts.layers:
+        mlp: MlpParts | MixtureParts | None = layer.mlp
+        summed = [layer.output]
+        if isinstance(mlp, MixtureParts):
+            summed.append(mlp.experts)
+            mlp = mlp.shared
+        if mlp is not None:
+            summed.append(mlp.down)
+        if not all(map(group.sums, summed)):
+            raise NotRecognised("a part of its layers is whole on each process")
 
 
 def _run_modules(

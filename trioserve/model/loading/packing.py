@@ -22,7 +22,10 @@ def pack_products(model: nn.Module) -> None:
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and _can_be_packed(child):
-                setattr(module, name, _PackedLinear(child))
+                packed = _PackedLinear(child)
+                # They add up the parts of a product that several processes share.
+                packed._forward_hooks.update(child._forward_hooks)
+                setattr(module, name, packed)
 
 
 def fuse_activations(model: nn.Module) -> None:

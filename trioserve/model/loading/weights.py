@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 import logging
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ...config import ModelConfig
-from ...errors import WeightsBroken, shorten_message
+from ...errors import InvalidConfig, WeightsBroken, shorten_message
 from .config_file import find_weight_formats, read_config
 from .dequantise import WeightFormat, open_tensors
 from .quantisation import (
@@ -23,6 +23,9 @@ from .quantisation import (
 
 logger = logging.getLogger(__name__)
 
+# Replaces what can be sliced to tensors, by its name in the files.
+TakeParts = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
 
 def read_weights(
     build: Any,
@@ -31,6 +34,7 @@ def read_weights(
     *,
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...] = (),
+    take_parts: TakeParts | None = None,
 ) -> PreTrainedModel:
     """Build a model and read its weights.
 
@@ -39,18 +43,36 @@ def read_weights(
       attention: the implementation; None is the best of transformers' own.
       may_lack: beginnings of the names of weights that may be missing, because they are
         not used.
+      take_parts: replaces weights of the files by the parts that the model has.
 
     Raises:
       WeightsBroken: a file cannot be read, or weights are missing.
+      InvalidConfig: transformers dequantises the weights, and cannot do so in parts.
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     model_config = read_config(folder)
     formats = find_weight_formats(folder, config)
     if formats is not None:
-        return _read_formats(
-            build, folder, formats, model_config, dtype, attention, may_lack
+        dtype = forget_quantisation(model_config, dtype)
+        logger.info(
+            "quantised weights are dequantised to %s as they are read",
+            str(dtype).removeprefix("torch."),
+        )
+        return _read_tensors(
+            build, folder, formats, model_config, dtype, attention, may_lack, take_parts
         )
     dequantisation = plan_dequantisation(model_config, dtype)
+    if take_parts is not None:
+        if dequantisation is not None:
+            raise InvalidConfig(
+                "tensor_parallel_size",
+                f"weights quantised by {dequantisation.method} cannot be split",
+            )
+        if dtype is None:
+            dtype = _find_own_dtype(model_config)
+        return _read_tensors(
+            build, folder, (), model_config, dtype, attention, may_lack, take_parts
+        )
     if dequantisation is not None:
         logger.info(
             "weights quantised by %s are dequantised to %s as they are read, and take as "
@@ -88,7 +110,7 @@ def _choose_numbers(
     return {"dtype": dequantisation.dtype, "config": dequantisation.config}
 
 
-def _read_formats(
+def _read_tensors(
     build: Any,
     folder: Path,
     formats: tuple[WeightFormat, ...],
@@ -96,16 +118,21 @@ def _read_formats(
     dtype: torch.dtype | None,
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...],
+    take_parts: TakeParts | None,
 ) -> PreTrainedModel:
-    """Build a model and dequantise its weights, one by one, as they are read."""
-    dtype = forget_quantisation(model_config, dtype)
-    logger.info(
-        "quantised weights are dequantised to %s as they are read",
-        str(dtype).removeprefix("torch."),
-    )
+    """Build a model and read its weights, one by one.
+
+    Args:
+      formats: of weights that are dequantised as they are read.
+      dtype: of the model; None is that of its first weight.
+    """
     model: PreTrainedModel
     try:
-        with open_tensors(folder, formats, dtype) as tensors:
+        with open_tensors(folder, formats, dtype or torch.float32) as tensors:
+            if dtype is None:
+                dtype = _find_first_dtype(tensors)
+            if take_parts is not None:
+                tensors = dict(take_parts(tensors))
             model, report = _find_class(build, model_config).from_pretrained(
                 None,
                 config=model_config,
@@ -125,6 +152,18 @@ def _read_formats(
     with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def _find_own_dtype(model_config: PreTrainedConfig) -> torch.dtype | None:
+    dtype = model_config.get_text_config(decoder=True).dtype
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _find_first_dtype(tensors: Mapping[str, Any]) -> torch.dtype:
+    """Return the type of the first weight, as transformers does for "auto"."""
+    names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    types = (names.get(tensor.get_dtype()) for tensor in tensors.values())
+    return next((each for each in types if each is not None), torch.float32)
 
 
 def _find_class(build: Any, model_config: PreTrainedConfig) -> Any:

@@ -41,7 +41,8 @@ def check_weights_fit(folder: Path, config: ModelConfig) -> None:
     if needed > whole:
         raise NotEnoughMemory(
             f"{sentence} has {whole / _GIB:.1f} GiB in all; take a smaller model, a GGUF "
-            "file of fewer bits, or several machines with --pipeline-parallel-size"
+            "file of fewer bits, or several machines with --pipeline-parallel-size or "
+            "--tensor-parallel-size"
         )
     if needed > free:
         logger.warning(

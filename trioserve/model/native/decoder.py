@@ -22,6 +22,7 @@ from ...kernels.structs import (
     MixtureSpec,
 )
 from ..attention.kv_cache import make_zeros
+from ..shards.group import TensorGroup
 from ..slots import SlotTables
 from .experts import MixtureParts, MlpParts
 from .formulas import ACTIVATION_CODES
@@ -29,6 +30,7 @@ from .layers import NativeLayers
 from .packer import NUMBERS, Packer, Weights, release, split
 from .parts import DecoderParts, LayerParts
 from .scans import NativeScans
+from .sums import NativeSums
 
 
 class NativeDecoder:
@@ -39,6 +41,7 @@ class NativeDecoder:
         that a large model is never held twice.
       num_threads: threads that compute a step.
       int8: quantise the weights that are numbers.
+      group: the processes that share the layers; None if they are whole.
       sources: the weights of products that have none themselves.
     """
 
@@ -49,10 +52,12 @@ class NativeDecoder:
         num_threads: int,
         *,
         int8: bool = False,
+        group: TensorGroup | None = None,
         sources: Mapping[nn.Linear, Weights] | None = None,
     ) -> None:
         self.name = f"native {library.name}{' int8' if int8 else ''}"
         self.num_threads = num_threads
+        self._sums = None if group is None else NativeSums(group)
         self._library = library
         self._pool = library.open_pool(num_threads)
         weakref.finalize(self, library.close_pool, self._pool)
@@ -88,6 +93,7 @@ class NativeDecoder:
         spec.block_size = tables.block_size
         layers = type(self._layers).from_buffer_copy(self._layers)
         spec.layers = ctypes.addressof(layers)
+        spec.sum = None if self._sums is None else self._sums.address
         shape = num_blocks, self._library.count_cache(ctypes.byref(spec))
         caches = [make_zeros(shape, self._dtype, torch.device("cpu")) for _ in layers]
         for layer, cache in zip(layers, caches):
@@ -102,6 +108,7 @@ class NativeDecoder:
             self._embedding_scale,
             plane_rotary=self._plane_rotary,
             dtype=self._dtype,
+            sums=self._sums,
             held=(self, layers, caches),
         )
 

@@ -15,6 +15,7 @@ from ...kernels.structs import DecoderSpec, StepSpec
 from ...types.plan import StepRow
 from ..attention.layout import StepInputs
 from ..slots import SlotTables
+from .sums import NativeSums
 
 
 class NativeLayers:
@@ -23,6 +24,7 @@ class NativeLayers:
     Args:
       pool, handle: of the library.
       dtype: of the hidden states that the next stage of a pipeline reads.
+      sums: over the processes that share the layers; None if they are whole.
       held: the objects that the handle points to.
     """
 
@@ -37,6 +39,7 @@ class NativeLayers:
         *,
         plane_rotary: nn.Module | None,
         dtype: torch.dtype,
+        sums: NativeSums | None,
         held: object,
     ) -> None:
         self._library = library
@@ -45,6 +48,7 @@ class NativeLayers:
         self._vocab_size = spec.vocab_size
         self._has_head = spec.final_norm is not None
         self._dtype = dtype
+        self._sums = sums
         self._plane_rotary = plane_rotary
         self._tables = tables
         self._embedding_scale = embedding_scale
@@ -92,6 +96,8 @@ class NativeLayers:
             max_blocks=self._tables.block_ids.shape[1],
         )
         self._library.run_decoder(self._pool, self._handle, ctypes.byref(step))
+        if self._sums is not None:
+            self._sums.check()
         return logits if self._has_head else hidden.to(self._dtype)
 
     def _find_angles(

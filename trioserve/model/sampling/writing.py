@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from ...types.plan import SlotStart, StepPlan, StepRow
+from ...types.plan import StepPlan, StepRow
 from ..attention.layout import StepInputs
 from ..loading.loaded import LoadedModel
 from ..scans import Scans, TorchScans
@@ -16,28 +16,10 @@ from .extensions import Extensions
 from .launched import LaunchedStep
 from .logprobs import LogprobReports
 from .sampler import Sampler
+from .selecting import LogitRows, LogitSelector
 
 # Rows of logits turned to float32 at once for prompts' log probabilities.
 _LOGPROB_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitRows:
-    """The tokens of a step whose logits are needed.
-
-    Args:
-      sampled: the last flat token of each row that samples, in batch order.
-      prompts: row -> flat tokens whose logits give log probabilities of its prompt.
-    """
-
-    sampled: tuple[int, ...] = ()
-    prompts: dict[StepRow, range] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> list[int]:
-        """The flat tokens in the order of the logits' rows."""
-        prompt_tokens = [token for span in self.prompts.values() for token in span]
-        return [*self.sampled, *prompt_tokens]
 
 
 class SamplingWriter:
@@ -67,27 +49,16 @@ class SamplingWriter:
             scans=self._scans,
             load_tokenizer=extensions.load_tokenizer,
         )
-        # Slot -> alternatives to report, for slots that asked for prompt_logprobs.
-        self._num_prompt_top: dict[int, int] = {}
+        self._selector = LogitSelector(tables)
 
     def begin(self, plan: StepPlan) -> None:
         self._sampler.end(plan.ends)
+        self._selector.begin(plan)
         for start in plan.starts:
-            self._start(start)
-
-    def _start(self, start: SlotStart) -> None:
-        self._sampler.start(start)
-        self._num_prompt_top.pop(start.slot, None)
-        if start.sampling.prompt_logprobs is not None:
-            self._num_prompt_top[start.slot] = start.sampling.prompt_logprobs
+            self._sampler.start(start)
 
     def select(self, plan: StepPlan, inputs: StepInputs) -> LogitRows:
-        return LogitRows(
-            sampled=tuple(
-                token for row, token in zip(plan.rows, inputs.last_tokens) if row.sample
-            ),
-            prompts=self._find_prompt_spans(plan, inputs),
-        )
+        return self._selector.select(plan, inputs)
 
     def write(self, plan: StepPlan, rows: LogitRows, output: Tensor) -> LaunchedStep:
         num_sampled = len(rows.sampled)
@@ -120,22 +91,6 @@ class SamplingWriter:
             step_id=plan.step_id, slots=tuple(slots), sampled=sampled, skipped=skipped
         )
 
-    def _find_prompt_spans(
-        self, plan: StepPlan, inputs: StepInputs
-    ) -> dict[StepRow, range]:
-        """Return the flat tokens of prompts whose log probabilities are reported.
-
-        Each of them predicts the next token of its prompt.
-        """
-        spans = {}
-        for row, first in zip(plan.rows, inputs.first_tokens):
-            if row.slot in self._num_prompt_top:
-                last_target = self._tables.num_prompt_tokens[row.slot] - 1
-                end = min(row.end, last_target)
-                if row.start < end:
-                    spans[row] = range(first, first + end - row.start)
-        return spans
-
     def _report_prompts(
         self, spans: dict[StepRow, range], logits: Tensor
     ) -> dict[int, list[LogprobReports]]:
@@ -151,7 +106,7 @@ class SamplingWriter:
                 LogprobReports(
                     part,
                     part_targets,
-                    [self._num_prompt_top[row.slot]] * len(part),
+                    [self._selector.num_prompt_top[row.slot]] * len(part),
                     self._scans,
                 )
                 for part, part_targets in zip(

@@ -7,6 +7,7 @@ another stage are ever read or held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -18,13 +19,22 @@ from .skeleton import Skeleton, has_weights
 
 
 def make_stage_class(
-    model_class: type[PreTrainedModel], skeleton: Skeleton, partition: Partition
+    model_class: type[PreTrainedModel],
+    skeleton: Skeleton,
+    partition: Partition,
+    cut_weights: Callable[[nn.Module], None] | None = None,
 ) -> type[PreTrainedModel]:
-    """Return a class whose models have one stage's modules and no others."""
+    """Return a class whose models have one stage's modules and no others.
+
+    Args:
+      cut_weights: leaves a part of each weight, if others have the rest.
+    """
 
     def build(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         model_class.__init__(self, config, *args, **kwargs)
         _cut(self, skeleton, partition)
+        if cut_weights is not None:
+            cut_weights(self)
 
     # The class keeps the name of the original: transformers needs it to rename weights,
     # and to find the outputs that can be recorded.

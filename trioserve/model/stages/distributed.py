@@ -1,9 +1,13 @@
-"""Channels between stages that are processes, over torch.distributed.
+"""Channels between processes that share a model, over torch.distributed.
 
 Every pair of neighbours has a process group, and so have the first and the last stage,
 for tokens. NCCL runs all operations of a communicator in their order, so in one group,
 hidden states in one direction and tokens in the other would wait for each other. A group
 of two costs gloo one connection.
+
+The shards of a stage are one more group, for their sums. Shards do not cross in a pipeline: all
+shards of a stage have the same hidden states, so each sends its own to the shard of its number
+in the next stage.
 
 Nothing is read from the environment: the caller passes the address of the rendezvous.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +25,10 @@ import torch
 from torch import Tensor, distributed
 
 from ...errors import shorten_message
+from ...types.stage_place import StagePlace
+from ..shards.group import TensorGroup
+from .collectives import DistributedCollectives
 from .links import Channels, StageLost
-from .stage import LoadedStage
 
 # A closed connection shows at once that a stage is gone. This limit is for a stage that is
 # alive and silent, so its longest step must be shorter, with images and the first use of
@@ -97,33 +103,35 @@ def _telling_loss(peer: int) -> Iterator[None]:
 
 @contextmanager
 def open_channels(
-    stage: LoadedStage,
+    place: StagePlace,
+    device: torch.device,
     *,
     host: str,
     port: int,
     listen_fd: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> Iterator[Channels]:
-    """Connect a stage to all other stages, and wait until all have connected.
+    """Connect a process to all others of its model, and wait until all have connected.
 
     Only one at a time in a process, because torch.distributed has one default group.
 
     Args:
-      host, port: the address at which the first stage listens.
-      listen_fd: at the first stage, a socket that listens there already.
+      place: of this process.
+      device: of the tensors.
+      host, port: the address at which the process of rank 0 listens.
+      listen_fd: in that process, a socket that listens there already.
       timeout_seconds: for the others to connect, and later for each of their messages.
 
     Raises:
-      StageLost: a stage did not come.
+      StageLost: a process did not come.
     """
-    partition = stage.partition
     timeout = timedelta(seconds=timeout_seconds)
     try:
         store = distributed.TCPStore(  # type: ignore[attr-defined]
             host,
             port,
-            partition.num_stages,
-            is_master=partition.is_first,
+            place.world_size,
+            is_master=place.rank == 0,
             timeout=timeout,
             master_listen_fd=listen_fd,
         )
@@ -131,44 +139,94 @@ def open_channels(
             # Only needed to make the groups below.
             "gloo",
             store=store,
-            rank=partition.stage,
-            world_size=partition.num_stages,
+            rank=place.rank,
+            world_size=place.world_size,
             timeout=timeout,
         )
     except RuntimeError as error:
         raise StageLost(f"stages did not connect: {shorten_message(error)}") from error
     try:
-        yield _make_channels(stage, timeout)
+        groups = _Groups("nccl" if device.type == "cuda" else "gloo", timeout)
+        channels = _make_channels(place, device, groups)
+        yield replace(channels, shards=_connect_shards(place, groups))
     finally:
         distributed.destroy_process_group()
 
 
-def _make_channels(stage: LoadedStage, timeout: timedelta) -> Channels:
-    partition, last = stage.partition, stage.partition.num_stages - 1
-    pairs = [(left, left + 1) for left in range(last)]
-    backend = "nccl" if stage.device.type == "cuda" else "gloo"
-    # Every process takes part in making every group, in the same order.
-    try:
-        groups = [
-            distributed.new_group(list(pair), timeout=timeout, backend=backend)
-            for pair in (*pairs, (0, last))
-        ]
-    except RuntimeError as error:
-        raise StageLost(f"stages did not connect: {shorten_message(error)}") from error
-    by_pair = dict(zip(pairs, groups))
+class _Groups:
+    """Makes groups of processes.
+
+    Every process takes part in making every group, in the same order.
+    """
+
+    def __init__(self, backend: str, timeout: timedelta) -> None:
+        self._backend = backend
+        self._timeout = timeout
+
+    def make(self, ranks: list[int], backend: str | None = None) -> Any:
+        try:
+            return distributed.new_group(
+                ranks, timeout=self._timeout, backend=backend or self._backend
+            )
+        except RuntimeError as error:
+            raise StageLost(
+                f"stages did not connect: {shorten_message(error)}"
+            ) from error
+
+
+def _make_channels(
+    place: StagePlace, device: torch.device, groups: _Groups
+) -> Channels:
+    """Connect the processes of each shard to a pipeline."""
+    channels = Channels()
+    if place.num_stages == 1:
+        return channels
+    num_shards = place.shard.count
+    for index in range(num_shards):
+        ranks = range(index, place.world_size, num_shards)
+        pairs = [[*pair] for pair in zip(ranks, ranks[1:])]
+        made = [groups.make(pair) for pair in (*pairs, [ranks[0], ranks[-1]])]
+        if index == place.shard.index:
+            channels = _choose_channels(place, device, ranks, made)
+    return channels
+
+
+def _choose_channels(
+    place: StagePlace, device: torch.device, ranks: range, groups: list[Any]
+) -> Channels:
+    """Return a stage's own channels.
+
+    Args:
+      ranks: the processes of its pipeline.
+      groups: of each pair of neighbours, and of the two ends.
+    """
+    me, last = place.stage, place.num_stages - 1
 
     def open_channel(group: Any, peer: int) -> DistributedChannel:
         # One more than the plans in flight: the oldest message has always arrived.
-        return DistributedChannel(group, peer, stage.device, partition.num_stages + 2)
+        return DistributedChannel(group, ranks[peer], device, place.num_stages + 2)
 
-    me = partition.stage
     tokens = None
-    if partition.is_first or partition.is_last:
-        tokens = open_channel(groups[-1], last if partition.is_first else 0)
+    if me in (0, last):
+        tokens = open_channel(groups[-1], last if me == 0 else 0)
     return Channels(
-        before=(
-            None if partition.is_first else open_channel(by_pair[me - 1, me], me - 1)
-        ),
-        after=None if partition.is_last else open_channel(by_pair[me, me + 1], me + 1),
+        before=open_channel(groups[me - 1], me - 1) if me > 0 else None,
+        after=open_channel(groups[me], me + 1) if me < last else None,
         tokens=tokens,
     )
+
+
+def _connect_shards(place: StagePlace, groups: _Groups) -> TensorGroup | None:
+    """Connect the shards of each stage; returns None if layers are whole."""
+    num_shards = place.shard.count
+    if num_shards == 1:
+        return None
+    group = TensorGroup(place.shard)
+    for stage in range(place.num_stages):
+        ranks = range(stage * num_shards, (stage + 1) * num_shards)
+        made, barrier = groups.make([*ranks]), groups.make([*ranks], backend="gloo")
+        if stage == place.stage:
+            group.connect(
+                DistributedCollectives(made, barrier, first=ranks[0], size=num_shards)
+            )
+    return group

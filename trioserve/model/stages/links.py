@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...types.plan import StepPlan
 from ...types.transfers import Transfer, list_transfers
+from ..shards.group import TensorGroup
 from .stage import LoadedStage
 
 What = Literal["hidden", "sampled"]
@@ -63,11 +64,13 @@ class Channels:
       before: from the stage before this one; None at the first stage.
       after: to the next stage; None at the last stage.
       tokens: from the last stage to the first one; None at the other stages.
+      shards: the processes that share the layers of this stage; None if it is one process.
     """
 
     before: Channel | None = None
     after: Channel | None = None
     tokens: Channel | None = None
+    shards: TensorGroup | None = None
 
 
 class StageLinks:

@@ -1,4 +1,7 @@
-"""Load one stage of a model, or say in one sentence why the model cannot be cut."""
+"""Load one stage of a model, or say in one sentence why the model cannot be cut.
+
+A stage may be split once more, into shards (../shards/).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ...config import ModelConfig
 from ...errors import UnsupportedModel, shorten_message
+from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..attention.bridge import AttentionContext
 from ..attention.probe import UnfitLayer
 from ..loading.architecture import check_causality, check_windows
@@ -18,6 +22,8 @@ from ..loading.load import describe_model, make_ready, takes_logits_to_keep
 from ..loading.native import load_on_kernels
 from ..loading.outline import build_on_meta, describe_outline, outline_layers
 from ..loading.weights import read_weights
+from ..shards.builder import ShardBuilder, cut_layers
+from ..shards.group import TensorGroup
 from .cutting import drop_unused, find_entrance, make_stage_class
 from .partition import Partition, partition_layers
 from .probing import probe_stage
@@ -26,13 +32,18 @@ from .stage import LoadedStage
 
 
 def load_stage(
-    folder: Path, config: ModelConfig, *, name: str, stage: int, num_stages: int
+    folder: Path,
+    config: ModelConfig,
+    *,
+    name: str,
+    place: StagePlace,
+    group: TensorGroup | None = None,
 ) -> LoadedStage:
-    """Load one stage of a model; no other weights are read or held.
+    """Load one stage of a model, or one shard of it; no other weights are held.
 
     Args:
       folder, config, name: as for load_model.
-      stage: from 0.
+      group: the processes that share the layers, if they are connected already.
 
     Raises:
       UnsupportedModel: its architecture cannot run on paged attention, or not in stages.
@@ -42,14 +53,14 @@ def load_stage(
     facts = read_facts(folder, config)
     try:
         return load_on_kernels(
-            lambda: _load(folder, config, facts, name, stage, num_stages), config
+            lambda: _load(folder, config, facts, name, place, group), config
         )
     except UnfitLayer as error:
         raise _refuse(facts, error) from None
 
 
 def outline_stage(
-    folder: Path, config: ModelConfig, *, stage: int, num_stages: int
+    folder: Path, config: ModelConfig, *, place: StagePlace
 ) -> Outline | None:
     """Outline one stage of a model without its weights; see outline_model.
 
@@ -58,14 +69,13 @@ def outline_stage(
     facts = read_facts(folder, config)
     layers = outline_layers(facts)
     try:
-        partition = _find_partition(
-            find_skeleton(_build_whole(facts)), stage, num_stages
-        )
+        partition = _find_partition(find_skeleton(_build_whole(facts)), place)
     except UnfitLayer as error:
         raise _refuse(facts, error) from None
     if layers is None or len(layers) != partition.num_layers:
         return None
-    return describe_outline(facts, config, layers[partition.begin : partition.end])
+    own = cut_layers(layers[partition.begin : partition.end], place.shard)
+    return describe_outline(facts, config, own)
 
 
 def _load(
@@ -73,16 +83,32 @@ def _load(
     config: ModelConfig,
     facts: ModelFacts,
     name: str,
-    stage: int,
-    num_stages: int,
+    place: StagePlace,
+    group: TensorGroup | None,
 ) -> LoadedStage:
     whole = _build_whole(facts)
     skeleton = find_skeleton(whole)
-    partition = _find_partition(skeleton, stage, num_stages)
-    model_class = make_stage_class(type(whole), skeleton, partition)
-    model = read_weights(model_class, folder, config, attention=facts.attention)
+    partition = _find_partition(skeleton, place)
+    builder = None
+    if place.shard != WHOLE_LAYERS:
+        builder = _make_builder(facts, whole, group or TensorGroup(place.shard))
+    model_class = make_stage_class(
+        type(whole),
+        skeleton,
+        partition,
+        cut_weights=None if builder is None else builder.cut,
+    )
+    model = read_weights(
+        model_class,
+        folder,
+        config,
+        attention=facts.attention,
+        take_parts=None if builder is None else builder.take_parts,
+    )
     drop_unused(model, skeleton, partition)
     make_ready(model, facts)
+    if builder is not None:
+        builder.group.wait_for_all()
     loaded = LoadedStage(
         model=model,
         info=describe_model(model, facts, name=name, layers=(), whole=whole),
@@ -91,6 +117,7 @@ def _load(
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
         attention_backend=config.attention_backend,
+        tensor_group=None if builder is None else builder.group,
         partition=partition,
         entrance=(
             None if partition.is_first else find_entrance(model, skeleton, partition)
@@ -103,6 +130,19 @@ def _load(
     check_windows(facts.config, layers, slice(partition.begin, partition.end))
     info = describe_model(model, facts, name=name, layers=layers, whole=whole)
     return replace(loaded, layers=layers, info=info)
+
+
+def _make_builder(
+    facts: ModelFacts, whole: PreTrainedModel, group: TensorGroup
+) -> ShardBuilder:
+    try:
+        if facts.vision is not None:
+            raise UnfitLayer("it reads images")
+        return ShardBuilder(whole, outline_layers(facts), group)
+    except UnfitLayer as error:
+        raise UnsupportedModel(
+            facts.architecture, f"its layers cannot be split: {error}"
+        ) from None
 
 
 def _refuse(facts: ModelFacts, error: UnfitLayer) -> UnsupportedModel:
@@ -120,7 +160,7 @@ def _build_whole(facts: ModelFacts) -> PreTrainedModel:
         ) from error
 
 
-def _find_partition(skeleton: Skeleton, stage: int, num_stages: int) -> Partition:
+def _find_partition(skeleton: Skeleton, place: StagePlace) -> Partition:
     return partition_layers(
-        skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=num_stages
-    )[stage]
+        skeleton.layer_costs, head_cost=skeleton.head_cost, num_stages=place.num_stages
+    )[place.stage]

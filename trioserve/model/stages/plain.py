@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ...config import ModelConfig
+from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..loading.cache_outline import Outline
 from ..loading.loaded import LoadedModel
 from ..loading.plain import (
@@ -19,7 +20,7 @@ from .stage import LoadedStage
 
 
 def outline_plain_stage(
-    folder: Path, config: ModelConfig, *, stage: int, num_stages: int
+    folder: Path, config: ModelConfig, *, place: StagePlace
 ) -> Outline | None:
     """Outline one stage of a plain Llama; see outline_plain.
 
@@ -29,20 +30,19 @@ def outline_plain_stage(
     Raises:
       InvalidConfig: an option does not fit the model or the machine.
     """
-    partition = _find_partition(folder, stage, num_stages)
+    partition = _find_partition(folder, place)
     if partition is None:
         return None
     return outline_plain(folder, config, layers=_list_layers(partition))
 
 
 def load_plain_stage(
-    folder: Path, config: ModelConfig, *, name: str, stage: int, num_stages: int
+    folder: Path, config: ModelConfig, *, name: str, place: StagePlace
 ) -> LoadedStage | None:
     """Load one stage of a plain Llama on the native kernels; see load_plain.
 
     Args:
       folder, config, name: as for load_model.
-      stage: from 0.
 
     Returns:
       None if transformers must be asked, by load_stage
@@ -50,7 +50,7 @@ def load_plain_stage(
     Raises:
       InvalidConfig: an option does not fit the model or the machine.
     """
-    partition = _find_partition(folder, stage, num_stages)
+    partition = _find_partition(folder, place)
     if partition is None:
         return None
     layers = _list_layers(partition)
@@ -66,13 +66,21 @@ def load_plain_stage(
     )
 
 
-def _find_partition(folder: Path, stage: int, num_stages: int) -> Partition | None:
-    """Return the layers of a stage; another stage may find them by its modules."""
+def _find_partition(folder: Path, place: StagePlace) -> Partition | None:
+    """Return the layers of a stage; another stage may find them by its modules.
+
+    Returns:
+      None if transformers must be asked: for a model that it describes, or a shard
+    """
+    if place.shard != WHOLE_LAYERS:
+        return None
     described = read_plain_config(folder)
     if described is None:
         return None
     layers, head = count_parameters(described)
-    return partition_layers(layers, head_cost=head, num_stages=num_stages)[stage]
+    return partition_layers(layers, head_cost=head, num_stages=place.num_stages)[
+        place.stage
+    ]
 
 
 def _list_layers(partition: Partition) -> range:

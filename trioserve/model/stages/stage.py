@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...types.stage_place import WHOLE_LAYERS, StagePlace
 from ..loading.loaded import LoadedModel
 from .partition import Partition
 from .placeholder_layers import Entrance, LeftStage
@@ -17,8 +18,8 @@ from .placeholder_layers import Entrance, LeftStage
 class LoadedStage(LoadedModel):
     """A model that has only some of its layers here.
 
-    `info` describes the whole model, except for kv_bytes_per_token, which counts only the
-    layers that are here.
+    It may have a part of each of them (../shards/). `info` describes the whole model, except
+    for kv_bytes_per_token, which counts only the heads that are here.
 
     Args:
       partition: which layers.
@@ -31,6 +32,16 @@ class LoadedStage(LoadedModel):
     entrance: Entrance | None
     hidden_width: int
     embedding_width: int
+
+    @property
+    def place(self) -> StagePlace:
+        """The place of this process among all that share the model."""
+        group = self.tensor_group
+        return StagePlace(
+            stage=self.partition.stage,
+            num_stages=self.partition.num_stages,
+            shard=WHOLE_LAYERS if group is None else group.shard,
+        )
 
     @property
     def begin(self) -> int:

@@ -12,12 +12,12 @@ from torch import Tensor
 from ...types.plan import StepPlan
 from ...types.transfers import AwaitedTokens, SampledTransfer
 from ..attention.layout import StepInputs
-from ..ends import StepReader, StepWriter
+from ..ends import StepReader, StepWriter, make_sampling_writer
 from ..inputs.reading import TokenReader
 from ..loading.loaded import LoadedModel
 from ..sampling.extensions import Extensions
 from ..sampling.launched import LaunchedStep
-from ..sampling.writing import LogitRows, SamplingWriter
+from ..sampling.selecting import LogitRows
 from ..slots import SlotTables
 from ..tensors import send_ids
 from .links import StageLinks
@@ -45,7 +45,7 @@ class StageEnds:
     ) -> StepWriter:
         assert isinstance(model, LoadedStage), "only stages have links"
         if model.partition.is_last:
-            sampling = SamplingWriter(model, tables, extensions)
+            sampling = make_sampling_writer(model, tables, extensions)
             return _LastWriter(sampling, tables, self._links)
         return _EarlierWriter(self._links)
 
@@ -120,7 +120,7 @@ class _LastWriter:
     """Samples, and sends the tokens to the first stage."""
 
     def __init__(
-        self, sampling: SamplingWriter, tables: SlotTables, links: StageLinks
+        self, sampling: StepWriter, tables: SlotTables, links: StageLinks
     ) -> None:
         self._sampling = sampling
         self._tables = tables

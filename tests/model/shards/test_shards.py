@@ -1,0 +1,184 @@
+"""Shards write what the whole model writes, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+import runpy
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+import torch
+
+from trioserve.config import ModelConfig
+from trioserve.errors import InvalidConfig, UnsupportedModel
+from trioserve.model import ModelRunner, load_model
+from trioserve.model.shards.weights import PartialWeight
+from trioserve.model.stages import load_stage, outline_stage
+from trioserve.testing.models import save_tiny_model
+from trioserve.types.stage_place import Shard, StagePlace
+
+# A sibling is run, not imported: tests are no package (import-mode=importlib).
+_PIPELINE = runpy.run_path(
+    str(Path(__file__).parent.parent / "stages/test_pipeline.py")
+)
+write_all = _PIPELINE["write_all"]
+make_sequences = _PIPELINE["make_sequences"]
+make_prompts = _PIPELINE["make_prompts"]
+SIZES = {**_PIPELINE["SIZES"], "max_model_len": 64}
+
+
+_LAUNCHING = runpy.run_path(str(Path(__file__).parent.parent / "test_launching.py"))
+answer_all = _LAUNCHING["answer_all"]
+assert_alike = _LAUNCHING["assert_alike"]
+SAMPLINGS = _LAUNCHING["SAMPLINGS"]
+
+CPU = ModelConfig(device="cpu", kernels="torch")
+
+# Three heads of keys for two shards, and two shards for each of two heads.
+UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+REPLICATED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize(
+    ("model_type", "count", "changes"),
+    [
+        ("llama", 2, {}),
+        ("llama", 2, UNEVEN),
+        ("llama", 4, REPLICATED),
+        ("qwen2", 2, {}),
+        ("qwen3", 2, {}),
+        ("gemma2", 2, {}),
+        ("gemma3_text", 2, {}),
+        ("mixtral", 2, {}),
+        ("qwen2_moe", 2, {}),
+        ("qwen3_moe", 3, {"num_attention_heads": 6, "num_key_value_heads": 3}),
+        ("gpt2", 2, {}),
+        ("gpt2", 3, {"n_head": 4}),
+        ("gpt_neox", 2, {}),
+    ],
+)
+def test_shards_write_what_the_whole_model_writes(
+    split: Callable[..., Any],
+    make_shards: Any,
+    model_type: str,
+    count: int,
+    changes: dict[str, Any],
+    kernels: str,
+) -> None:
+    if kernels == "native" and model_type in ("gpt2", "gpt_neox"):
+        pytest.skip("the native kernels do not recognise it")
+    model = split(model_type, **changes)
+    expected = write_all(
+        ModelRunner(model.loaded, **SIZES).launch,
+        make_sequences(make_prompts()),
+        depth=1,
+    )
+    shards = make_shards(model.shards(count, kernels), **SIZES)
+    written = write_all(shards.launch, make_sequences(make_prompts()), depth=2)
+    assert written == expected
+
+
+def test_one_shard_samples_for_all_and_logprobs_are_the_whole_models(
+    split: Callable[..., Any], make_shards: Any
+) -> None:
+    model = split("llama")
+    samplings = [sampling for kind in SAMPLINGS.values() for sampling in kind[:3]]
+    expected, _ = answer_all(model, samplings, depth=1, num_blocks=12)
+    answers, num_preemptions = answer_all(
+        model,
+        samplings,
+        depth=2,
+        num_blocks=12,
+        runner_type=lambda _, **settings: make_shards(model.shards(2), **settings),
+    )
+    assert num_preemptions > 0
+    for number, answer in expected.items():
+        assert answers[number].token_ids == answer.token_ids
+        assert_alike(answers[number].logprobs, answer.logprobs)
+        assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
+
+
+def count_numbers(model: Any) -> int:
+    return sum(weight.numel() for weight in model.model.parameters())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt2"])
+def test_a_shard_holds_its_part_of_the_weights_and_of_the_cache(
+    split: Callable[..., Any], model_type: str
+) -> None:
+    model = split(model_type)
+    shards = model.shards(2)
+    whole = count_numbers(model.loaded)
+    # Norms, biases of sums, and the vectors of GPT-2's positions, are everywhere.
+    assert whole <= sum(map(count_numbers, shards)) < 1.15 * whole
+    assert all(
+        2 * shard.info.kv_bytes_per_token == model.loaded.info.kv_bytes_per_token
+        for shard in shards
+    )
+    for index, shard in enumerate(shards):
+        place = StagePlace(stage=0, num_stages=1, shard=Shard(index=index, count=2))
+        outline = outline_stage(model.folder, CPU, place=place)
+        assert outline is not None
+        assert outline.kv_bytes_per_token == shard.info.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt2"])
+def test_no_split_weight_is_read_whole(
+    split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    """Files are read by slices, whatever transformers does with them later."""
+    model = split(model_type)
+    read = PartialWeight.__getitem__
+    shares = []
+
+    def watch(self: Any, index: Any) -> Any:
+        part = read(self, index)
+        numel = torch.Size(self._whole.get_shape()).numel()
+        shares.append(part.numel() / numel)
+        return part
+
+    monkeypatch.setattr(PartialWeight, "__getitem__", watch)
+    model.shards(2)
+    # Biases of sums are whole at one shard and zeros at the other.
+    split_shares = [share for share in shares if share < 1]
+    assert len(split_shares) >= 10
+    assert all(0.4 < share < 0.6 for share in split_shares)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "count", "reason"),
+    [
+        ("phi3", 2, "layers cannot be split: its plan for tensor parallelism has the"),
+        ("gpt_oss", 2, "layers cannot be split: its plan for tensor parallelism"),
+    ],
+)
+def test_a_model_whose_plan_is_unknown_is_refused(
+    tmp_path: Path, model_type: str, count: int, reason: str
+) -> None:
+    save_tiny_model(model_type, tmp_path)
+    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=count))
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_stage(tmp_path, CPU, name="tiny", place=place)
+
+
+def test_heads_that_cannot_be_shared_are_refused(split: Callable[..., Any]) -> None:
+    with pytest.raises(
+        InvalidConfig, match="3 processes cannot share 4 heads of queries and 2 heads"
+    ):
+        split("llama").shards(3)
+
+
+def test_weights_without_a_type_in_the_configuration_keep_that_of_their_file(
+    tmp_path: Path,
+) -> None:
+    save_tiny_model("llama", tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({k: v.half() for k, v in load_file(path).items()}, path, {"format": "pt"})
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"dtype"', '"former_dtype"'))
+    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=0, count=2))
+    shard = load_stage(tmp_path, CPU, name="tiny", place=place)
+    assert shard.dtype == load_model(tmp_path, CPU, name="x").dtype == torch.float16

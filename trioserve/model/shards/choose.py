@@ -1,0 +1,111 @@
+"""Which part of each weight of a model a shard has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from ...types.stage_place import Shard
+from ..attention.probe import LayerSpec, UnfitLayer
+from .cuts import Cut
+from .plan import Split, SplitPlan
+from .split import HeadSplit, split_evenly, split_heads
+
+
+def choose_cuts(whole: nn.Module, plan: SplitPlan, shard: Shard) -> dict[str, Cut]:
+    """Return the part of each weight that is cut, by its name.
+
+    Args:
+      whole: the whole model, which needs no memory for its weights.
+
+    Raises:
+      UnfitLayer: a product does not have the shape that its attention asks for.
+      InvalidConfig: there are more shards than heads or columns.
+    """
+    modules = dict(whole.named_modules())
+    cuts: dict[str, Cut] = {}
+    for split in plan.splits:
+        cuts.update(_cut(modules, split, shard))
+    kept = split_evenly(plan.vocab_size, shard)
+    for name in (plan.embedding, plan.head):
+        cuts[f"{name}.weight"] = Cut(axis=-2, kept=kept)
+    return cuts
+
+
+def _cut(
+    modules: dict[str, Any], split: Split, shard: Shard
+) -> Iterator[tuple[str, Cut]]:
+    module = modules.get(split.name)
+    if split.style == "sum":
+        return
+    if module is None:
+        name, _, attribute = split.name.rpartition(".")
+        yield split.name, _cut_experts(getattr(modules[name], attribute), split, shard)
+        return
+    # The weights of GPT-2's products have inputs in front: (inputs, outputs).
+    is_transposed = type(module).__name__ == "Conv1D"
+    if split.style == "rows":
+        axis = -2 if is_transposed else -1
+        kept = _choose_rows(split, module.weight.shape[axis], shard)
+        yield f"{split.name}.weight", Cut(axis=axis, kept=kept)
+        if module.bias is not None:
+            # The sum has it once.
+            yield f"{split.name}.bias", Cut(is_kept=shard.is_first)
+        return
+    axis = -1 if is_transposed else -2
+    num_parts = {"packed columns": 2, "packed heads": 3}.get(split.style, 1)
+    size = module.weight.shape[axis] // num_parts
+    place: Any = {
+        "kept": _choose_columns(split, size, shard),
+        "size": size,
+        "num_parts": num_parts,
+    }
+    yield f"{split.name}.weight", Cut(axis=axis, **place)
+    if module.bias is not None:
+        yield f"{split.name}.bias", Cut(axis=-1, **place)
+
+
+def _cut_experts(weight: object, split: Split, shard: Shard) -> Cut:
+    """Return the cut of a weight of all experts, (num_experts, outputs, inputs)."""
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 3:
+        raise UnfitLayer(f"{split.name} is no weight of all experts")
+    if split.style == "packed columns":
+        size = weight.shape[-2] // 2
+        return Cut(axis=-2, kept=split_evenly(size, shard), size=size, num_parts=2)
+    axis = -1 if split.style == "rows" else -2
+    return Cut(axis=axis, kept=split_evenly(weight.shape[axis], shard))
+
+
+def _choose_rows(split: Split, num_inputs: int, shard: Shard) -> range:
+    layer = split.attention
+    if layer is None:
+        return split_evenly(num_inputs, shard)
+    if num_inputs != layer.num_heads * layer.value_dim:
+        raise UnfitLayer(f"{split.name} reads something else than heads")
+    return _scale(_split_heads(layer, shard).queries, layer.value_dim)
+
+
+def _choose_columns(split: Split, size: int, shard: Shard) -> range:
+    layer = split.attention
+    if layer is None:
+        return split_evenly(size, shard)
+    heads = _split_heads(layer, shard)
+    if size == layer.num_heads * layer.key_dim:
+        return _scale(heads.queries, layer.key_dim)
+    if layer.num_heads == layer.num_kv_heads and size % layer.num_heads == 0:
+        # Values; or queries, keys and values of each head, side by side.
+        return _scale(heads.queries, size // layer.num_heads)
+    for width in (layer.key_dim, layer.value_dim):
+        if size == layer.num_kv_heads * width:
+            return _scale(heads.keys, width)
+    raise UnfitLayer(f"{split.name} computes something else than heads")
+
+
+def _split_heads(layer: LayerSpec, shard: Shard) -> HeadSplit:
+    return split_heads(layer.num_heads, layer.num_kv_heads, shard)
+
+
+def _scale(heads: range, width: int) -> range:
+    return range(heads.start * width, heads.stop * width)
