@@ -18,6 +18,7 @@ from .structs import (
     SPECS,
     DecoderSpec,
     EncoderSpec,
+    ExchangeSpec,
     LogitsSpec,
     MatrixSpec,
     SourceSpec,
@@ -81,6 +82,11 @@ class Library:
         self.close_encoder = declare("close_encoder", None, c_void_p)
         self.run_encoder = declare(
             "run_encoder", None, c_void_p, c_void_p, POINTER(TextsSpec)
+        )
+        exchange = POINTER(ExchangeSpec)
+        self.sum_shared = declare("sum_shared", c_int32, exchange, c_void_p, c_int64)
+        self.gather_shared = declare(
+            "gather_shared", c_int32, exchange, c_void_p, c_int64, c_void_p
         )
         logits = POINTER(LogitsSpec)
         self.find_best = declare("find_best", None, c_void_p, logits, c_void_p)

@@ -1,12 +1,20 @@
 """The structures that the kernels read, field by field.
 
 Those of native/matrix.h, native/pack.h, native/experts.h, native/decoder.h,
-native/encoder.h and native/logits.h.
+native/encoder.h, native/logits.h and native/exchange.h.
 """
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    Structure,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_void_p,
+)
 
 # Adds to numbers those of other processes: (address of float32 numbers, how many).
 SUM = CFUNCTYPE(None, c_void_p, c_int64)
@@ -139,9 +147,20 @@ class LogitsSpec(Structure):
     ]
 
 
+class ExchangeSpec(Structure):
+    """The memory in which processes exchange numbers, as one of them sees it."""
+
+    _fields_ = [
+        ("memory", c_void_p),
+        *((name, c_int64) for name in ("place_bytes", "num_done")),
+        *((name, c_int32) for name in ("index", "count")),
+        ("timeout_seconds", c_double),
+    ]
+
+
 # As native/api_sizes.cpp lists them.
 SPECS = (
     *(MatrixSpec, SourceSpec, ExpertSpec, MixtureSpec, LayerSpec),
     *(DecoderSpec, StepSpec, EncoderLayerSpec, EncoderSpec, TextsSpec),
-    LogitsSpec,
+    *(LogitsSpec, ExchangeSpec),
 )

@@ -31,18 +31,22 @@ class ThreadCollectives:
     Args:
       index: of this thread among the parties of the barrier.
       parts: a place for each thread's tensor.
+      turn: held by the one thread that computes.
     """
 
     def __init__(
-        self, index: int, barrier: threading.Barrier, parts: list[Tensor | None]
+        self,
+        index: int,
+        barrier: threading.Barrier,
+        parts: list[Tensor | None],
+        turn: threading.Lock,
     ) -> None:
+        self._turn = turn
         self._index = index
         self._barrier = barrier
         self._parts = parts
-        self.num_sums = 0
 
     def sum(self, tensor: Tensor) -> None:
-        self.num_sums += 1
         tensor.copy_(torch.stack([*self._exchange(tensor)]).sum(dim=0))
 
     def gather(self, tensor: Tensor) -> Sequence[Tensor]:
@@ -53,35 +57,48 @@ class ThreadCollectives:
 
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
         self._parts[self._index] = tensor.clone()
-        self._barrier.wait(timeout=60.0)
+        self._wait()
         parts = [part for part in self._parts if part is not None]
         # Nobody writes the next exchange before all have read this one.
-        self._barrier.wait(timeout=60.0)
+        self._wait()
         shapes = {part.shape for part in parts}
         assert len(parts) == self._barrier.parties and len(shapes) == 1
         return parts
 
+    def _wait(self) -> None:
+        self._turn.release()
+        try:
+            self._barrier.wait(timeout=60.0)
+        finally:
+            self._turn.acquire()
+
 
 class Shards:
-    """All shards of a model, each with a runner and a thread."""
+    """All shards of a model, each with a runner and a thread.
+
+    The threads take turns, because Triton's interpreter works in one at a time.
+    """
 
     def __init__(self, models: Sequence[LoadedStage], **sizes: int) -> None:
         self.models = models
         barrier = threading.Barrier(len(models))
         parts: list[Tensor | None] = [None] * len(models)
-        self.collectives = [
-            ThreadCollectives(i, barrier, parts) for i in range(len(models))
-        ]
-        for model, collectives in zip(models, self.collectives):
+        self._turn = threading.Lock()
+        for i, model in enumerate(models):
             assert model.tensor_group is not None
-            model.tensor_group.connect(collectives)
+            model.tensor_group.connect(ThreadCollectives(i, barrier, parts, self._turn))
         self.runners = [ModelRunner(model, **sizes) for model in models]
         self._barrier = barrier
         self._threads = ThreadPoolExecutor(len(models))
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Run a plan on all shards; returns the step of the one that samples."""
-        calls = [self._threads.submit(each.launch, plan) for each in self.runners]
+
+        def launch(runner: ModelRunner) -> LaunchedStep:
+            with self._turn:
+                return runner.launch(plan)
+
+        calls = [self._threads.submit(launch, each) for each in self.runners]
         launched = [self._wait(call) for call in calls]
         assert all(step.sampled is None for step in launched[1:])
         return launched[0]

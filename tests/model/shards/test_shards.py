@@ -41,24 +41,38 @@ UNEVEN = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 REPLICATED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+CASES = [
+    ("llama", 2, {}, "native"),
+    ("llama", 2, UNEVEN, "torch"),
+    ("llama", 4, REPLICATED, "native"),
+    ("qwen3", 2, {}, "torch"),
+    ("gemma3_text", 2, {}, "native"),
+    ("mixtral", 2, {}, "torch"),
+    ("qwen2_moe", 2, {}, "native"),
+    ("gpt2", 2, {}, "torch"),
+    ("gpt2", 3, {"n_head": 4}, "torch"),
+    ("gpt_neox", 2, {}, "torch"),
+]
+MORE_CASES = [
+    ("llama", 2, {}, "torch"),
+    ("llama", 2, UNEVEN, "native"),
+    ("llama", 4, REPLICATED, "torch"),
+    ("qwen2", 2, {}, "torch"),
+    ("qwen2", 2, {}, "native"),
+    ("qwen3", 2, {}, "native"),
+    ("gemma2", 2, {}, "torch"),
+    ("gemma2", 2, {}, "native"),
+    ("gemma3_text", 2, {}, "torch"),
+    ("mixtral", 2, {}, "native"),
+    ("qwen2_moe", 2, {}, "torch"),
+    ("qwen3_moe", 3, UNEVEN, "torch"),
+    ("qwen3_moe", 3, UNEVEN, "native"),
+]
+
+
 @pytest.mark.parametrize(
-    ("model_type", "count", "changes"),
-    [
-        ("llama", 2, {}),
-        ("llama", 2, UNEVEN),
-        ("llama", 4, REPLICATED),
-        ("qwen2", 2, {}),
-        ("qwen3", 2, {}),
-        ("gemma2", 2, {}),
-        ("gemma3_text", 2, {}),
-        ("mixtral", 2, {}),
-        ("qwen2_moe", 2, {}),
-        ("qwen3_moe", 3, {"num_attention_heads": 6, "num_key_value_heads": 3}),
-        ("gpt2", 2, {}),
-        ("gpt2", 3, {"n_head": 4}),
-        ("gpt_neox", 2, {}),
-    ],
+    ("model_type", "count", "changes", "kernels"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES)],
 )
 def test_shards_write_what_the_whole_model_writes(
     split: Callable[..., Any],
@@ -68,8 +82,6 @@ def test_shards_write_what_the_whole_model_writes(
     changes: dict[str, Any],
     kernels: str,
 ) -> None:
-    if kernels == "native" and model_type in ("gpt2", "gpt_neox"):
-        pytest.skip("the native kernels do not recognise it")
     model = split(model_type, **changes)
     expected = write_all(
         ModelRunner(model.loaded, **SIZES).launch,
@@ -99,6 +111,33 @@ def test_one_shard_samples_for_all_and_logprobs_are_the_whole_models(
         assert answers[number].token_ids == answer.token_ids
         assert_alike(answers[number].logprobs, answer.logprobs)
         assert_alike(answers[number].prompt_logprobs, answer.prompt_logprobs)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", pytest.param("gemma2", marks=pytest.mark.matrix)]
+)
+def test_kernels_for_gpus_add_up_the_shards(
+    split: Callable[..., Any],
+    make_shards: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+) -> None:
+    """Triton's interpreter runs them on a CPU, and no graphs are captured."""
+    pytest.importorskip("triton", reason="needs the extra triton")
+    from trioserve.model.fused.decoder import FusedDecoder
+
+    def choose(model: Any, **options: object) -> Any:
+        return lambda parts: FusedDecoder(parts, group=model.tensor_group)
+
+    monkeypatch.setattr("trioserve.model.loading.native._choose_kernels", choose)
+    model = split(model_type)
+    prompts = make_prompts()[:2]
+    expected = write_all(
+        ModelRunner(model.loaded, **SIZES).launch, make_sequences(prompts), depth=1
+    )
+    shards = make_shards(model.shards(2, "native"), **SIZES)
+    assert shards.models[0].info.kernels == "native triton"
+    assert write_all(shards.launch, make_sequences(prompts), depth=1) == expected
 
 
 def count_numbers(model: Any) -> int:

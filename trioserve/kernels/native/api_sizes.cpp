@@ -2,6 +2,7 @@
 
 #include "decoder.h"
 #include "encoder.h"
+#include "exchange.h"
 #include "logits.h"
 #include "pack.h"
 
@@ -13,7 +14,7 @@ extern "C" void trioserve_list_sizes(std::int32_t* to) {
   for (std::size_t size :
        {sizeof(MatrixSpec), sizeof(SourceSpec), sizeof(ExpertSpec), sizeof(MixtureSpec),
         sizeof(LayerSpec), sizeof(DecoderSpec), sizeof(StepSpec), sizeof(EncoderLayerSpec),
-        sizeof(EncoderSpec), sizeof(TextsSpec), sizeof(LogitsSpec)}) {
+        sizeof(EncoderSpec), sizeof(TextsSpec), sizeof(LogitsSpec), sizeof(ExchangeSpec)}) {
     *to++ = static_cast<std::int32_t>(size);
   }
 }

@@ -29,6 +29,7 @@ from ...types.stage_place import StagePlace
 from ..shards.group import TensorGroup
 from .collectives import DistributedCollectives
 from .links import Channels, StageLost
+from .shared_memory import SharedMemoryCollectives, share_memory
 
 # A closed connection shows at once that a stage is gone. This limit is for a stage that is
 # alive and silent, so its longest step must be shorter, with images and the first use of
@@ -148,7 +149,8 @@ def open_channels(
     try:
         groups = _Groups("nccl" if device.type == "cuda" else "gloo", timeout)
         channels = _make_channels(place, device, groups)
-        yield replace(channels, shards=_connect_shards(place, groups))
+        shards = _connect_shards(place, device, groups, store, timeout_seconds)
+        yield replace(channels, shards=shards)
     finally:
         distributed.destroy_process_group()
 
@@ -216,7 +218,13 @@ def _choose_channels(
     )
 
 
-def _connect_shards(place: StagePlace, groups: _Groups) -> TensorGroup | None:
+def _connect_shards(
+    place: StagePlace,
+    device: torch.device,
+    groups: _Groups,
+    store: Any,
+    timeout_seconds: float,
+) -> TensorGroup | None:
     """Connect the shards of each stage; returns None if layers are whole."""
     num_shards = place.shard.count
     if num_shards == 1:
@@ -225,8 +233,15 @@ def _connect_shards(place: StagePlace, groups: _Groups) -> TensorGroup | None:
     for stage in range(place.num_stages):
         ranks = range(stage * num_shards, (stage + 1) * num_shards)
         made, barrier = groups.make([*ranks]), groups.make([*ranks], backend="gloo")
-        if stage == place.stage:
-            group.connect(
-                DistributedCollectives(made, barrier, first=ranks[0], size=num_shards)
-            )
+        if stage != place.stage:
+            continue
+        slow = DistributedCollectives(made, barrier, first=ranks[0], size=num_shards)
+        exchange = None
+        if device.type == "cpu":
+            key = f"shards/{stage}"
+            exchange = share_memory(store, key, barrier, place.shard, timeout_seconds)
+        if exchange is None:
+            group.connect(slow)
+        else:
+            group.connect(SharedMemoryCollectives(exchange, slow, num_shards))
     return group
