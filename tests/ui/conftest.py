@@ -60,6 +60,12 @@ def wait_for(page: Any, expression: str) -> None:
     wait_until(lambda: bool(page.evaluate(f"Boolean({expression})")))
 
 
+def wait_for_look(page: Any) -> None:
+    """Wait until the page has asked for everything once more."""
+    page.evaluate("meter.seen = meter.at")
+    wait_for(page, "meter.at > meter.seen")
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     ends_at = time.monotonic() + SECONDS
     while not condition():
@@ -73,6 +79,12 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
     The page's `failed_loads` are the answers that were errors.
     """
+    with watch_pages(browser) as open_page:
+        yield open_page
+
+
+@contextmanager
+def watch_pages(browser: Any) -> Iterator[Callable[..., Any]]:
     with ExitStack() as contexts:
         wrong: list[str] = []
 

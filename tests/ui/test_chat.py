@@ -16,7 +16,7 @@ from trioserve.testing.server import (
     open_fake_server,
 )
 
-from .conftest import FAILED_LOAD, run_server, wait_for, wait_until
+from .conftest import FAILED_LOAD, run_server, wait_for, wait_for_look, wait_until
 
 OpenPage = Callable[..., Any]
 
@@ -106,6 +106,71 @@ def test_an_answer_that_is_stopped_is_cancelled_in_the_server(
         assert page.inner_text(".message.assistant:last-child .text")
         assert page.is_visible("#send") and not page.is_visible("#stop")
         page.click("text=New chat")
+
+
+def test_an_event_is_the_same_however_its_bytes_are_cut(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    text = 'data: {"a": "ä"}\n\n: comment\n\ndata: {"b":\r\ndata: 2}\r\n\r\ndata: [DONE]\n\n'
+    wrong = page.evaluate(
+        """async text => {
+            const bytes = new TextEncoder().encode(text);
+            for (let size = 1; size <= bytes.length; size++) {
+                const body = new ReadableStream({start(controller) {
+                    for (let i = 0; i < bytes.length; i += size) {
+                        controller.enqueue(bytes.subarray(i, i + size));
+                    }
+                    controller.close();
+                }});
+                const events = [];
+                for await (const event of readEvents({body})) events.push(event);
+                if (JSON.stringify(events) !== '[{"a":"ä"},{"b":2},null]') return [size, events];
+            }
+        }""",
+        text,
+    )
+    assert wrong is None
+
+
+def test_the_page_rests_when_an_answer_is_slow_to_show(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    shown = page.evaluate("""async () => {
+            const frames = async () => {
+                for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
+            };
+            let now = 0, numShown = 0;
+            performance.now = () => now;
+            const view = new AnswerView();
+            view.show = () => { now += 100; numShown++; };
+            const counts = [];
+            for (const time of [0, 399, 400]) {
+                now = Math.max(now, time);
+                view.take({choices: [{delta: {content: "a"}}]});
+                await frames();
+                counts.push(numShown);
+            }
+            return counts;
+        }""")
+    assert shown == [1, 1, 2]
+
+
+def test_a_tab_tells_proxies_that_it_is_one_session(
+    server: FakeServer, open_page: OpenPage
+) -> None:
+    def list_sessions() -> set[str | None]:
+        page = open_page(server.url)
+        seen = set()
+        page.on("request", lambda each: seen.add(each.headers.get("x-session-id")))
+        send(page, "Hello", max_tokens=3)
+        page.wait_for_selector(ANSWERED)
+        wait_for_look(page)
+        return seen
+
+    [one], [other] = list_sessions(), list_sessions()
+    assert one and other and one != other
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(
@@ -209,67 +274,3 @@ def test_a_model_that_pools_has_no_chat(
         wait_for(page, "meter.metrics")
         page.set_viewport_size({"width": 320, "height": 640})
         assert page.is_visible("#live")
-
-
-def test_markdown_becomes_nodes_and_never_html(
-    server: FakeServer, open_page: OpenPage
-) -> None:
-    page = open_page(server.url)
-
-    def render(text: str) -> str:
-        return page.evaluate(
-            """text => {
-                const root = document.createElement("div");
-                new Markdown(root).show(text);
-                return root.innerHTML;
-            }""",
-            text,
-        )
-
-    assert render("# One\ntwo **three** *four* `<b>`") == (
-        "<h3>One</h3><p>two <strong>three</strong> <em>four</em> "
-        "<code>&lt;b&gt;</code></p>"
-    )
-    assert render("1. a\n   - b\n\n2. c") == (
-        '<ol start="1"><li>a<ul><li>b</li></ul></li><li>c</li></ol>'
-    )
-    assert "<td>2</td>" in render("| a | b |\n|---|---|\n| 1 | 2 |")
-    assert "<code>x = 1\n\n# no heading</code>" in render(
-        "```python\nx = 1\n\n# no heading\n```"
-    )
-    hostile = render(
-        "<script>alert(1)</script> <img src=x onerror=alert(1)>\n\n"
-        "[a](javascript:alert(1)) [b](data:text/html,x) [c](https://c.example/x)"
-    )
-    assert "<script" not in hostile and "<img" not in hostile
-    assert hostile.count("<a ") == 1
-    assert 'rel="noopener noreferrer nofollow"' in hostile
-    # It takes no longer for texts without an end of what they begin.
-    page.evaluate("""() => {
-            const texts = ["*", "**a", "`", "[a](", "_", "> ", "- ", "| "]
-                .map((each) => each.repeat(20000));
-            texts.push(`a|b\\n${" ".repeat(2500)}${"-".repeat(2500)}x`);
-            for (const each of texts) {
-                const began = performance.now();
-                new Markdown(document.createElement("div")).show(each);
-                if (performance.now() - began > 20000) throw new Error(each.slice(0, 9));
-            }
-        }""")
-
-
-def test_a_text_is_the_same_however_it_is_cut(
-    server: FakeServer, open_page: OpenPage
-) -> None:
-    page = open_page(server.url)
-    text = "# A\n\ntext *b*\n\n- c\n- d\n\n- e\n\n```py\nf\n\ng\n```\n\nh | i\n--|--\n1 | 2\n"
-    whole, streamed = page.evaluate(
-        """text => {
-            const [one, other] = [0, 1].map(() => document.createElement("div"));
-            new Markdown(one).show(text);
-            const markdown = new Markdown(other);
-            for (let i = 1; i <= text.length; i++) markdown.show(text.slice(0, i));
-            return [one.innerHTML, other.innerHTML];
-        }""",
-        text,
-    )
-    assert whole == streamed

@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from trioserve.testing.server import FakeServer, open_fake_server
 
-from .conftest import SECONDS, run_server, wait_for
+from .conftest import SECONDS, run_server, wait_for, wait_for_look
 
 OpenPage = Callable[..., Any]
 
@@ -63,12 +63,6 @@ def test_a_running_request_is_shown_as_a_tree_and_cancelled(
         wait_for(page, "byId('spoken').textContent === 'Request other is cancelled.'")
         # The button is gone, and the focus is not lost with it.
         wait_for(page, "document.activeElement.id === 'requests-title'")
-
-
-def wait_for_look(page: Any) -> None:
-    """Wait until the page has asked for everything once more."""
-    page.evaluate("meter.seen = meter.at")
-    wait_for(page, "meter.at > meter.seen")
 
 
 def test_the_charts_follow_the_metrics(server: FakeServer, open_page: OpenPage) -> None:

@@ -1,0 +1,252 @@
+"""The answers of models as nodes: what they become, and how much work that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from trioserve.testing.server import FakeServer
+
+from .conftest import SECONDS, wait_for, watch_pages
+
+# A model may write anything, and much of it.
+LENGTH = 200_000
+LINE = 1_000_000
+
+# Texts without an end of what they begin, and others that are slow to read for patterns that
+# read a part again and again.
+HOSTILE = {
+    "blanks in a heading": "# a" + " " * LINE + "b",
+    "hashes in a heading": "# " + "#" * LINE + "x",
+    "blanks in an item": "- " + " " * LINE + "\u2028x",
+    "blanks below a head": "a|b\n-|" + " " * LINE + "x",
+    "blanks in a rule": "-" + " " * LINE + "-x",
+    "marks of rules": "- " * (LINE // 2) + "x",
+    "one long item": "- " + "a" * (LENGTH // 2) + "\nb" * (LENGTH // 4),
+    "items": "- a\n\n" * (LENGTH // 5),
+    "nested items": "\n".join(" " * (2 * i) + "- a" for i in range(440)),
+    "quotes": "> a\n" * (LENGTH // 4),
+    "nested quotes": ">" * LENGTH,
+    "rows": "a|b\n-|-\n" + "|x\n" * (LENGTH // 3),
+    "heads": "a|b\n-|-\n\n" * (LENGTH // 9),
+    "one long row": "a|b\n-|-\n" + "|" * LENGTH,
+    "blocks of code": "```\n" * (LENGTH // 4),
+    "a long fence": "`" * (LENGTH // 2) + "\n" + "```\n" * (LENGTH // 8),
+    "lines in a long fence": "~" * 1000 + "\n" + ("~" * 999 + "\n") * (LENGTH // 1000),
+    "backticks": "`" * LINE + "x",
+    "runs of backticks": "".join("`" * i + " " for i in range(630)),
+    "code": "`a " * (LENGTH // 3),
+    "stars": "*" * LINE,
+    "emphasis": "*a* " * (LENGTH // 4),
+    "beginnings of emphasis": "*a _b **c __d " * (LENGTH // 14),
+    "ends of emphasis": "a* b_ c** d__ " * (LENGTH // 14),
+    "brackets": "[" * LINE + "](https://a.example",
+    "targets": "[a](" * (LENGTH // 4),
+    "titles": '[a](b "c' * (LENGTH // 8),
+    "links": "[[a](https://a.example)" * (LENGTH // 23),
+    "schemes": "https://" * (LINE // 8),
+    "ends of an address": "https://a" + "." * LINE,
+    "backslashes": "\\" * LENGTH,
+}
+
+# Parts of Markdown; a text of some of them has no meaning.
+PARTS = (
+    [
+        "\n",
+        "\n",
+        "\n\n",
+        " ",
+        "  ",
+        "a",
+        "b c",
+        "1",
+        ". ",
+        "- ",
+        "1. ",
+        "# ",
+        "> ",
+        "---",
+    ]
+    + ["*", "**", "_", "`", "```", "```py", "~~~", "[a](https://b.example)", "|", "-|-"]
+    + ["\r\n", "\\*", "https://c.example/d_e."]
+)
+
+
+@pytest.fixture(scope="module")
+def page(server: FakeServer, browser: Any) -> Iterator[Any]:
+    """A page for all tests of this file, which put nothing into it."""
+    with watch_pages(browser) as open_page:
+        yield open_page(server.url)
+
+
+def render(page: Any, text: str) -> str:
+    return str(
+        page.evaluate(
+            """text => {
+                const root = document.createElement("div");
+                new Markdown(root).show(text);
+                return root.innerHTML;
+            }""",
+            text,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "text, html",
+    [
+        ("# One\ntwo", "<h4>One</h4><p>two</p>"),
+        ("### About C# ##", "<h5>About C#</h5>"),
+        ("# C#", "<h4>C#</h4>"),
+        ("**a** *b* __c__ _d_ `<b>`", "<p><strong>a</strong> <em>b</em> "
+         "<strong>c</strong> <em>d</em> <code>&lt;b&gt;</code></p>"),
+        ("***a** b*", "<p><em><strong>a</strong> b</em></p>"),
+        ("a_b_c __init__.py 2 * 3 * 4", "<p>a_b_c <strong>init</strong>.py 2 * 3 * 4</p>"),
+        ("*a **b* \\*c\\*", "<p><em>a **b</em> *c*</p>"),
+        ("`` a`b `` ```c```", "<p><code>a`b</code> <code>c</code></p>"),
+        ("1. a\n   - b\n\n2. c\nd", '<ol start="1"><li>a<ul><li>b</li></ul></li>'
+         "<li>c\nd</li></ol>"),
+        ("- a\n\nb\n- \n- \n- ", "<ul><li>a</li></ul><p>b</p>"
+         "<ul><li></li><li></li><li></li></ul>"),
+        ("> a\n> - b\n>> c", "<blockquote><p>a</p><ul><li>b</li></ul>"
+         "<blockquote><p>c</p></blockquote></blockquote>"),
+        ("a\n---\nb\n* * *", "<p>a</p><hr><p>b</p><hr>"),
+    ],
+)  # fmt: skip
+def test_markdown_becomes_nodes(page: Any, text: str, html: str) -> None:
+    assert render(page, text) == html
+
+
+def test_code_keeps_its_lines(page: Any) -> None:
+    code = "```python\nx = 1\n\n# no heading\n```"
+    assert "<code>x = 1\n\n# no heading</code>" in render(page, code)
+    # Inside an item, it is indented as a whole.
+    inside = render(page, "1. a\n   ~~~\n   x:\n     y\n   ~~~\n2. b")
+    assert "<code>x:\n  y</code>" in inside and '<ol start="2">' in inside
+    # It may end in the middle of an answer.
+    assert "<code>x\n`</code>" in render(page, "```\nx\n`")
+
+
+def test_a_table_has_a_head(page: Any) -> None:
+    table = render(page, "Two:\n| a | *b* |\n|---|:-:|\n| 1 | 2 |\n\nend")
+    assert table.startswith("<p>Two:</p>") and table.endswith("<p>end</p>")
+    assert "<thead><tr><th>a</th><th><em>b</em></th></tr></thead>" in table
+    assert "<tbody><tr><td>1</td><td>2</td></tr></tbody>" in table
+
+
+def test_links_lead_out_of_the_page_alone(page: Any) -> None:
+    hostile = render(
+        page,
+        "<script>alert(1)</script> <img src=x onerror=alert(1)>\n\n"
+        "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models)",
+    )
+    assert "<script" not in hostile and "<img" not in hostile and "<a " not in hostile
+    link = '<a href="{}" target="_blank" rel="noopener noreferrer nofollow">{}</a>'
+    text = '[*c*](https://c.example/x_(y) "T") (see https://d.example/e_f.) **https://g.example**'
+    assert render(page, text) == (
+        f'<p>{link.format("https://c.example/x_(y)", "<em>c</em>")} '
+        f'(see {link.format("https://d.example/e_f", "https://d.example/e_f")}.) '
+        f'<strong>{link.format("https://g.example", "https://g.example")}</strong></p>'
+    )
+
+
+# Counts the characters that the browser's own functions read: of a pattern that matches from
+# a place on, as many as it has matched, and otherwise all that it was given.
+COUNT_CHARACTERS = """() => {
+    globalThis.numRead = 0;
+    const count = (type, name, weigh) => {
+        const original = type[name];
+        type[name] = function (...given) {
+            const from = this.lastIndex, result = original.apply(this, given);
+            numRead += weigh(this, given, result, from);
+            return result;
+        };
+    };
+    for (const name of ["split", "trim", "trimStart", "trimEnd", "includes"]) {
+        count(String.prototype, name, (text) => text.length);
+    }
+    count(String.prototype, "indexOf", (text, [, from = 0], found) =>
+        (found < 0 ? text.length : found) - from);
+    count(String.prototype, "repeat", (text, given, result) => result.length);
+    count(Array.prototype, "join", (list, given, result) => result.length);
+    count(RegExp.prototype, "exec", (pattern, [text], found, from) =>
+        !pattern.sticky && !pattern.global ? text.length
+            : found ? pattern.lastIndex - from : pattern.sticky ? 1 : text.length - from);
+}"""
+
+
+@pytest.fixture(scope="module")
+def counted(page: Any) -> Iterator[Any]:
+    """A session with Chromium, which counts how often each block of code is entered."""
+    session = page.context.new_cdp_session(page)
+    session.send("Profiler.enable")
+    counting = {"callCount": True, "detailed": True}
+    session.send("Profiler.startPreciseCoverage", counting)
+    # It counts in code that was not compiled before.
+    page.reload()
+    wait_for(page, "server.model")
+    page.evaluate(COUNT_CHARACTERS)
+    yield session
+    session.send("Profiler.disable")
+
+
+def count_steps(page: Any, session: Any, program: str, text: str) -> float:
+    """Run a program of the page with a text, and return the steps for each character of it.
+
+    A step is a block of code that is entered, or a character that a function of the browser
+    reads. A pattern that reads a part again and again ends by the time limit.
+    """
+    page.evaluate("text => { globalThis.text = text; numRead = 0; }", text)
+    session.send("Profiler.takePreciseCoverage")
+    options = {"expression": f"{{ {program} }} numRead", "timeout": 1000 * SECONDS}
+    num_read = session.send("Runtime.evaluate", options)["result"]["value"]
+    num_entered = sum(
+        part["count"]
+        for script in session.send("Profiler.takePreciseCoverage")["result"]
+        if script["url"] == page.url
+        for function in script["functions"]
+        for part in function["ranges"]
+    )
+    return (num_read + num_entered) / len(text)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_work_for_a_text_grows_as_its_length(
+    page: Any, counted: Any, name: str
+) -> None:
+    text = HOSTILE[name]
+    program = "new Markdown(document.createElement('div')).show(text);"
+    assert 1 < count_steps(page, counted, program, text) < 100
+
+
+def test_a_stream_builds_what_is_new(page: Any, counted: Any) -> None:
+    text = "Some *words* of an answer.\n\n- One\n- Two\n\n```\ncode\n```\n\n" * 500
+    program = """
+        const markdown = new Markdown(document.createElement("div"));
+        for (let i = 0; i <= text.length; i += 10) markdown.show(text.slice(0, i));
+    """
+    # Ten characters come at once, and two blocks are built again for them.
+    assert 1 < count_steps(page, counted, program, text) < 100
+
+
+def test_a_text_is_the_same_however_it_is_cut(page: Any) -> None:
+    wrong = page.evaluate(
+        """parts => {
+            let seed = 1;
+            const draw = (n) => (seed = seed * 48271 % 2147483647) % n;
+            const [one, other] = [0, 1].map(() => document.createElement("div"));
+            for (let k = 0; k < 1000; k++) {
+                const text = Array.from({length: 24}, () => parts[draw(parts.length)]).join("");
+                const markdown = new Markdown(one);
+                one.replaceChildren();
+                other.replaceChildren();
+                for (let i = 1; i <= text.length; i++) markdown.show(text.slice(0, i));
+                new Markdown(other).show(text);
+                if (one.innerHTML !== other.innerHTML) return text;
+            }
+        }""",
+        PARTS,
+    )
+    assert wrong is None
