@@ -45,6 +45,29 @@ CLIENTS = "tests/clients/"
 UI = "tests/ui/"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--never-skip",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a test that is skipped for a reason with this text fails; .ci/run uses it",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if any(text in reason for text in item.config.getoption("--never-skip")):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} must run here: {reason}"
+    return report
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the whole suite in three processes, and a part of it in one.
 
