@@ -1,4 +1,4 @@
-"""The native kernels for CPUs, which setup.cfg cannot declare.
+"""What setup.cfg cannot declare: the native kernels for CPUs, and the long description.
 
 One library is built for each instruction set, from the same sources. All are optional: a
 machine without a C++ compiler, or with another processor, installs without them. They are
@@ -11,6 +11,7 @@ from glob import glob
 import json
 import os
 import platform
+import re
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -57,4 +58,18 @@ class BuildLibraries(build_ext):
         build_ext.build_extension(own, ext)
 
 
-setup(ext_modules=list_libraries(), cmdclass={"build_ext": BuildLibraries})
+def describe():
+    """Return README for package indexes, where its links to files lead nowhere.
+
+    The project has no public address to which they could lead, so they become the names of
+    the files, which the sdist has.
+    """
+    with open("README.rst", encoding="utf-8") as file:
+        return re.sub(r"`[^`<]+\s<([\w./-]+)>`_", r"``\1``", file.read())
+
+
+setup(
+    ext_modules=list_libraries(),
+    cmdclass={"build_ext": BuildLibraries},
+    long_description=describe(),
+)

@@ -5,10 +5,15 @@ tests/docs/test_programs.py runs its programs.
 
 from __future__ import annotations
 
+from email import message_from_bytes
 from pathlib import Path
 import re
+import shutil
+import subprocess
+import sys
 
 import docutils.core
+import docutils.nodes
 import docutils.utils
 import pytest
 
@@ -38,6 +43,39 @@ def list_links() -> list[str]:
 @pytest.mark.parametrize("link", sorted({*list_links()}))
 def test_a_link_leads_to_a_file(link: str) -> None:
     assert (ROOT / link).is_file()
+
+
+def test_the_description_on_an_index_has_no_dead_link(tmp_path: Path) -> None:
+    # A copy, because setuptools writes beside what it reads.
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.rst", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("__init__.py", "_version.py", "kernels/native/flags.json"):
+        place = tmp_path / "trioserve" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "trioserve" / name, place)
+    program = (
+        "from setuptools.build_meta import prepare_metadata_for_build_wheel as prepare;"
+        "print(prepare('.'))"
+    )
+    built = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PATH": ""},
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    folder = tmp_path / built.stdout.splitlines()[-1]
+    metadata = message_from_bytes((folder / "METADATA").read_bytes())
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    assert metadata["Description-Content-Type"] == "text/x-rst"
+    tree = docutils.core.publish_doctree(
+        text, settings_overrides={"halt_level": 2, "report_level": 2}
+    )
+    targets = [node.get("refuri") for node in tree.findall(docutils.nodes.reference)]
+    assert all(each is None or re.match("https?://", each) for each in targets)
+    assert all(f"``{link}``" in text for link in list_links())
 
 
 def test_ci_runs_the_command_that_runs_the_tests() -> None:
