@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import json
 from pathlib import Path
 import re
+import subprocess
 from typing import Any
 
 import httpx2 as httpx
@@ -21,6 +22,7 @@ from trioserve.testing.server import FakeServer, open_fake_server
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 PATH = "/v1/completions"
 SECONDS = 60
 
@@ -35,6 +37,19 @@ def restored_hypercorn(monkeypatch: pytest.MonkeyPatch) -> None:
         (hypercorn.protocol.h2, "StreamBuffer"),
     ]:
         monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def test_the_docs_tell_how_a_distributions_service_runs_the_file() -> None:
+    docs = (ROOT / "docs" / "deploying.rst").read_text()
+    found = re.search(r"^    (sed .*?) > /etc/nginx/nginx\.conf$", docs, re.M | re.S)
+    assert found is not None
+    changed = subprocess.run(
+        ["sh", "-c", found[1]], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    )
+    used = re.sub(r"^\s*#.*$", "", changed.stdout, flags=re.M)
+    assert not re.search(r"/dev/|/tmp/|trioserve-|listen \d{4}", used)
+    for line in ("user www-data;", "pid /run/nginx.pid;", "listen 443 ssl http2;"):
+        assert line in used
 
 
 def client_of(nginx: Any) -> httpx.AsyncClient:
