@@ -75,9 +75,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open the page of a server; the test fails if a script or a policy was violated.
+    """Open the page of a server; the test fails if a policy was violated or a script failed.
 
-    The page's `failed_loads` are the answers that were errors.
+    It fails, too, if the page asks any other server. The page's `failed_loads` are the answers
+    that were errors.
     """
     with watch_pages(browser) as open_page:
         yield open_page
@@ -99,6 +100,11 @@ def watch_pages(browser: Any) -> Iterator[Callable[..., Any]]:
                 failed = message.text.startswith(FAILED_LOAD)
                 (page.failed_loads if failed else wrong).append(message.text)
 
+            def check(request: Any) -> None:
+                if not request.url.startswith((url, "data:")):
+                    wrong.append(f"{request.url} is another address")
+
+            page.on("request", check)
             page.on("console", note)
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.goto(url)

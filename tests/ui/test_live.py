@@ -43,7 +43,7 @@ def test_a_running_request_is_shown_as_a_tree_and_cancelled(
             ".tree .task", has_text="ScopedConnection.handle_request"
         ).wait_for()
         text = row.inner_text()
-        assert "decode" in text and "POST /v1/chat/completions" in text
+        assert "decode POST /v1/chat/completions" in text
         assert row.locator("dd").nth(0).inner_text() == "device"
         assert row.locator("dd").nth(1).inner_text().startswith("in ")
         assert int(row.locator("dd").nth(3).inner_text()) >= 1
