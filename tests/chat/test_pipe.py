@@ -96,7 +96,7 @@ async def test_mistakes_are_one_sentence(canned: CannedServer, run: Run) -> None
     canned.answers["/chat/completions"] = make_answer(
         b'{"error": {"message": "no\\n\\u001b[2J"}}', status=400
     )
-    assert await run("-p", "?") == (1, "", "trioserve: URL answers 400: no ␛[2J\n")
+    assert await run("-p", "?") == (1, "", "trioserve: URL answers 400: no \\x1b[2J\n")
 
 
 async def test_a_reader_may_stop_early(tokenizer_folder: Path) -> None:

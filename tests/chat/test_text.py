@@ -1,4 +1,4 @@
-"""Nothing that a model writes commands the terminal, and finished blocks are final."""
+"""Finished blocks are final."""
 
 from __future__ import annotations
 
@@ -11,20 +11,6 @@ from trioserve.chat.blocks import (
     split_finished_blocks,
     split_lines,
 )
-from trioserve.chat.safe_text import make_line, make_safe
-
-
-def test_control_characters_become_visible() -> None:
-    assert make_safe("a\x1b[31mb\x07\x7f\x9b1m\r\n\tc\ud800") == (
-        "a␛[31mb␇␡\ufffd1m\n\tc\ufffd"
-    )
-    assert make_line(" a\n b\x1b ") == "a b␛"
-
-
-@given(st.text())
-def test_no_text_has_commands(text: str) -> None:
-    for each in make_safe(text):
-        assert each in "\n\t" or not (each < " " or "\x7f" <= each <= "\x9f")
 
 
 @pytest.mark.parametrize(

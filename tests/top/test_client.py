@@ -124,7 +124,7 @@ def test_a_server_below_a_path(server: Server, url: str, path: str) -> None:
         (
             503,
             b'{"error": {"message": "\\u001b[2J\\u009b"}}',
-            "{url} answers 503: ?[2J?",
+            "{url} answers 503: \\x1b[2J\\x9b",
         ),
         (200, b'{"data": 3}', "{url} is no trioserve server"),
         (200, b"\xff", "{url} is no trioserve server"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from ..errors.error_bodies import read_reason
 from .lines import InputLine
 
 _ID: Final = re.compile(r"batch_req_(\d{1,10})_([0-9a-f]{16})")
@@ -56,19 +57,8 @@ class OutputLine(msgspec.Struct):
         if self.error is not None:
             return self.error.message
         assert self.response is not None, "a line has a response or an error"
-        reason = _read_message(self.response.body)
+        reason = read_reason(bytes(self.response.body))
         return f"HTTP {self.response.status_code}{': ' if reason else ''}{reason}"
-
-
-def _read_message(body: msgspec.Raw) -> str:
-    try:
-        content: Any = msgspec.json.decode(body)
-        return str(content["error"]["message"])
-    except (
-        *(msgspec.DecodeError, UnicodeDecodeError, RecursionError),
-        *(KeyError, TypeError),
-    ):
-        return ""
 
 
 def name_line(line: InputLine) -> str:

@@ -9,7 +9,6 @@ answers       what gives answers, and their pieces
 embedded      answers of an engine that is opened here
 remote        answers of a server that speaks OpenAI's API; `events` reads its streams
 conversation  the messages; `images` reads pictures, and `saving` writes files
-safe_text     text that cannot command the terminal
 pipe          one question from a pipe, one answer to a pipe
 command       the way in: a pipe or a terminal
 """

@@ -9,13 +9,12 @@ import sys
 
 import trio
 
-from ..errors import EngineDied, StartupError, find_first, needing_extra
+from ..errors import EngineDied, StartupError, find_first, make_line, needing_extra
 from ..observe.log_lines import set_up_logging
 from .answers import Answerer, AnswerFailed
 from .config import ChatConfig, Source
 from .loading import show_loading
 from .pipe import answer_once, begin_conversation, read_question
-from .safe_text import make_line
 
 
 def run_chat(config: ChatConfig, source: Source) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ..errors.error_bodies import find_reason
 from .answers import AnswerFailed, Piece
 
 # A line holds a few tokens; with a longer one the server is none of these.
@@ -87,28 +88,6 @@ class EventReader:
             ) from None
         if chunk.error is not None:
             raise AnswerFailed(
-                f"the server broke the answer off: {explain(chunk.error)}"
+                f"the server broke the answer off: {find_reason(chunk.error)}"
             )
         return chunk
-
-
-def read_message(body: bytes) -> str:
-    """Return the message of an error's body; "" if there is none."""
-    try:
-        content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    if not isinstance(content, dict):
-        return ""
-    return explain(content.get("error", content))
-
-
-def explain(error: object) -> str:
-    """Return the message of an error object; servers differ in its form."""
-    if isinstance(error, str):
-        return error
-    if isinstance(error, dict):
-        for name in ("message", "detail", "error"):
-            if isinstance(error.get(name), str):
-                return str(error[name])
-    return ""

@@ -10,8 +10,8 @@ from rich.markdown import Heading, Markdown, MarkdownElement
 from rich.segment import Segment
 from rich.text import Text
 
+from ..errors import make_safe
 from .blocks import MARKDOWN
-from .safe_text import make_safe
 
 
 class _LeftHeading(Heading):

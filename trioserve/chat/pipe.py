@@ -7,12 +7,11 @@ import os
 import sys
 from typing import TextIO
 
-from ..errors import InvalidConfig, StartupError
+from ..errors import InvalidConfig, StartupError, make_line, make_safe
 from .answers import Answerer
 from .config import ChatConfig
 from .conversation import Conversation
 from .images import ImageRefused, read_image
-from .safe_text import make_line, make_safe
 
 CUT = "the answer has reached the limit of its tokens, so it may lack its end"
 

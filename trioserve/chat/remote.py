@@ -24,8 +24,9 @@ import httpcore2
 import msgspec
 
 from ..config import RemoteConfig, find_base_path
+from ..errors.error_bodies import read_reason
 from .answers import Answerer, AnswerFailed, Message, Piece
-from .events import EventReader, read_message
+from .events import EventReader
 
 _CONNECT_SECONDS: Final = 10.0
 _LIST_SECONDS: Final = 30.0
@@ -209,7 +210,7 @@ class RemoteModel:
                 if self._key is not None
                 else f"{self.where} wants a key: --api-key or --api-key-file"
             )
-        message = read_message(body)
+        message = read_reason(body)
         if status in (404, 405) and not message:
             return AnswerFailed(f"{self.where} is no server that speaks OpenAI's API")
         return AnswerFailed(f"{self.where} answers {status}: {message or 'no reason'}")

@@ -17,6 +17,7 @@ import sys
 from rich.console import Console
 import trio
 
+from ..errors import make_line, make_safe
 from .answer_view import AnswerView, PlainView, View
 from .answers import Answerer, AnswerFailed
 from .config import ChatConfig
@@ -28,7 +29,6 @@ from .loading import show_loading
 from .markup import Markup
 from .pipe import CUT, AnswerWriter, check_images
 from .prompt import Interrupted, Prompt
-from .safe_text import make_line, make_safe
 from .slash import SlashCommands
 
 

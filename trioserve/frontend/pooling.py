@@ -118,7 +118,7 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
           (len(texts), dimensions) float32
 
         Raises:
-          TrioserveError: see errors.py.
+          TrioserveError: see errors/.
         """
         import numpy as np
 
@@ -150,7 +150,7 @@ class PoolingEngine(ServedModel[TensorEngine, PoolingRenderer]):
         """Classify texts.
 
         Raises:
-          TrioserveError: see errors.py.
+          TrioserveError: see errors/.
         """
         pooled = await self.pool(
             texts, PoolingParams(task="classify"), finish=self._read_classification

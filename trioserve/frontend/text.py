@@ -213,7 +213,7 @@ class TextEngine(ServedModel[TokenEngine, Renderer]):
 
         Raises:
           TypeError: an option is unknown.
-          TrioserveError: see errors.py.
+          TrioserveError: see errors/.
         """
         sampling, text, priority = self._split(options)
         with self.admit(1, len(prompt), sampling) as prompts:

@@ -29,7 +29,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = SAMPLING_BOUNDS | {
     "thinking_token_budget": (0, MAX_THINKING_TOKEN_BUDGET),
 }
 
-# The errors of all endpoints that take a body. Their classes are in errors.py.
+# The errors of all endpoints that take a body. Their classes are in errors/.
 _BODY_ERRORS: Final[Mapping[str, str]] = {
     "400": "The body is not JSON, or a field is wrong; the error names the field.",
     "401": "The server needs a key, and the request has none that it knows.",

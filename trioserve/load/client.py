@@ -15,10 +15,14 @@ import msgspec
 import trio
 
 from ..config import find_base_path
-from ..errors import escape
+from ..errors import make_line
+from ..errors.error_bodies import read_reason
 
 # Without a pause, a server that refuses all requests would get them in a tight loop.
 PAUSE_AFTER_ERROR_SECONDS = 0.1
+
+# More characters would fill the screen.
+_LONGEST_REASON = 300
 
 
 class RequestFailed(Exception):
@@ -29,10 +33,9 @@ class RequestRefused(RequestFailed):
     """Raised when the answer's status is not 200."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        text = " ".join(body[:300].decode(errors="replace").split())
+        text = read_reason(body) or body.decode(errors="replace")
         advice = "; --api-key-file gives a key" if status == 401 else ""
-        # The text may be an attack on a terminal.
-        super().__init__(f"HTTP {status}: {escape(text)}{advice}")
+        super().__init__(f"HTTP {status}: {make_line(text[:_LONGEST_REASON])}{advice}")
         self.status = status
 
 

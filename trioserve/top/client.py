@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from ..config import RemoteConfig, find_base_path
+from ..errors.error_bodies import read_reason
 
 T = TypeVar("T")
 
@@ -166,7 +167,7 @@ class Client:
             return
         if status == 401:
             raise TopError(self._config.explain_unknown_key())
-        message = _read_message(body)
+        message = read_reason(body)
         if status == 404 and message.startswith("No request with the id"):
             raise _NotThere(message)
         raise TopError(
@@ -197,11 +198,3 @@ class _UnixConnection(http.client.HTTPConnection):
             sock.close()
             raise
         self.sock = sock
-
-
-def _read_message(body: bytes) -> str:
-    try:
-        content: Any = msgspec.json.decode(body)
-        return str(content["error"]["message"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return ""

@@ -7,11 +7,12 @@ import shutil
 import signal
 import sys
 
+from ..errors import escape
 from .choices import Choices
 from .client import Client, TopError
 from .config import TopConfig
 from .poller import Poller
-from .table import clean, sort, write_table
+from .table import sort, write_table
 
 # The width of a table that is no terminal's.
 _WIDTH = 120
@@ -32,7 +33,7 @@ def run_top(config: TopConfig, write: Callable[[str], int]) -> int:
         requests = client.list_requests()
     except TopError as error:
         # The message may be the server's.
-        sys.stderr.write(f"trioserve: {clean(str(error))}\n")
+        sys.stderr.write(f"trioserve: {escape(str(error))}\n")
         return 1
     is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
     if config.screen.once or not is_terminal:

@@ -8,10 +8,11 @@ import curses
 import sys
 from typing import Final
 
+from ..errors import escape_ascii
 from .choices import DETAILS_HELP, HELP, Choices, Move
 from .client import Request
 from .poller import Poller, Seen
-from .table import HEADING, clean, write_details, write_row, write_summary
+from .table import HEADING, write_details, write_row, write_summary
 
 # Milliseconds that a key is waited for before the screen is drawn again.
 _TICK: Final = 100
@@ -71,7 +72,12 @@ class Screen:
     def _draw(self, window: curses.window, seen: Seen, rows: Sequence[Request]) -> None:
         window.erase()
         height, width = window.getmaxyx()
-        _write(window, 0, f"{write_summary(rows)}   {self._url}", curses.A_BOLD)
+        _write(
+            window,
+            0,
+            f"{write_summary(rows)}   {escape_ascii(self._url)}",
+            curses.A_BOLD,
+        )
         room = max(0, height - _MARGIN)
         if self._choices.shown is None:
             self._draw_table(window, rows, room, width)
@@ -79,7 +85,7 @@ class Screen:
             self._draw_details(window, seen, room)
         note = self._choices.question or seen.error or seen.message
         style = curses.A_BOLD if self._choices.question or seen.error else 0
-        _write(window, height - 2, clean(note), style)
+        _write(window, height - 2, escape_ascii(note), style)
         help = HELP if self._choices.shown is None else DETAILS_HELP
         _write(window, height - 1, help, curses.A_DIM)
         window.refresh()

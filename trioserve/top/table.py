@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, get_args
 
+from ..errors import escape_ascii
 from .client import Details, Request, Task
 from .config import Order
 
@@ -41,14 +42,14 @@ def write_row(request: Request, width: int) -> str:
         f"{write_count(request.prompt_tokens):>6}",
         f"{write_count(request.completion_tokens):>6}",
         f"{_shorten(request.key or '-', 9):<9}",
-        clean(request.path),
+        escape_ascii(request.path),
     )
     return " ".join(cells)[:width]
 
 
 def write_summary(requests: Sequence[Request]) -> str:
     """Count the requests by phase."""
-    counts = Counter(clean(each.phase) for each in requests)
+    counts = Counter(escape_ascii(each.phase) for each in requests)
     parts = [f"{counts[phase]} {phase}" for phase in sorted(counts, key=_rank)]
     number = len(requests)
     noun = "request" if number == 1 else "requests"
@@ -67,10 +68,10 @@ def write_table(requests: Sequence[Request], width: int) -> Iterator[str]:
 def write_details(details: Details) -> Iterator[str]:
     """Write one request with everything that it holds."""
     blocks = "unknown" if details.kv_blocks is None else str(details.kv_blocks)
-    yield f"{clean(details.method)} {clean(details.path)}"
-    yield f"id        {clean(details.id)}"
-    yield f"key       {clean(details.key or '-')}"
-    yield f"phase     {clean(details.phase)}, {clean(details.worker)}"
+    yield f"{escape_ascii(details.method)} {escape_ascii(details.path)}"
+    yield f"id        {escape_ascii(details.id)}"
+    yield f"key       {escape_ascii(details.key or '-')}"
+    yield f"phase     {escape_ascii(details.phase)}, {escape_ascii(details.worker)}"
     yield f"age       {write_seconds(details.age_seconds)}"
     yield f"deadline  {write_seconds(details.deadline_seconds)}"
     yield f"tokens    {details.prompt_tokens} in, {details.completion_tokens} out"
@@ -81,11 +82,11 @@ def write_details(details: Details) -> Iterator[str]:
 
 
 def _write_task(task: Task, indent: str) -> Iterator[str]:
-    yield f"{indent}{clean(task.name)}"
+    yield f"{indent}{escape_ascii(task.name)}"
     # The innermost say most, but those of trio itself are always the same.
     own = [each for each in task.awaits if not each.startswith("trio.")]
     for each in own[-3:]:
-        yield f"{indent}  in {clean(each)}"
+        yield f"{indent}  in {escape_ascii(each)}"
     for child in task.tasks:
         yield from _write_task(child, f"{indent}    ")
     if task.num_tasks_left_out:
@@ -108,13 +109,8 @@ def write_count(number: int) -> str:
     return str(number) if number < 1_000_000 else f"{number / 1e6:.1f}M"
 
 
-def clean(text: str) -> str:
-    """Replace everything that could control a terminal: clients choose ids and paths."""
-    return "".join(each if " " <= each <= "~" else "?" for each in text)
-
-
 def _shorten(text: str, width: int) -> str:
-    text = clean(text)
+    text = escape_ascii(text)
     return text if len(text) <= width else f"{text[: width - 1]}~"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import trio
 
+from ...errors import make_line
+from ...errors.error_bodies import find_reason
 from ..client import Connection, RequestFailed
 
 
@@ -90,7 +92,8 @@ class Answer:
           RequestFailed: the event is an error of the server.
         """
         if event.error is not None:
-            raise RequestFailed(f"error event: {event.error}")
+            reason = find_reason(event.error) or str(event.error)
+            raise RequestFailed(f"error event: {make_line(reason)}")
         if event.usage is not None:
             self.usage_tokens = event.usage.completion_tokens
         for choice in event.choices:

@@ -1,0 +1,161 @@
+"""Every error that leaves trioserve, with its HTTP status and code.
+
+    TrioserveError
+    * RequestError                  client.py: the client can mend it
+      - InvalidParameter            400
+      - ContextLengthExceeded       400
+      - NotSupported                400
+      - Unauthorized                401
+      - ModelNotFound               404
+      - ResponseNotFound            404
+      - RequestNotFound             404
+      - StreamNotFound              404
+      - ResponseTooLarge            400
+      - EndpointOff                 404
+      - TaskNotServed               400
+      - UploadTooSlow               408
+      - ReaderTooSlow               408; only in streams
+      - PayloadTooLarge             413
+      - UnsupportedMediaType        415
+      - MalformedRequest            400, 431, 501 or 505
+    * Unavailable                   capacity.py: full or stopping; has `retry_after_seconds`
+      - QueueFull                   429
+      - RendererFull                429
+      - BackgroundFull              429
+      - KeyLimitReached             429
+      - DeadlineUnreachable         503
+      - RendererStuck               503
+      - MemoryFull                  503
+      - DescriptorsFull             503
+      - ShuttingDown                503
+      - EngineRestarting            503
+    * RequestEnded                  ended.py: ended before its time, by the client's wish
+      - RequestCancelled            499; somebody ended the request by its id
+      - DeadlineExceeded            504; the request's own time limit has passed
+    * InternalError                 engine.py: 500; a defect ended only this request
+    * EngineDied                    500; the engine is broken, nothing can be retried
+    * EngineStalled                 503; only an answer of /progressz
+    * StartupError                  operator.py: the command line ends with 2
+      - WeightsNotFound
+      - WeightsBroken
+      - UnsupportedModel
+      - UnsupportedQuantization
+      - NotEnoughMemory
+      - InvalidConfig
+      - ForeignOption
+      - MissingExtra
+      - PluginBroken
+      - StagesNotMet
+
+Constructors take facts and write the message. Beside the tree, foreign_text makes texts of others
+safe to show, and error_bodies reads the errors of other servers.
+"""
+
+from __future__ import annotations
+
+from .base import TrioserveError, find_first
+from .capacity import (
+    BackgroundFull,
+    DeadlineUnreachable,
+    DescriptorsFull,
+    EngineRestarting,
+    KeyLimitReached,
+    MemoryFull,
+    QueueFull,
+    RendererFull,
+    RendererStuck,
+    ShuttingDown,
+    Unavailable,
+)
+from .client import (
+    ContextLengthExceeded,
+    EndpointOff,
+    InvalidParameter,
+    MalformedRequest,
+    ModelNotFound,
+    NotSupported,
+    PayloadTooLarge,
+    ReaderTooSlow,
+    RequestError,
+    RequestNotFound,
+    ResponseNotFound,
+    ResponseTooLarge,
+    StreamNotFound,
+    TaskNotServed,
+    Unauthorized,
+    UnsupportedMediaType,
+    UploadTooSlow,
+)
+from .ended import DeadlineExceeded, RequestCancelled, RequestEnded
+from .engine import EngineDied, EngineStalled, InternalError
+from .foreign_text import escape, escape_ascii, make_line, make_safe, shorten_message
+from .operator import (
+    ForeignOption,
+    InvalidConfig,
+    MissingExtra,
+    NotEnoughMemory,
+    PluginBroken,
+    StagesNotMet,
+    StartupError,
+    UnsupportedModel,
+    UnsupportedQuantization,
+    WeightsBroken,
+    WeightsNotFound,
+    needing_extra,
+)
+
+__all__ = [
+    "TrioserveError",
+    "RequestError",
+    "InvalidParameter",
+    "ContextLengthExceeded",
+    "NotSupported",
+    "Unauthorized",
+    "ModelNotFound",
+    "ResponseNotFound",
+    "RequestNotFound",
+    "StreamNotFound",
+    "ResponseTooLarge",
+    "EndpointOff",
+    "TaskNotServed",
+    "UploadTooSlow",
+    "ReaderTooSlow",
+    "PayloadTooLarge",
+    "UnsupportedMediaType",
+    "MalformedRequest",
+    "Unavailable",
+    "QueueFull",
+    "RendererFull",
+    "BackgroundFull",
+    "KeyLimitReached",
+    "DeadlineUnreachable",
+    "RendererStuck",
+    "MemoryFull",
+    "DescriptorsFull",
+    "ShuttingDown",
+    "EngineRestarting",
+    "RequestEnded",
+    "RequestCancelled",
+    "DeadlineExceeded",
+    "InternalError",
+    "EngineDied",
+    "EngineStalled",
+    "StartupError",
+    "WeightsNotFound",
+    "WeightsBroken",
+    "UnsupportedModel",
+    "UnsupportedQuantization",
+    "NotEnoughMemory",
+    "InvalidConfig",
+    "ForeignOption",
+    "MissingExtra",
+    "PluginBroken",
+    "StagesNotMet",
+    "find_first",
+    "needing_extra",
+    "escape",
+    "escape_ascii",
+    "make_line",
+    "make_safe",
+    "shorten_message",
+]

@@ -1,0 +1,63 @@
+"""Text of others in ours: what a model, a server, a library or a user has written.
+
+It may hold control characters. A terminal would obey some: it would move the cursor, rename the
+window, or type an answer into the program. In a log, a line end would forge a line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# All but the tabulator and the line end: the two sets of control characters, and halves
+# of characters, which cannot be encoded.
+_UNSAFE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+# The pictures of control characters, such as ␛.
+_PICTURES: Final = 0x2400
+_DELETE: Final = 0x7F
+_DELETE_PICTURE: Final = "\u2421"
+
+
+def escape(text: str) -> str:
+    """Replace invisible characters by escapes, so that a text stays on its line.
+
+    Our own log calls use it, too: under hypercorn's command the formatter is not ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def escape_ascii(text: str) -> str:
+    """Do the same, and escape all that is not ASCII: its width in a terminal is not known."""
+    return escape(text).encode("ascii", "backslashreplace").decode()
+
+
+def make_line(text: str) -> str:
+    """Return a text of several lines as one line, with escapes."""
+    return escape(" ".join(text.split()))
+
+
+def make_safe(text: str) -> str:
+    """Return a text of several lines without control characters.
+
+    Each becomes a picture as wide as itself, so that a text that is laid out stays so; carriage
+    returns are dropped. The invisible characters of languages and emoji stay.
+    """
+    return _UNSAFE.sub(_replace, text)
+
+
+def _replace(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if match[0] == "\r":
+        return ""
+    if code < 0x20:
+        return chr(_PICTURES + code)
+    return _DELETE_PICTURE if code == _DELETE else "\ufffd"
+
+
+def shorten_message(error: BaseException) -> str:
+    """Return the first line of a library's message; the lines after it are advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
