@@ -24,6 +24,7 @@ import httpcore2
 import msgspec
 
 from ..config import RemoteConfig, find_base_path
+from ..config.remote import find_netloc
 from ..errors.error_bodies import read_reason
 from .answers import Answerer, AnswerFailed, Message, Piece
 from .events import EventReader
@@ -279,11 +280,8 @@ async def open_remote(
 
 def find_base(url: str) -> str:
     """Return the address of a server up to /v1, in ASCII; RemoteConfig has checked it."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").encode("idna").decode()
-    host = f"[{host}]" if ":" in host else host
-    port = "" if parts.port is None else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}{find_base_path(url)}/v1"
+    scheme = urlsplit(url).scheme
+    return f"{scheme}://{find_netloc(url)}{find_base_path(url)}/v1"
 
 
 def _find_proxy(config: RemoteConfig) -> httpcore2.Proxy | None:

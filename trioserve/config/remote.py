@@ -17,6 +17,28 @@ def find_base_path(url: str) -> str:
     return urlsplit(url).path.rstrip("/").removesuffix("/v1")
 
 
+def find_ascii_host(url: str) -> str:
+    """Return the host of an address in ASCII, as the DNS and TLS know it; "" without a host.
+
+    Raises:
+      ValueError: the DNS cannot have such a name.
+
+    Source: RFC 3490.
+    """
+    return (urlsplit(url).hostname or "").encode("idna").decode()
+
+
+def find_netloc(url: str) -> str:
+    """Return the host and the port of an address in ASCII, as a Host field has them.
+
+    Raises:
+      ValueError: as find_ascii_host, or the port is none.
+    """
+    host, port = find_ascii_host(url), urlsplit(url).port
+    host = f"[{host}]" if ":" in host else host
+    return host if port is None else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
     """The server.
@@ -39,8 +61,7 @@ class RemoteConfig:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            # Names that the DNS cannot have are refused by the encoding.
-            host = (parts.hostname or "").encode("idna")
+            host = find_ascii_host(self.url)
             is_whole = bool(host) and parts.port != 0 and _is_visible(parts.path)
         except ValueError:
             is_whole = False

@@ -11,5 +11,5 @@ probe               asks /health meanwhile
 rounds, statistics, texts, report, table, plot
                     turns, percentiles, words, saved results, and how they are shown
 generation          loads of streamed text: requests, answers, figures, table, plot
-config, command     the command
+config, command     the command; `progress` is its bar
 """

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from ..config import find_base_path
+from ..config.remote import find_ascii_host, find_netloc
 from ..errors import make_line
 from ..errors.error_bodies import read_reason
 
@@ -90,9 +91,9 @@ class Connection:
         self._context = tls
         self._own_fields = [] if key is None else [("Authorization", f"Bearer {key}")]
         self._tls = parts.scheme == "https"
-        self._host = parts.hostname or ""
+        self._host = find_ascii_host(url)
         self._port = parts.port or (443 if self._tls else 80)
-        self._netloc = parts.netloc
+        self._netloc = find_netloc(url)
         self._prefix = find_base_path(url)
         self._stream: trio.abc.Stream | None = None
         self._http = h11.Connection(h11.CLIENT)

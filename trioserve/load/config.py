@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+import os
 from pathlib import Path
 
 from ..config import RemoteConfig
 from ..config.paths import FilePath
 from ..errors import InvalidConfig
 from .generation.load import Load
+
+# A picture takes about 100 kB, and other results less.
+_ROOM_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,40 @@ class ResultsConfig:
                 raise InvalidConfig(name, f"{path} is a folder; name a file")
             if path is not None and not Path(path).parent.is_dir():
                 raise InvalidConfig(name, f"{Path(path).parent} is not a folder")
+
+    def check_writable(self) -> None:
+        """Check that the files can be written, and that their disk has room.
+
+        Raises:
+          InvalidConfig
+        """
+        for name in ("json", "plot"):
+            path = getattr(self, name)
+            try:
+                if path is not None:
+                    _try_to_write(Path(path))
+            except OSError as error:
+                raise InvalidConfig.of_file(name, "write", path, error) from error
+
+
+def _try_to_write(path: Path) -> None:
+    """Take some room at the end of a file, and give it back; a new file is removed again.
+
+    Raises:
+      OSError
+    """
+    is_new = not path.exists()
+    # To open a pipe and close it again would end its reader.
+    if not is_new and not path.is_file():
+        return
+    with path.open("ab") as file:
+        size = file.tell()
+        try:
+            os.posix_fallocate(file.fileno(), size, _ROOM_BYTES)
+        finally:
+            file.truncate(size)
+            if is_new:
+                path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

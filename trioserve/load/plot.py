@@ -21,6 +21,12 @@ COLORS = (BLUE, VERMILION, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
 
 GREY = "#777777"
 
+# Shapes of markers that are told apart when they are small.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+# Above this place in viridis, lines on white paper are hard to see.
+_PALEST = 0.8
+
 STYLE: Any = {
     "font.size": 9,
     "text.color": INK,
@@ -28,6 +34,8 @@ STYLE: Any = {
     "axes.labelcolor": INK,
     "xtick.color": INK,
     "ytick.color": INK,
+    # A label of a user may hold dollars, and is no formula.
+    "text.parse_math": False,
 }
 
 
@@ -44,6 +52,22 @@ def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
         figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08, wspace=0.03)
         yield figure
         figure.savefig(path, format="png")
+
+
+def choose_colors(count: int) -> list[str]:
+    """Return so many colors that are told apart by lightness alone.
+
+    So colour-blind readers can tell them apart, too, and so does a print without colors.
+
+    Source: viridis, by van der Walt and Smith 2015; its bright end is too pale for white paper.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count == 1:
+        return [BLUE]
+    steps = [_PALEST * index / (count - 1) for index in range(count)]
+    return [to_hex(colormaps["viridis"](step)) for step in steps]
 
 
 def write_title(figure: Figure, title: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import trio
 
+from ..client import Connection
 from ..clients import Round, run_clients
 from ..measured_servers import Server
 from ..open_loop import run_arrivals
@@ -24,8 +25,21 @@ HEALTH_INTERVAL_SECONDS = 0.05
 # (label of a server, level) -> the measurements of each round.
 Rounds = dict[tuple[str, float], list[Round[Answer]]]
 
-# Takes the server, the level and the measurements of a round that has ended.
-Note = Callable[[Server, float, Round[Answer]], None]
+
+class Watch:
+    """Learns how far a run is. This one shows nothing; progress.RoundBar is another."""
+
+    def begin(self, server: Server, level: float, turn: int) -> None:
+        """Take the round that begins; the first turn is 0."""
+
+    def count_answer(self) -> None:
+        """Take an answer of the round."""
+
+    def end(self) -> None:
+        """Take the end of the round."""
+
+
+UNWATCHED = Watch()
 
 
 async def warm_up(server: Server, dialect: Dialect, load: Load) -> None:
@@ -45,13 +59,26 @@ async def warm_up(server: Server, dialect: Dialect, load: Load) -> None:
 
 
 async def run_round(
-    server: Server, dialect: Dialect, load: Load, bodies: Iterator[bytes], clients: int
+    server: Server,
+    dialect: Dialect,
+    load: Load,
+    bodies: Iterator[bytes],
+    clients: int,
+    watch: Watch = UNWATCHED,
 ) -> Round[Answer]:
     """Let `clients` send the bodies while /health is probed."""
     has_health = dialect.has_health
     probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
-    send = partial(stream_answer, load.endpoint)
+    send = partial(_ask, load.endpoint, watch)
     return await run_clients(server.url, clients, bodies, send, probe, key=server.key)
+
+
+async def _ask(
+    endpoint: str, watch: Watch, connection: Connection, body: bytes
+) -> Answer:
+    answer = await stream_answer(endpoint, connection, body)
+    watch.count_answer()
+    return answer
 
 
 def report_server(
@@ -72,12 +99,9 @@ def report_server(
 
 
 async def measure(
-    load: Load, servers: Sequence[Server], note: Note | None = None
+    load: Load, servers: Sequence[Server], watch: Watch = UNWATCHED
 ) -> Report:
     """Measure every server at every level of load, in turns.
-
-    Args:
-      note: called behind each round.
 
     Raises:
       ServerUnusable: a server cannot be reached, or refuses every form of the request.
@@ -93,15 +117,15 @@ async def measure(
         for turn, server, level in take_turns(load, servers):
             dialect = dialects[server.label]
             seeds = (server.turn, level, turn)
+            watch.begin(server, level, turn)
             if load.is_open:
                 due = list_arrivals(load, dialect, level, *seeds)
-                seen = await run_open_round(server, dialect, load, due)
+                seen = await run_open_round(server, dialect, load, due, watch)
             else:
                 bodies = issue_bodies(load, dialect, int(level), *seeds)
-                seen = await run_round(server, dialect, load, bodies, int(level))
+                seen = await run_round(server, dialect, load, bodies, int(level), watch)
             rounds.setdefault((server.label, level), []).append(seen)
-            if note is not None:
-                note(server, level, seen)
+            watch.end()
     return Report(
         created=write_now(),
         machine=machine,
@@ -158,10 +182,14 @@ def shape(load: Load, arrival: Arrival) -> Load:
 
 
 async def run_open_round(
-    server: Server, dialect: Dialect, load: Load, due: list[tuple[float, bytes]]
+    server: Server,
+    dialect: Dialect,
+    load: Load,
+    due: list[tuple[float, bytes]],
+    watch: Watch,
 ) -> Round[Answer]:
     """Send requests when they fall due, while /health is probed."""
     has_health = dialect.has_health
     probe = HealthProbe(server.url, HEALTH_INTERVAL_SECONDS, has_health=has_health)
-    send = partial(stream_answer, load.endpoint)
+    send = partial(_ask, load.endpoint, watch)
     return await run_arrivals(server.url, due, send, probe, key=server.key)

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..plot import (
-    COLORS,
+    GREY,
+    MARKERS,
     add_legend,
+    choose_colors,
     dress,
     label_log_axis,
     list_whiskers,
     open_figure,
     write_title,
 )
-from .figures import Report
+from .figures import Report, ServerReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WHISKERS = "ms (marker: median, whisker: p99)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The look of one server in all panels."""
+
+    server: ServerReport
+    color: str
+    marker: str
+
+
+def choose_looks(report: Report) -> list[Look]:
+    """Give each server a color and a marker."""
+    colors = choose_colors(len(report.servers))
+    return [
+        Look(server=server, color=color, marker=MARKERS[index % len(MARKERS)])
+        for index, (server, color) in enumerate(zip(report.servers, colors))
+    ]
 
 
 def save_plot(report: Report, path: Path) -> None:
@@ -43,15 +64,15 @@ def draw_throughput(axes: Axes, report: Report) -> None:
     dress(axes, "Output throughput")
     axes.set_ylabel("tokens per second, all clients")
     levels = report.list_levels()
-    for index, server in enumerate(report.servers):
+    for look in choose_looks(report):
         axes.plot(
-            [levels.index(level.level) for level in server.levels],
-            [level.tokens_per_second for level in server.levels],
-            color=COLORS[index % len(COLORS)],
-            marker="o",
+            [levels.index(level.level) for level in look.server.levels],
+            [level.tokens_per_second for level in look.server.levels],
+            color=look.color,
+            marker=look.marker,
             markersize=5,
             linewidth=1.3,
-            label=server.label,
+            label=look.server.label,
         )
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
@@ -61,10 +82,17 @@ def draw_waiting(axes: Axes, report: Report) -> None:
     """Draw the waits of clients for the first token and between tokens."""
     dress(axes, "Waiting for tokens")
     axes.set_ylabel(WHISKERS)
-    draw_durations(axes, report, "ttft", marker="o", line="-", shift=-0.03)
-    draw_durations(axes, report, "itl", marker="s", line=":", shift=0.03)
-    for name, marker, line in (("first token", "o", "-"), ("inter-token", "s", ":")):
-        axes.plot([], [], color="#666666", marker=marker, linestyle=line, label=name)
+    draw_durations(axes, report, "ttft", is_filled=True, line="-", shift=-0.03)
+    draw_durations(axes, report, "itl", is_filled=False, line=":", shift=0.03)
+    axes.plot([], [], color=GREY, marker="o", linestyle="-", label="first token")
+    axes.plot(
+        *([], []),
+        color=GREY,
+        marker="o",
+        markerfacecolor="white",
+        linestyle=":",
+        label="inter-token",
+    )
     axes.legend(frameon=False, loc="best", fontsize=8)
 
 
@@ -72,19 +100,25 @@ def draw_health(axes: Axes, report: Report) -> None:
     """Draw the times of /health under that load."""
     dress(axes, "GET /health under load")
     axes.set_ylabel(WHISKERS)
-    draw_durations(axes, report, "health", marker="o", line="-", shift=0.0)
+    draw_durations(axes, report, "health", is_filled=True, line="-", shift=0.0)
 
 
 def draw_durations(
-    axes: Axes, report: Report, name: str, *, marker: str, line: str, shift: float
+    axes: Axes,
+    report: Report,
+    name: str,
+    *,
+    is_filled: bool,
+    line: str,
+    shift: float,
 ) -> None:
     """Draw medians with whiskers up to p99 on a logarithmic axis."""
     axes.set_yscale("log")
     levels = report.list_levels()
-    for index, server in enumerate(report.servers):
+    for index, look in enumerate(choose_looks(report)):
         seen = [
             (levels.index(level.level), durations)
-            for level in server.levels
+            for level in look.server.levels
             if (durations := getattr(level, name)) is not None and durations.median > 0
         ]
         # Servers are drawn beside each other, so that no whisker hides another.
@@ -94,8 +128,9 @@ def draw_durations(
             [position + beside for position, _ in seen],
             medians,
             yerr=whiskers,
-            color=COLORS[index % len(COLORS)],
-            marker=marker,
+            color=look.color,
+            marker=look.marker,
+            markerfacecolor=look.color if is_filled else "white",
             markersize=5,
             linestyle=line,
             linewidth=1.3,
