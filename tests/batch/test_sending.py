@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import io
 import json
+import sys
 
 import pytest
 import trio
+import trio.testing
 
 from trioserve.batch.askers import ServerGone
 from trioserve.batch.lines import InputLine
@@ -14,6 +17,7 @@ from trioserve.batch.progress import Progress
 from trioserve.batch.record import Done, ErrorPart, OutputLine
 from trioserve.batch.request import BatchRequest, LineRefused, read_request
 from trioserve.batch.sending import Sender, Slots
+from trioserve.batch.waits import Waits
 from trioserve.load.client import Answer
 
 REQUEST = BatchRequest(
@@ -53,8 +57,9 @@ class ScriptedServer:
             raise ServerGone("no server answers")
 
 
-async def send(server: ScriptedServer, most: int = 8) -> OutputLine:
-    return await Sender(server, Slots(most), server.check).send(REQUEST)
+async def send(server: ScriptedServer, waits: Waits | None = None) -> OutputLine:
+    sender = Sender(server, Slots(8), server.check, waits or Waits())
+    return await sender.send(REQUEST)
 
 
 async def test_an_answer_becomes_a_line(autojump_clock: trio.abc.Clock) -> None:
@@ -184,7 +189,7 @@ def test_a_deeply_nested_line_is_refused() -> None:
 
 
 async def test_a_servers_message_cannot_command_the_terminal() -> None:
-    progress = Progress(Done(), None)
+    progress = Progress(Done(), None, Waits())
     progress.take(
         OutputLine(
             id="x", custom_id="a", response=None, error=ErrorPart("c", "\x1b[2J")
@@ -192,3 +197,63 @@ async def test_a_servers_message_cannot_command_the_terminal() -> None:
     )
     progress.close()
     assert "\x1b" not in progress.describe()
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (make_answer(429, retry_after="30"), "a request waits 30 s: HTTP 429"),
+        (
+            make_answer(
+                503, b'{"error": "\x1b[2J' + b"x" * 99 + b'"}', retry_after="9"
+            ),
+            f"a request waits 9 s: HTTP 503: \\x1b[2J{'x' * 40}...",
+        ),
+        # A server that asks for more is asked after a minute.
+        (make_answer(429, retry_after="7000"), "a request waits 60 s: HTTP 429"),
+        (make_answer(500), "a request waits 1 s: HTTP 500"),
+        (OSError("reset"), "a request waits 1 s: no answer, reset"),
+    ],
+)
+async def test_a_wait_is_told(
+    autojump_clock: trio.abc.Clock, first: Answer | Exception, text: str
+) -> None:
+    waits = Waits()
+    server = ScriptedServer([first, make_answer(200)])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, server, waits)
+        await trio.testing.wait_all_tasks_blocked()
+        assert waits.describe() == text
+    assert waits.describe() == ""
+
+
+async def test_the_next_of_several_waits_is_told(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    waits = Waits()
+    with waits.count(40, "HTTP 429"), waits.count(20, "HTTP 503"):
+        assert waits.describe() == "2 wait, the next for 20 s: HTTP 503"
+        await trio.sleep(11.5)
+        assert waits.describe() == "2 wait, the next for 9 s: HTTP 503"
+
+
+async def test_the_bar_shows_a_wait(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "150")
+    waits = Waits()
+    progress = Progress(Done(), 3, waits)
+    with waits.count(4, "HTTP 429: the key has reached its limit"):
+        with trio.move_on_after(2.1):
+            await progress.run()
+    progress.close()
+    text = terminal.getvalue()
+    for seconds in (4, 3, 2):
+        assert (
+            f"a request waits {seconds} s: HTTP 429: the key has reached its limit"
+            in text
+        )
+    assert "waits" not in text.rpartition("\r")[2]

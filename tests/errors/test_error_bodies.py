@@ -18,6 +18,8 @@ from trioserve.errors.error_bodies import read_reason
         (b'{"detail": "no"}', "no"),
         (b'{"error": "no"}', "no"),
         (b'{"error": {"message": 3}}', ""),
+        # A line end inside of a text is not JSON, and some servers write it.
+        (b'{"error": "no\n"}', "no\n"),
         (b'["no"]', ""),
         (b"<html>", ""),
         (b"\xff\xfe\xff", ""),

@@ -19,6 +19,7 @@ from .output import Output, WriteFailed, open_output
 from .progress import Progress
 from .record import Done
 from .sending import Sender, Slots
+from .waits import Waits
 from .work import Work, survey
 
 # Without --url the engine runs one half, and the next requests are rendered meanwhile.
@@ -147,13 +148,17 @@ class Batch:
         return self._end(reason)
 
     async def _answer(self, path: str, asker: Asker, num_senders: int) -> None:
-        self._progress = Progress(self._done, self._total)
+        waits = Waits()
+        self._progress = Progress(self._done, self._total, waits)
         check = asker.check if isinstance(asker, RemoteAsker) else _do_nothing
-        sender = Sender(asker, Slots(num_senders), check)
+        sender = Sender(asker, Slots(num_senders), check, waits)
         try:
             with open_lines(path) as reader:
                 work = Work(reader, self._output, self._done, self._progress)
-                await work.run(sender, num_senders)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._progress.run)
+                    await work.run(sender, num_senders)
+                    nursery.cancel_scope.cancel()
         finally:
             self._progress.close()
 

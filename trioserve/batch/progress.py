@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from tqdm import tqdm
@@ -11,6 +11,10 @@ import trio
 
 from ..errors import escape
 from .record import Done, OutputLine
+from .waits import Waits
+
+# Seconds between two drawings of a bar whose lines do not move it.
+_PAUSE: Final = 0.5
 
 
 class _Usage(msgspec.Struct):
@@ -32,9 +36,11 @@ class Progress:
     Args:
       done: the lines of earlier runs.
       total: all lines of the input; None if they are not known.
+      waits: the requests that wait to be sent again.
     """
 
-    def __init__(self, done: Done, total: int | None) -> None:
+    def __init__(self, done: Done, total: int | None, waits: Waits) -> None:
+        self._waits = waits
         self._before = done.num_lines
         self._total = total
         self._began = trio.current_time()
@@ -62,12 +68,24 @@ class Progress:
             self._count_tokens(line.response.body)
         self._bar.update()
 
+    async def run(self) -> None:
+        """Keep the time and the waits of the bar up to date."""
+        while not self._bar.disable:
+            self.show()
+            await trio.sleep(_PAUSE)
+
+    def show(self) -> None:
+        """Draw the bar now."""
+        parts = [f"{self.num_failed} failed" if self.num_failed else ""]
+        parts.append(self._waits.describe())
+        self._bar.set_postfix_str(", ".join(filter(None, parts)))
+
     def close(self) -> None:
+        self.show()
         self._bar.close()
 
     def _note_failure(self, line: OutputLine) -> None:
         self.num_failed += 1
-        self._bar.set_postfix(failed=self.num_failed, refresh=False)
         if not self._first_failure:
             name = repr(line.custom_id) if line.custom_id else line.id
             self._first_failure = f"{name}: {escape(line.describe_failure())}"

@@ -57,8 +57,13 @@ class OutputLine(msgspec.Struct):
         if self.error is not None:
             return self.error.message
         assert self.response is not None, "a line has a response or an error"
-        reason = read_reason(bytes(self.response.body))
-        return f"HTTP {self.response.status_code}{': ' if reason else ''}{reason}"
+        return describe_status(self.response.status_code, bytes(self.response.body))
+
+
+def describe_status(status: int, body: bytes) -> str:
+    """Return a few words about an answer that is an error."""
+    reason = read_reason(body)
+    return f"HTTP {status}{': ' if reason else ''}{reason}"
 
 
 def name_line(line: InputLine) -> str:

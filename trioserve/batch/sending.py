@@ -13,8 +13,15 @@ import trio
 
 from ..load.client import FAILURES, describe
 from .askers import Asker, ServerGone, WholeAnswer
-from .record import ErrorPart, OutputLine, ResponsePart, name_line
+from .record import (
+    ErrorPart,
+    OutputLine,
+    ResponsePart,
+    describe_status,
+    name_line,
+)
 from .request import BatchRequest
+from .waits import Waits
 
 # Refused for now: the server is full, restarts, or has a limit for this key.
 _REFUSED: Final = (429, 503)
@@ -29,7 +36,7 @@ _MOST_FAULTS: Final = 3
 _MOST_FAILURES: Final = 10
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 10.0
-# A server that asks for more is asked earlier: a batch must not sleep for days in silence.
+# A server that asks for more is asked earlier: a batch must not sleep for days.
 _LONGEST_WAIT: Final = 60.0
 
 _SECONDS: Final = re.compile(rb"\d{1,6}(\.\d+)?")
@@ -94,14 +101,20 @@ class Sender:
 
     Args:
       check: called when no answer comes for too long; raises if none will come.
+      waits: gets the requests that wait to be sent again.
     """
 
     def __init__(
-        self, asker: Asker, slots: Slots, check: Callable[[], Awaitable[None]]
+        self,
+        asker: Asker,
+        slots: Slots,
+        check: Callable[[], Awaitable[None]],
+        waits: Waits,
     ) -> None:
         self._asker = asker
         self._slots = slots
         self._check = check
+        self._waits = waits
 
     async def send(self, request: BatchRequest) -> OutputLine:
         """Return the line that answers a request.
@@ -130,11 +143,13 @@ class Sender:
         while True:
             try:
                 answer = await self._slots.run(send)
-            except FAILURES:
+            except FAILURES as error:
                 tries.failures += 1
                 if tries.failures >= _MOST_FAILURES:
                     raise
-                await trio.sleep(_choose_pause(tries.failures))
+                await self._wait(
+                    _choose_pause(tries.failures), f"no answer, {describe(error)}"
+                )
                 continue
             if answer.status == 401:
                 # It would be the answer to each line that is left.
@@ -147,6 +162,10 @@ class Sender:
                 seconds = _choose_pause(tries.faults)
             else:
                 return answer
+            await self._wait(seconds, describe_status(answer.status, answer.body))
+
+    async def _wait(self, seconds: float, reason: str) -> None:
+        with self._waits.count(seconds, reason):
             await trio.sleep(seconds)
 
 

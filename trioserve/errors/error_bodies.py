@@ -8,7 +8,7 @@ import json
 def read_reason(body: bytes) -> str:
     """Return the message in the body of an error; "" if there is none."""
     try:
-        content = json.loads(body)
+        content = json.loads(body, strict=False)
     except (ValueError, RecursionError):
         return ""
     if not isinstance(content, dict):
