@@ -83,6 +83,7 @@ ONLY_IN: dict[str, set[str]] = {
     "tqdm": {"batch", "load"},
     "opentelemetry": {"http"},
     "prompt_toolkit": {"chat"},
+    "socksio": {"chat"},
     "rich": {"chat"},
     "markdown_it": {"chat"},
 }

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
-import re
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import trio
@@ -202,48 +199,6 @@ async def test_a_unix_socket_is_asked(tmp_path: Path) -> None:
         server.answers["/chat/completions"] = make_answer(make_events("Hi", END))
         pieces = await ask(RemoteConfig(uds=str(path)))
     assert "".join(piece.text for piece in pieces) == "Hi"
-
-
-@pytest.mark.parametrize(
-    ("before", "secret"),
-    [("", None), ("http://", None), ("http://", "me:a b@"), ("", "me:ä:/")],
-)
-async def test_a_proxy_of_the_environment_is_asked(
-    canned: CannedServer,
-    monkeypatch: pytest.MonkeyPatch,
-    before: str,
-    secret: str | None,
-) -> None:
-    place = canned.url.removeprefix("http://")
-    if secret is not None:
-        user, _, password = secret.partition(":")
-        place = f"{user}:{quote(password, safe='')}@{place}"
-    monkeypatch.setenv("http_proxy", before + place)
-    monkeypatch.delenv("no_proxy", raising=False)
-    canned.answers["/chat/completions"] = make_answer(make_events("Hi", END))
-    pieces = await ask(RemoteConfig(url="http://model.test"))
-    assert "".join(piece.text for piece in pieces) == "Hi"
-    for head, _ in canned.requests:
-        assert " http://model.test/v1/" in head
-        found = re.search("Proxy-Authorization: Basic (.*)\r", head)
-        if secret is None:
-            assert found is None
-        else:
-            assert found is not None
-            assert base64.b64decode(found[1]) == secret.encode()
-
-
-@pytest.mark.parametrize(
-    "proxy", ["socks5://me:secret@127.0.0.1:1", "http://", "http://h:99999", "ü:1"]
-)
-async def test_a_proxy_that_cannot_be_used_is_explained(
-    monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
-    monkeypatch.setenv("http_proxy", proxy)
-    monkeypatch.delenv("no_proxy", raising=False)
-    message = await fail(RemoteConfig(url="http://model.test"))
-    assert message.startswith("http_proxy in the environment is no proxy")
-    assert "secret" not in message
 
 
 async def test_half_a_character_can_be_sent(canned: CannedServer) -> None:

@@ -9,16 +9,13 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     contextmanager,
-    suppress,
 )
-from ipaddress import ip_address
 import json
 import os
 import socket
 import ssl
 from typing import Final, NoReturn
-from urllib.parse import unquote_to_bytes, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
 import httpcore2
 import msgspec
@@ -28,6 +25,7 @@ from ..config.remote import find_netloc
 from ..errors.error_bodies import read_reason
 from .answers import Answerer, AnswerFailed, Message, Piece
 from .events import EventReader
+from .proxy import Route, find_route
 
 _CONNECT_SECONDS: Final = 10.0
 _LIST_SECONDS: Final = 30.0
@@ -65,6 +63,7 @@ class RemoteModel:
       pool: opens connections.
       base: the address, up to /v1.
       key: None sends none.
+      route: of the pool.
 
     Attributes:
       where: the server, for messages.
@@ -76,6 +75,7 @@ class RemoteModel:
         base: str,
         where: str,
         key: str | None,
+        route: Route,
     ) -> None:
         self.name = ""
         self.takes_images: bool | None = None
@@ -83,6 +83,7 @@ class RemoteModel:
         self._pool = pool
         self._base = base
         self._key = key
+        self._route = route
 
     async def choose(self, name: str | None) -> None:
         """Choose a model of the server.
@@ -177,6 +178,11 @@ class RemoteModel:
             yield
         except _CONNECTION_ERRORS as error:
             raise AnswerFailed(self._explain(error, has_begun)) from None
+        except self._route.failures:
+            raise AnswerFailed(
+                f"the proxy of {self._route.variable} in the environment does not speak "
+                "SOCKS 5"
+            ) from None
 
     def _explain(self, error: Exception, has_begun: bool) -> str:
         cause: BaseException | None = error
@@ -199,6 +205,11 @@ class RemoteModel:
                 reason = cause.strerror or str(cause)
         if has_begun:
             return f"{self.where} ended in the middle of the answer: {reason}"
+        if self._route.variable:
+            return (
+                f"no server answers at {self.where}, asked through the proxy of "
+                f"{self._route.variable} in the environment: {reason}"
+            )
         return (
             f"no server answers at {self.where}: {reason}; start one by `trioserve "
             "serve`, or name it by --url"
@@ -263,17 +274,19 @@ async def open_remote(
     Raises:
       InvalidConfig: the file with the key or the certificates cannot be read.
       AnswerFailed: the server or the proxy cannot be asked, or has no such model.
+      MissingExtra: as find_route.
     """
     key = config.read_key()
+    route = find_route(config)
     async with httpcore2.AsyncConnectionPool(
         ssl_context=config.make_tls(),
         uds=config.uds,
-        proxy=_find_proxy(config),
+        proxy=route.proxy,
         # A server may have closed a connection by the next question.
         max_keepalive_connections=0,
     ) as pool:
         where = config.uds or config.url.rstrip("/")
-        remote = RemoteModel(pool, find_base(config.url), where, key)
+        remote = RemoteModel(pool, find_base(config.url), where, key, route)
         await remote.choose(model)
         yield remote
 
@@ -284,50 +297,11 @@ def find_base(url: str) -> str:
     return f"{scheme}://{find_netloc(url)}{find_base_path(url)}/v1"
 
 
-def _find_proxy(config: RemoteConfig) -> httpcore2.Proxy | None:
-    """Return the proxy that the environment names for the address; None for this machine."""
-    parts = urlsplit(config.url)
-    host = parts.hostname or ""
-    if config.uds is not None or _is_loopback(host) or proxy_bypass(host):
-        return None
-    url = getproxies().get(parts.scheme)
-    return None if url is None else _make_proxy(url, f"{parts.scheme}_proxy")
-
-
-def _make_proxy(url: str, variable: str) -> httpcore2.Proxy:
-    """Return the proxy at an address; like curl, it takes one without http://.
-
-    Raises:
-      AnswerFailed: the address is wrong; the message is silent about a password in it.
-    """
-    url = url if "://" in url else f"http://{url}"
-    with suppress(ValueError):
-        parts = urlsplit(url)
-        is_whole = url.isascii() and bool(parts.hostname) and parts.port != 0
-        if is_whole and parts.scheme in ("http", "https"):
-            auth = None
-            if parts.username is not None:
-                password = unquote_to_bytes(parts.password or "")
-                auth = (unquote_to_bytes(parts.username), password)
-            return httpcore2.Proxy(url, auth=auth)
-    raise AnswerFailed(
-        f"{variable} in the environment is no proxy that chat can use: it must be like "
-        "http://127.0.0.1:3128"
-    )
-
-
 def _find_cause(error: BaseException) -> BaseException | None:
     """Return the error below another one; trio has one for each address of a host."""
     if isinstance(error, BaseExceptionGroup):
         return error.exceptions[0]
     return error.__cause__ or error.__context__
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _read_body(answer: httpcore2.Response, most: int) -> bytes:
