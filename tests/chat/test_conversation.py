@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-import json
 from pathlib import Path
 
 import pytest
@@ -126,32 +125,6 @@ def test_wrong_pictures_are_refused(
     blind = open_commands(conversation, takes_images=False)
     assert blind.run(f"/image {path}").text == "tiny takes no pictures"
     assert conversation.images == []
-
-
-def test_a_conversation_is_saved(
-    conversation: Conversation, commands: SlashCommands, tmp_path: Path
-) -> None:
-    assert commands.run(f"/save {tmp_path}/a.md").text == "there is nothing to save yet"
-    commands.run("/system be brief")
-    talk(conversation, "a?", "a. \ud800\n")
-    assert not commands.run(f"/save {tmp_path}/a.md").is_error
-    assert (tmp_path / "a.md").read_text() == (
-        "## System\n\nbe brief\n\n## User\n\na?\n\n## Assistant\n\na. ?\n"
-    )
-    talk(conversation, "b?", "b.")
-    # This conversation's own file may be replaced, and no other one.
-    assert not commands.run(f"/save {tmp_path}/a.md").is_error
-    assert "b?" in (tmp_path / "a.md").read_text()
-    other = open_commands(conversation)
-    assert "exists already" in other.run(f"/save {tmp_path}/a.md").text
-    assert "cannot write" in commands.run(f"/save {tmp_path}/no/a.md").text
-    assert commands.run("/save").is_error
-    conversation.undo()
-    commands.run("/regenerate")
-    conversation.answer("é")
-    commands.run(f"/save {tmp_path}/a.json")
-    saved = json.loads((tmp_path / "a.json").read_text())
-    assert saved == {"messages": conversation.write()}
 
 
 def test_sampling_is_set(commands: SlashCommands) -> None:

@@ -63,6 +63,10 @@ async def test_a_conversation(tokenizer_folder: Path, tmp_path: Path) -> None:
         terminal.type(f"/save {tmp_path}/a.md\r")
         terminal.wait_text("saved as")
         terminal.wait_prompt()
+        # The tabulator completes the command, and then the file.
+        terminal.type(f"/lo\t {tmp_path}/a\t\r")
+        terminal.wait_text("loaded 1 question with its answer")
+        terminal.wait_prompt()
         terminal.type("unfinished" + CTRL_C)
         terminal.wait_text("Ctrl-D or /exit ends")
         terminal.wait_prompt()

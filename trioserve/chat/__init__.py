@@ -7,8 +7,9 @@ server. The doors are read_chat_config and run_chat.
 config        the options, and which of them exclude each other
 answers       what gives answers, and their pieces
 embedded      answers of an engine that is opened here
-remote        answers of a server that speaks OpenAI's API; `events` reads its streams
-conversation  the messages; `images` reads pictures, and `saving` writes files
+remote        answers of a server that speaks OpenAI's API; `events` reads its streams, and
+              `proxy` finds the way to it
+conversation  the messages; `images` reads pictures, `saving` and `restoring` whole files
 pipe          one question from a pipe, one answer to a pipe
 command       the way in: a pipe or a terminal
 """

@@ -6,6 +6,7 @@ ask --> answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,19 @@ class Conversation:
         self.turns.clear()
         self.images.clear()
         self._asked = self._dropped = None
+
+    def replace(
+        self, system: str, turns: Sequence[Turn], unanswered: Question | None
+    ) -> None:
+        """Go on with another conversation.
+
+        Args:
+          unanswered: its last question, if that has no answer; ask_again asks it.
+        """
+        self.clear()
+        self.system = system
+        self.turns.extend(turns)
+        self._dropped = unanswered
 
     def write(self) -> list[dict[str, Any]]:
         """Return the messages in OpenAI's form, the open question included."""

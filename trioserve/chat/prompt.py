@@ -29,7 +29,7 @@ import trio
 _PROMPT: Final = FormattedText([("bold", "> ")])
 _CONTINUATION: Final = FormattedText([("", "  ")])
 
-_TAKES_PATH: Final = ("/image ", "/save ")
+_TAKES_PATH: Final = ("/image ", "/load ", "/save ")
 
 
 class Interrupted(Exception):

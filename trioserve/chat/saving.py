@@ -1,16 +1,31 @@
-"""A conversation in a file: Markdown to read, or JSON in OpenAI's form."""
+"""A conversation to a file: Markdown to read, or JSON in OpenAI's form; `restoring` reads both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 import json
 from pathlib import Path
+import re
+from typing import Final
 
+from ..errors import make_line
 from .conversation import Conversation
+
+# The lines of Markdown that divide a conversation. Where a text has such a line itself, it gets
+# a backslash, which Markdown does not show.
+DIVIDER: Final = re.compile(
+    r"^(?P<slashes>\\*)(## (?P<role>System|User|Assistant)|\(picture: (?P<name>.*)\))$",
+    re.MULTILINE,
+)
 
 
 class NotSaved(Exception):
     """Raised when a file cannot be written; the message is a sentence."""
+
+
+def is_json(file: Path) -> bool:
+    """Return whether the ending of a name chooses JSON."""
+    return file.suffix.lower() == ".json"
 
 
 def save(conversation: Conversation, path: str, *, may_replace: bool) -> Path:
@@ -21,8 +36,7 @@ def save(conversation: Conversation, path: str, *, may_replace: bool) -> Path:
     """
     try:
         file = Path(path).expanduser().absolute()
-        is_json = file.suffix.lower() == ".json"
-        text = _write_json(conversation) if is_json else _write_markdown(conversation)
+        text = (_write_json if is_json(file) else _write_markdown)(conversation)
         mode = "w" if may_replace else "x"
         with file.open(mode, encoding="utf-8", errors="replace") as opened:
             opened.write(text)
@@ -46,9 +60,13 @@ def _write_markdown(conversation: Conversation) -> str:
 
 def _list_paragraphs(conversation: Conversation) -> Iterator[str]:
     if conversation.system:
-        yield f"## System\n\n{conversation.system}\n"
+        yield f"## System\n\n{_escape(conversation.system)}\n"
     for turn in conversation.turns:
-        yield f"## User\n\n{turn.question.text}\n"
+        yield f"## User\n\n{_escape(turn.question.text)}\n"
         for image in turn.question.images:
-            yield f"(picture: {image.name})\n"
-        yield f"## Assistant\n\n{turn.answer.strip()}\n"
+            yield f"(picture: {make_line(image.name)})\n"
+        yield f"## Assistant\n\n{_escape(turn.answer.strip())}\n"
+
+
+def _escape(text: str) -> str:
+    return DIVIDER.sub(r"\\\g<0>", text)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-import shlex
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from ..config import list_options
 from ..errors import InvalidConfig
 from .config import SamplingConfig
-from .conversation import Conversation
+from .conversation import Conversation, Question
 from .images import ImageRefused, read_image
+from .restoring import NotRestored, Restored, restore
+from .sampling import change_sampling
 from .saving import NotSaved, save
 
 # What the program does after a command.
@@ -124,6 +124,12 @@ class SlashCommands:
                 run=self._save,
             ),
             SlashCommand(
+                name="load",
+                argument="FILE",
+                summary="go on with a conversation that /save has written",
+                run=self._load,
+            ),
+            SlashCommand(
                 name="clear", summary="begin a new conversation", run=self._clear
             ),
             SlashCommand(
@@ -181,14 +187,13 @@ class SlashCommands:
         question = self._conversation.undo()
         if question is None:
             return _fail("there is no question yet")
-        first = question.text.strip().split("\n")[0]
-        return Outcome(text=f"forgotten: {first[:60]}")
+        return Outcome(text=f"forgotten: {_shorten(question)}")
 
     def _set(self, words: str) -> Outcome:
         if words:
             name, _, text = words.partition(" ")
             try:
-                self.sampling = _change(self.sampling, name, text.strip())
+                self.sampling = change_sampling(self.sampling, name, text.strip())
             except InvalidConfig as error:
                 return _fail(str(error).removeprefix("--"))
         given = self.sampling.list_given()
@@ -209,39 +214,41 @@ class SlashCommands:
         self._saved.add(file)
         return Outcome(text=f"saved as {path}")
 
+    def _load(self, path: str) -> Outcome:
+        if not path:
+            return _fail("name a file: /load FILE")
+        path = _unquote(path)
+        try:
+            restored = restore(path)
+        except NotRestored as error:
+            return _fail(str(error))
+        if restored.has_images and self._takes_images is False:
+            return _fail(f"{path} has pictures, and {self._model} takes none")
+        self._conversation.replace(restored.system, restored.turns, restored.unanswered)
+        # The conversation goes on there.
+        self._saved.add(Path(path).expanduser().absolute())
+        return Outcome(text=_describe_restored(restored))
+
     def _clear(self, _: str) -> Outcome:
         self._conversation.clear()
         return Outcome(text="a new conversation")
 
 
-def _change(sampling: SamplingConfig, name: str, text: str) -> SamplingConfig:
-    """Return sampling with another value of an option.
-
-    Raises:
-      InvalidConfig: there is no such option, or the value is wrong.
-    """
-    options = {option.name: option for option in list_options(SamplingConfig)}
-    option = options.get(name.removeprefix("--").replace("-", "_"))
-    if option is None:
-        names = ", ".join(options)
-        raise InvalidConfig(name, f"there is no such option; there are {names}")
-    if not text:
-        raise InvalidConfig(option.name, "name a value, or none")
-    is_unset = text.lower() == "none"
-    value: Any = option.default if is_unset else _read_value(option.name, text)
-    if not is_unset:
-        value = option.read(value)
-    changed: dict[str, Any] = {option.name: value}
-    return replace(sampling, **changed)
+def _describe_restored(restored: Restored) -> str:
+    number = len(restored.turns)
+    what = "question with its answer" if number == 1 else "questions with their answers"
+    lines = [f"loaded {number} {what}"]
+    if restored.unanswered is not None:
+        lines.append("the last question has no answer; /regenerate asks it")
+    else:
+        lines.append(f"the last question: {_shorten(restored.questions[-1])}")
+    if restored.num_lost_images:
+        lines.append("its pictures are left out: a Markdown file has only their names")
+    return "\n".join(lines)
 
 
-def _read_value(name: str, text: str) -> str | list[str]:
-    if name != "stop":
-        return text
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise InvalidConfig(name, str(error)) from None
+def _shorten(question: Question) -> str:
+    return question.text.strip().split("\n")[0][:60]
 
 
 def _unquote(path: str) -> str:
