@@ -346,7 +346,9 @@ def test_a_word_of_simulate_belongs_to_no_option(
 ) -> None:
     assert command.main(["simulate", "MODEL"]) == 2
     error = capsys.readouterr().err
-    assert error == "trioserve: simulate: 'MODEL' is not an option\n"
+    assert error == (
+        "trioserve: simulate: 'MODEL' is not an option; trioserve simulate --help lists them\n"
+    )
 
 
 def test_engine_options_exclude_those_of_the_socket() -> None:

@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batch": SHARED | {"engine", "load", "startup"},
     "commands": SHARED
     | {"batch", "chat", "kernels", "load", "pipeline", "processes", "simulation"}
-    | {"startup", "top", "weights"},
+    | {"_version", "startup", "top", "weights"},
     "__main__": {"_version", "commands", "errors"},
     "__init__": SHARED | {"_version", "frontend", "startup"},
     "testing": SHARED

@@ -26,6 +26,7 @@ NOBODY = "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["in", "out"], "--input-file: is missing: run-batch -i FILE -o FILE"),
         (["-i", "in"], "--output-file: is missing: run-batch -i FILE -o FILE"),
         (["-i", "in", "-o", "out.gz"], "--output-file: is written without compression"),
         (["-i", "no", "-o", "out"], "--input-file: cannot read no"),

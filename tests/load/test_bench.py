@@ -110,7 +110,12 @@ async def test_a_trace_is_replayed(tokenizer_folder: Path, tmp_path: Path) -> No
     [
         (["serve"], "--url: is missing"),
         (["serve", "--url", "127.0.0.1"], "--url: '127.0.0.1' is not"),
-        (["serve", "--url", "http://127.0.0.1:1"], "127.0.0.1:1 (http://127.0.0.1:1)"),
+        (
+            ["serve", "--url", "http://127.0.0.1:1"],
+            "127.0.0.1:1 (http://127.0.0.1:1): no server answers: Connection refused",
+        ),
+        (["serve", "http://127.0.0.1:1"], "write --url http://127.0.0.1:1"),
+        (["serve", "--url", "http://a", "http://a"], "; write LABEL=URL for each"),
         (["serve", "--compare", "no.json"], "--compare: "),
         (["serve", "--url", "http://a", "--plot", "no/p.png"], "--plot: no is not a"),
         (["serve", "--concurrency", "0"], "--concurrency: takes"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from trioserve.config.remote import find_netloc
+from trioserve.config.remote import find_base_path, find_netloc
 from trioserve.load.client import Connection
 from trioserve.load.generation.load import Load
 from trioserve.load.generation.measure import measure
@@ -73,3 +73,10 @@ async def test_the_host_field_is_ascii() -> None:
 )
 def test_the_host_and_port_of_an_address(url: str, netloc: str) -> None:
     assert find_netloc(url) == netloc
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/completions"]
+)
+def test_people_write_more_or_less_of_the_path(path: str) -> None:
+    assert find_base_path(f"http://127.0.0.1:8000/proxy{path}") == "/proxy"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-import ssl
 from typing import Protocol
 
 from ..config import RemoteConfig
 from ..errors import StartupError
-from ..load.client import FAILURES, Answer, Connection, describe
+from ..errors.connections import explain_no_answer
+from ..load.client import FAILURES, Answer, Connection
 
 
 class WholeAnswer(Protocol):
@@ -65,12 +65,8 @@ class RemoteAsker:
         """
         try:
             answer = await self._ask("GET", "/v1/models", b"")
-        except ssl.SSLError as error:
-            raise ServerGone(f"no TLS with {self.where}: {error}") from None
         except FAILURES as error:
-            raise ServerGone(
-                f"no server answers at {self.where}: {describe(error)}"
-            ) from None
+            raise ServerGone(explain_no_answer(self.where, error)) from None
         # Other statuses are those of servers that do not list their models.
         if answer.status == 401:
             raise StartupError(self._config.explain_unknown_key())

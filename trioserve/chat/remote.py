@@ -11,8 +11,6 @@ from contextlib import (
     contextmanager,
 )
 import json
-import os
-import socket
 import ssl
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -22,6 +20,7 @@ import msgspec
 
 from ..config import RemoteConfig, find_base_path
 from ..config.remote import find_netloc
+from ..errors.connections import explain_connection, explain_no_answer, find_cause
 from ..errors.error_bodies import read_reason
 from .answers import Answerer, AnswerFailed, Message, Piece
 from .events import EventReader
@@ -185,35 +184,15 @@ class RemoteModel:
             ) from None
 
     def _explain(self, error: Exception, has_begun: bool) -> str:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                return (
-                    f"the certificate of {self.where} is not trusted: "
-                    f"{cause.verify_message} (--tls-cafile names others)"
-                )
-            if isinstance(cause, ssl.SSLError):
-                return f"{self.where} speaks no TLS: {cause.reason}"
-            if isinstance(cause, OSError) and cause.errno is not None:
-                break
-            cause = _find_cause(cause)
-        reason = str(error) or type(error).__name__
-        if isinstance(cause, OSError) and cause.errno is not None:
-            reason = os.strerror(cause.errno)
-            # Its numbers are its own.
-            if isinstance(cause, socket.gaierror):
-                reason = cause.strerror or str(cause)
         if has_begun:
+            reason = explain_connection(error)
             return f"{self.where} ended in the middle of the answer: {reason}"
-        if self._route.variable:
+        if self._route.variable and not isinstance(find_cause(error), ssl.SSLError):
             return (
                 f"no server answers at {self.where}, asked through the proxy of "
-                f"{self._route.variable} in the environment: {reason}"
+                f"{self._route.variable} in the environment: {explain_connection(error)}"
             )
-        return (
-            f"no server answers at {self.where}: {reason}; start one by `trioserve "
-            "serve`, or name it by --url"
-        )
+        return explain_no_answer(self.where, error)
 
     def _refuse(self, status: int, body: bytes) -> AnswerFailed:
         if status in (401, 403):
@@ -295,13 +274,6 @@ def find_base(url: str) -> str:
     """Return the address of a server up to /v1, in ASCII; RemoteConfig has checked it."""
     scheme = urlsplit(url).scheme
     return f"{scheme}://{find_netloc(url)}{find_base_path(url)}/v1"
-
-
-def _find_cause(error: BaseException) -> BaseException | None:
-    """Return the error below another one; trio has one for each address of a host."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.exceptions[0]
-    return error.__cause__ or error.__context__
 
 
 async def _read_body(answer: httpcore2.Response, most: int) -> bytes:

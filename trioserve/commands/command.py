@@ -70,12 +70,17 @@ class Command:
             raise SystemExit(write_output(self._describe(config, line.help_word)))
         if len(line.words) > self.max_words:
             word = line.words[self.max_words]
-            raise StartupError(f"{self.name}: {word!r} is not an option")
+            raise StartupError(f"{self.name}: {word!r} {self._refuse_word(word)}")
         for word in line.words:
             if self.choices and word not in self.choices:
                 choices = ", ".join(self.choices)
                 raise StartupError(f"{self.name}: {word!r} is not one of {choices}")
         return line
+
+    def _refuse_word(self, word: str) -> str:
+        if "--url" in self.synopsis and word.startswith(("http://", "https://")):
+            return f"belongs behind --url: write --url {word}"
+        return f"is not an option; trioserve {self.name} --help lists them"
 
     @property
     def takes_model(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import json
 from typing import TYPE_CHECKING, Final
 
+from .._version import __version__
 from .command import Command
 from .output import write_output
 
@@ -34,7 +35,7 @@ class EnvConfig:
 def _run(line: CommandLine) -> int:
     from ..kernels.machine import describe_machine
 
-    facts = describe_machine()
+    facts = {"trioserve": __version__, **describe_machine()}
     if line.values.get("json"):
         return write_output(json.dumps(facts, indent=2) + "\n")
     width = max(map(len, facts))

@@ -80,13 +80,14 @@ def _write_rows(models: list[CachedModel]) -> list[str]:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_at))
         # Names of folders may control the terminal.
         name = escape(model.name)
-        rows.append(f"{name.ljust(width)}  {_write_size(model)}  {used}\n")
-    total = sum(model.size_bytes for model in models) / 2**30
-    return [*rows, f"{len(models)} models, {total:.2f} GiB\n"]
+        rows.append(f"{name.ljust(width)}  {_write_size(model.size_bytes)}  {used}\n")
+    total = _write_size(sum(model.size_bytes for model in models)).strip()
+    plural = "" if len(models) == 1 else "s"
+    return [*rows, f"{len(models)} model{plural}, {total}\n"]
 
 
-def _write_size(model: CachedModel) -> str:
-    mebibytes = model.size_bytes / 2**20
+def _write_size(num_bytes: int) -> str:
+    mebibytes = num_bytes / 2**20
     if mebibytes >= 1024:
         return f"{mebibytes / 1024:5.2f} GiB"
     return f"{mebibytes:5.1f} MiB"
@@ -109,7 +110,9 @@ def _remove(line: CommandLine) -> int:
     for model in chosen:
         users = find_users(model)
         remove_cached_model(model)
-        write_output(f"removed {escape(model.name)} ({_write_size(model).strip()})\n")
+        write_output(
+            f"removed {escape(model.name)} ({_write_size(model.size_bytes).strip()})\n"
+        )
         if users:
             processes = ", ".join(map(str, users))
             write_output(
@@ -128,7 +131,7 @@ def _ask(models: list[CachedModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise StartupError("models rm: there is no terminal to ask on; write --yes")
     for model in models:
-        row = f"{model.name}  {_write_size(model).strip()}  {model.folder}"
+        row = f"{model.name}  {_write_size(model.size_bytes).strip()}  {model.folder}"
         write_output(f"{escape(row)}\n")
     write_output("Remove? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

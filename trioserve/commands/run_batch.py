@@ -43,6 +43,10 @@ def _run(line: CommandLine) -> int:
     from ..config import build_config
     from ..observe.log_lines import set_up_logging
 
+    # Before the words are read as a model: people write the two files without their flags.
+    for name in ("input_file", "output_file"):
+        if name not in line.values:
+            raise InvalidConfig(name, "is missing: run-batch -i FILE -o FILE")
     values: dict[str, Any] = line.values | name_model(line)
     is_remote = "url" in values or "uds" in values
     if is_remote:

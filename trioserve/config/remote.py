@@ -13,8 +13,12 @@ from .paths import FilePath
 
 
 def find_base_path(url: str) -> str:
-    """Return the path of an address up to /v1, which people may write or leave out."""
-    return urlsplit(url).path.rstrip("/").removesuffix("/v1")
+    """Return the path of an address up to /v1, which people may write or leave out.
+
+    Some write the path of an endpoint, too.
+    """
+    path = urlsplit(url).path.rstrip("/").removesuffix("/completions")
+    return path.removesuffix("/chat").removesuffix("/v1")
 
 
 def find_ascii_host(url: str) -> str:

@@ -17,7 +17,7 @@ from .library import NoKernels, find_instruction_sets, open_library
 from .threads import count_threads
 
 _PACKAGES = (
-    *("trioserve", "torch", "transformers", "tokenizers", "safetensors", "trio"),
+    *("torch", "transformers", "tokenizers", "safetensors", "trio"),
     *("hypercorn", "quart", "quart-trio", "huggingface_hub", "llguidance", "numpy"),
 )
 
@@ -45,8 +45,7 @@ def describe_machine(environment: Mapping[str, str] = os.environ) -> dict[str, s
     facts["kernels"] = _find_kernels()
     facts["threads"] = f"{count_threads()} of {os.cpu_count()} cores"
     facts["memory"] = (
-        f"{_read('/proc/meminfo', 'MemTotal')}, "
-        f"available {_read('/proc/meminfo', 'MemAvailable')}"
+        f"{_read_memory('MemTotal')}, available {_read_memory('MemAvailable')}"
     )
     facts["cgroup limit"] = _read_cgroup()
     facts["gpu"] = _list_gpus()
@@ -83,11 +82,22 @@ def _read(path: str, key: str) -> str:
     return next(found, "").partition(":")[2].strip()
 
 
+def _read_memory(key: str) -> str:
+    """Return a figure of the system, such as "15.6 GiB"."""
+    number = _read("/proc/meminfo", key).partition(" ")[0]
+    return _write_size(int(number) * 2**10) if number.isdigit() else "unknown"
+
+
 def _read_cgroup() -> str:
     try:
-        return Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return "none"
+    return _write_size(int(limit)) if limit.isdigit() else limit
+
+
+def _write_size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def _list_gpus() -> str:

@@ -17,6 +17,7 @@ import trio
 from ..config import find_base_path
 from ..config.remote import find_ascii_host, find_netloc
 from ..errors import make_line
+from ..errors.connections import explain_connection
 from ..errors.error_bodies import read_reason
 
 # Without a pause, a server that refuses all requests would get them in a tight loop.
@@ -52,6 +53,8 @@ FAILURES = (
 
 def describe(error: BaseException) -> str:
     """Describe an error in one line."""
+    if isinstance(error, (OSError, trio.BrokenResourceError)):
+        return explain_connection(error)
     return str(error) or type(error).__name__
 
 

@@ -65,7 +65,9 @@ def read_servers(
         )
     labels = [server.label for server in servers]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"labels must differ: {', '.join(labels)}")
+        raise ValueError(
+            f"labels must differ: {', '.join(labels)}; write LABEL=URL for each"
+        )
     return servers
 
 

@@ -73,10 +73,11 @@ class Throughput:
         }
         if load.as_json:
             return json.dumps({**figures, "seconds_by_round": self.seconds}) + "\n"
+        plural = "" if load.rounds == 1 else "s"
         each = ", ".join(f"{seconds:.2f}" for seconds in self.seconds)
         return (
             f"{load.requests} requests of {load.input_tokens} tokens in and "
-            f"{load.output_tokens} out, median of {load.rounds} rounds ({each} s):\n"
+            f"{load.output_tokens} out, median of {load.rounds} round{plural} ({each} s):\n"
             f"  requests/s       {figures['requests_per_second']:10.2f}\n"
             f"  output tokens/s  {figures['output_tokens_per_second']:10.1f}\n"
             f"  all tokens/s     {figures['total_tokens_per_second']:10.1f}\n"

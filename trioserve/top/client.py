@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from ..config import RemoteConfig, find_base_path
+from ..errors.connections import explain_no_answer
 from ..errors.error_bodies import read_reason
 
 T = TypeVar("T")
@@ -129,21 +130,8 @@ class Client:
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             body = answer.read(_MAX_BYTES)
-        except ssl.SSLCertVerificationError as error:
-            raise TopError(
-                f"the certificate of {self._config.url} is not trusted: "
-                f"{error.verify_message} (--tls-cafile names others)"
-            ) from None
-        except ssl.SSLError as error:
-            raise TopError(
-                f"{self._config.url} speaks no TLS: {error.reason}"
-            ) from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or repr(error)
-            raise TopError(
-                f"no server answers at {self._config.where}: {reason}; start one by "
-                "`trioserve serve`, or name it by --url or --uds"
-            ) from None
+            raise TopError(explain_no_answer(self._config.where, error)) from None
         finally:
             connection.close()
         self._check(answer.status, body)

@@ -14,7 +14,7 @@ import trio
 from ...config.checks import check_at_least, check_seconds
 from ...config.paths import FilePath
 from ...errors import InvalidConfig
-from ..client import FAILURES, Connection, RequestRefused, describe
+from ..client import FAILURES, Connection, RequestFailed, RequestRefused, describe
 from ..measured_servers import Server, ServerUnusable, fetch_model, has_path
 from ..texts import write_words
 from .answers import stream_answer
@@ -192,8 +192,11 @@ async def learn_dialect(server: Server, load: Load) -> Dialect:
                 )
                 if await _understands(connection, load, dialect, server.turn):
                     return dialect
-        except FAILURES as error:
+        except (RequestFailed, msgspec.DecodeError) as error:
             raise ServerUnusable(server, describe(error)) from error
+        except FAILURES as error:
+            reason = f"no server answers: {describe(error)}"
+            raise ServerUnusable(server, reason) from error
     raise AssertionError("the plainest request is understood, or raises")
 
 
