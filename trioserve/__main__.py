@@ -8,8 +8,9 @@ and a stage elsewhere.
 Exit codes: 0 after a requested stop, 1 if `top` or `chat` gets no answer of its server or model
 or lines of `run-batch` failed, 2 for a mistake that the user can correct (a wrong option, a model
 that cannot be found), 3 if the engine failed or a batch could not be finished, 128 + N if a second
-signal N cut the drain short, or the signal N ended `chat` or `run-batch`. A signal that comes before
-the server has begun to load a model kills the process, which shells report as 128 + N, too.
+signal N cut the drain short, or the signal N ended `chat`, `run-batch` or `bench serve`. A signal
+that comes before the server has begun to load a model kills the process, which shells report as
+128 + N, too.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ async def test_a_server_that_never_answers_ends_with_the_time_limit() -> None:
             nursery.cancel_scope.cancel()
     assert report.is_cut
     assert report.servers == ()
-    assert "cut by --timeout" in render_report(report)
+    assert "cut short by --timeout" in render_report(report)
 
 
 async def test_a_duration_bounds_a_level_instead_of_a_count(

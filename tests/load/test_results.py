@@ -6,6 +6,9 @@ from dataclasses import replace
 import json
 from pathlib import Path
 import resource
+import signal
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -34,21 +37,53 @@ async def report(tokenizer_folder: Path) -> Report:
             return await measure(LOAD, read_servers([f"fake={server.url}"]))
 
 
+COMMAND = [sys.executable, "-m", "trioserve", "bench", "serve"]
+
+
 async def test_figures_are_printed_if_their_files_cannot_be_written(
-    tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: Path,
 ) -> None:
+    files = ["--json", "/dev/full", "--plot", "/dev/full"]
     async with open_fake_server(tokenizer_folder) as server:
-        arguments = ["bench", "serve", "--url", f"fake={server.url}", *FLAGS]
-        files = ["--json", "/dev/full", "--plot", "/dev/full"]
+        command = [*COMMAND, "--url", f"fake={server.url}", *FLAGS, *files]
         with trio.fail_after(60):
-            code = await trio.to_thread.run_sync(main, [*arguments, *files])
-    out, err = capsys.readouterr()
-    assert code == 2
+            done = await trio.run_process(
+                command, capture_stdout=True, capture_stderr=True, check=False
+            )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 2
     assert "tok/s" in out and f"fake: {server.url}" in out
     assert err == (
         "trioserve: --json: cannot write /dev/full: No space left on device\n"
         "trioserve: --plot: cannot write /dev/full: No space left on device\n"
     )
+
+
+async def test_an_interrupted_run_shows_the_rounds_that_have_ended(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved.json"
+    flags = ["--concurrency", "1", "2", "--duration", "1.5", "--warmup", "0"]
+    flags += ["--input-words", "2", "--output-tokens", "3", "--json", str(saved)]
+    async with open_fake_server(tokenizer_folder, step_seconds=0.02) as server:
+        with trio.fail_after(60):
+            process = await trio.lowlevel.open_process(
+                [*COMMAND, "--url", server.url, *flags],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            # Two sequences in a step are those of the second level.
+            while all(len(plan.rows) < 2 for plan in server.device.plans):
+                await trio.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+            assert process.stdout is not None and process.stderr is not None
+            out = b"".join([part async for part in process.stdout]).decode()
+            await process.stderr.aclose()
+    assert process.returncode == 130
+    assert "cut short by --timeout 900 s or by Ctrl-C" in out
+    [measured] = json.loads(saved.read_bytes())["servers"]
+    assert [level["concurrency"] for level in measured["levels"]] == [1]
 
 
 def test_a_file_is_tried_before_the_run(tmp_path: Path) -> None:

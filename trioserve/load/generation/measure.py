@@ -99,9 +99,15 @@ def report_server(
 
 
 async def measure(
-    load: Load, servers: Sequence[Server], watch: Watch = UNWATCHED
+    load: Load,
+    servers: Sequence[Server],
+    watch: Watch = UNWATCHED,
+    limit: trio.CancelScope | None = None,
 ) -> Report:
     """Measure every server at every level of load, in turns.
+
+    Args:
+      limit: when it is cancelled, the report has the rounds that have ended.
 
     Raises:
       ServerUnusable: a server cannot be reached, or refuses every form of the request.
@@ -109,7 +115,9 @@ async def measure(
     machine = describe_machine()
     dialects: dict[str, Dialect] = {}
     rounds: Rounds = {}
-    with trio.move_on_after(load.timeout) as limit:
+    limit = trio.CancelScope() if limit is None else limit
+    limit.deadline = trio.current_time() + load.timeout
+    with limit:
         for server in servers:
             dialects[server.label] = await learn_dialect(server, load)
         for server in servers:

@@ -94,7 +94,8 @@ def write_notes(report: Report) -> Iterator[str]:
                 yield f"{server.label}, {describe_level(level)}: {doubt}"
             yield from _describe_goodput(server, level)
     if report.is_cut:
-        yield f"cut by --timeout {report.load.timeout:g} s: the rest was not run"
+        limit = f"--timeout {report.load.timeout:g} s"
+        yield f"cut short by {limit} or by Ctrl-C: the rest was not run"
 
 
 def _name_levels(report: Report) -> str:
