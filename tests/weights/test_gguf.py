@@ -97,7 +97,7 @@ def make_tensors() -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_gguf_file_becomes_a_folder_that_transformers_loads(
-    cache_home: Path, write_gguf: WriteGguf
+    cache_home: Path, write_gguf: WriteGguf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -107,6 +107,8 @@ def test_a_gguf_file_becomes_a_folder_that_transformers_loads(
     weights = resolve_weights(str(path))
     assert weights.name == weights.folder.name == "Tiny-1B"
     assert weights.folder.is_relative_to(cache_home)
+    # A pipe gets no bar of transformers.
+    assert "Converting" not in capsys.readouterr().err
 
     model = AutoModelForCausalLM.from_pretrained(weights.folder, dtype="auto")
     down = model.model.layers[0].mlp.down_proj.weight

@@ -58,6 +58,8 @@ def _save_model(path: Path, description: Path, folder: Path) -> None:
     with torch.device("meta"):
         names = build.from_config(config)
     reading: Any = modeling_gguf_pytorch_utils
+    # Its bar would fill logs and pipes; show_progress tells how long it takes.
+    reading.tqdm = lambda tensors, **_: tensors
     tensors = reading.load_gguf_checkpoint(
         path, return_tensors=True, model_to_load=names, torch_dtype=config.dtype
     )["tensors"]
