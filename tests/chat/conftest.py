@@ -1,4 +1,4 @@
-"""A server that answers with bytes which a test chooses."""
+"""A server that answers with bytes which a test chooses, and conversations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import trio
+
+from trioserve.chat.config import SamplingConfig
+from trioserve.chat.conversation import Conversation
+from trioserve.chat.slash import SlashCommands
 
 MODELS = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 
@@ -102,3 +106,29 @@ async def open_canned_server(uds: Path | None = None) -> AsyncIterator[CannedSer
 async def canned() -> Any:
     async with open_canned_server() as server:
         yield server
+
+
+PNG = b"\x89PNG\r\n\x1a\n..."
+
+
+def open_commands(
+    conversation: Conversation, takes_images: bool | None = None
+) -> SlashCommands:
+    return SlashCommands(
+        conversation, SamplingConfig(), model="tiny", takes_images=takes_images
+    )
+
+
+def talk(conversation: Conversation, question: str, answer: str) -> None:
+    conversation.ask(question)
+    conversation.answer(answer)
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation()
+
+
+@pytest.fixture
+def commands(conversation: Conversation) -> SlashCommands:
+    return open_commands(conversation)

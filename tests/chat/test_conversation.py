@@ -5,38 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from trioserve.chat.config import SamplingConfig
 from trioserve.chat.conversation import Conversation
 from trioserve.chat.slash import SlashCommands
 
-PNG = b"\x89PNG\r\n\x1a\n..."
+from .conftest import PNG, open_commands, talk
 
 Run = Callable[[str], str]
-
-
-@pytest.fixture
-def conversation() -> Conversation:
-    return Conversation()
-
-
-def open_commands(
-    conversation: Conversation, takes_images: bool | None = None
-) -> SlashCommands:
-    return SlashCommands(
-        conversation, SamplingConfig(), model="tiny", takes_images=takes_images
-    )
-
-
-@pytest.fixture
-def commands(conversation: Conversation) -> SlashCommands:
-    return open_commands(conversation)
-
-
-def talk(conversation: Conversation, question: str, answer: str) -> None:
-    conversation.ask(question)
-    conversation.answer(answer)
 
 
 def list_texts(conversation: Conversation) -> list[str]:

@@ -11,36 +11,12 @@ from typing import Any
 from hypothesis import given, strategies as st
 import pytest
 
-from trioserve.chat.config import SamplingConfig
 from trioserve.chat.conversation import Conversation
 from trioserve.chat.restoring import NotRestored, restore
 from trioserve.chat.saving import save
 from trioserve.chat.slash import SlashCommands
 
-PNG = b"\x89PNG\r\n\x1a\n..."
-
-
-@pytest.fixture
-def conversation() -> Conversation:
-    return Conversation()
-
-
-def open_commands(
-    conversation: Conversation, takes_images: bool | None = None
-) -> SlashCommands:
-    return SlashCommands(
-        conversation, SamplingConfig(), model="tiny", takes_images=takes_images
-    )
-
-
-@pytest.fixture
-def commands(conversation: Conversation) -> SlashCommands:
-    return open_commands(conversation)
-
-
-def talk(conversation: Conversation, question: str, answer: str) -> None:
-    conversation.ask(question)
-    conversation.answer(answer)
+from .conftest import PNG, open_commands, talk
 
 
 def test_a_conversation_is_saved(
