@@ -119,6 +119,10 @@ async def test_a_trace_is_replayed(tokenizer_folder: Path, tmp_path: Path) -> No
         (["serve", "--compare", "no.json"], "--compare: "),
         (["serve", "--url", "http://a", "--plot", "no/p.png"], "--plot: no is not a"),
         (["serve", "--concurrency", "0"], "--concurrency: takes"),
+        (
+            ["serve", "--concurrency", "1,2"],
+            "'1,2' is not a list of whole numbers with",
+        ),
         (["serve", "--url", "http://a", "--trace", "no.csv"], "--trace: cannot read"),
         (
             ["serve", "--url", "http://a", "--concurrency", "1", "--request-rate", "1"],

@@ -125,7 +125,7 @@ def test_a_window_of_the_picture_may_be_chosen(tmp_path: Path) -> None:
         (["--prompt-tokens=1"], "--prompt-tokens: expected 2 values"),
         (
             ["--stage-weights", "1", "x"],
-            "--stage-weights: ['1', 'x'] is not a list of numbers",
+            "--stage-weights: '1 x' is not a list of numbers with blanks between",
         ),
     ],
 )

@@ -97,7 +97,7 @@ class Option:
             try:
                 value = [*map(read, value)] if isinstance(value, list) else read(value)
             except ValueError:
-                raise self._refuse(value) from None
+                raise self._refuse_words(value) from None
         return self.convert(value)
 
     def convert(self, value: object) -> Any:
@@ -117,6 +117,13 @@ class Option:
 
     def _refuse(self, value: object) -> InvalidConfig:
         return InvalidConfig(self.name, f"{value!r} is not {self._describe_type()}")
+
+    def _refuse_words(self, value: str | list[str]) -> InvalidConfig:
+        """Return the refusal of a flag's words; some people put commas between them."""
+        if isinstance(value, str):
+            return self._refuse(value)
+        reason = f"is not {self._describe_type()} with blanks between"
+        return InvalidConfig(self.name, f"{' '.join(value)!r} {reason}")
 
     def _describe_type(self) -> str:
         hint = self.plain_hint
