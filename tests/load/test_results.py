@@ -150,6 +150,16 @@ async def test_a_server_has_one_color_in_all_panels(
     assert min(after - before for before, after in zip(greys, greys[1:])) > 0.05
 
 
+async def test_a_name_that_the_font_lacks_is_drawn(
+    report: Report, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    [server] = report.servers
+    named = replace(report, servers=(replace(server, label="例え.jp"),))
+    save_plot(named, tmp_path / "plot.png")
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 async def test_results_cannot_control_the_terminal(
     report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

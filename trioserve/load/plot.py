@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+import warnings
 
 from .statistics import Spread
 
@@ -51,7 +52,10 @@ def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
         figure = Figure(figsize=size, dpi=150)
         figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08, wspace=0.03)
         yield figure
-        figure.savefig(path, format="png")
+        with warnings.catch_warnings():
+            # A name may have characters that the font lacks; boxes stand for them.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(path, format="png")
 
 
 def choose_colors(count: int) -> list[str]:
