@@ -75,6 +75,27 @@ async def test_keys_are_explained(tokenizer_folder: Path, tmp_path: Path) -> Non
             assert await ask(right, max_tokens=3)
 
 
+async def test_all_requests_of_a_conversation_name_its_session(
+    canned: CannedServer,
+) -> None:
+    """A proxy with several servers chooses by it."""
+    canned.answers["/chat/completions"] = make_answer(make_events("Hi", END))
+    for _ in range(2):
+        async with open_remote(RemoteConfig(url=canned.url), None) as model:
+            for _ in range(2):
+                async with model.open_answer(HELLO, {}) as pieces:
+                    assert [piece async for piece in pieces]
+    sessions = [
+        line
+        for head, _ in canned.requests
+        for line in head.split("\r\n")
+        if line.startswith("X-Session-Id: chat-")
+    ]
+    assert len(sessions) == len(canned.requests) == 6
+    assert len(set(sessions[:3])) == len(set(sessions[3:])) == 1
+    assert sessions[0] != sessions[3]
+
+
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/base/v1/"])
 async def test_the_first_model_is_asked(canned: CannedServer, path: str) -> None:
     canned.answers["/chat/completions"] = make_answer(make_events("Hi", END))

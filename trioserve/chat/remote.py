@@ -11,6 +11,7 @@ from contextlib import (
     contextmanager,
 )
 import json
+import secrets
 import ssl
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -83,6 +84,9 @@ class RemoteModel:
         self._base = base
         self._key = key
         self._route = route
+        # A proxy with several servers sends requests of one conversation to the same one,
+        # whose cache has their beginning (deploy/nginx.conf).
+        self._session = f"chat-{secrets.token_hex(8)}"
 
     async def choose(self, name: str | None) -> None:
         """Choose a model of the server.
@@ -152,6 +156,7 @@ class RemoteModel:
             # Compressed events would come late and together.
             "Accept-Encoding": "identity",
             "User-Agent": "trioserve",
+            "X-Session-Id": self._session,
         }
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
