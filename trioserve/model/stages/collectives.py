@@ -38,8 +38,12 @@ class DistributedCollectives:
             distributed.monitored_barrier(self._barrier, timeout=_LOADING_TIMEOUT)
 
     def sum(self, tensor: Tensor) -> None:
+        # gloo takes the numbers of a view for those that lie side by side.
+        numbers = tensor.contiguous()
         with _telling_loss():
-            distributed.all_reduce(tensor, group=self._group)
+            distributed.all_reduce(numbers, group=self._group)
+        if numbers is not tensor:
+            tensor.copy_(numbers)
 
     def gather(self, tensor: Tensor) -> Sequence[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self._size)]

@@ -1,0 +1,48 @@
+"""One shard's exchanges in a process of its own.
+
+python exchange_process.py INDEX PORT (memory | gloo)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from trioserve.model.stages import StageLost, distributed, open_channels
+from trioserve.types.stage_place import Shard, StagePlace
+
+
+def main(index: str, port: str, way: str) -> None:
+    if way == "gloo":
+        # As on several machines.
+        distributed.share_memory = lambda *others: None
+    place = StagePlace(stage=0, num_stages=1, shard=Shard(index=int(index), count=2))
+    device = torch.device("cpu")
+    with open_channels(
+        place, device, host="127.0.0.1", port=int(port), timeout_seconds=60.0
+    ) as channels:
+        group = channels.shards
+        assert group is not None
+        group.wait_for_all()
+        numbers = torch.arange(4.0) + 10 * place.rank
+        group.sum(numbers)
+        halves = torch.full((2, 3), 1.0 + place.rank, dtype=torch.bfloat16)
+        group.sum(halves[:, :2])
+        # Of 131 tokens, the first has 66 and the other 65.
+        logits = torch.full((2, 66 - place.rank), float(place.rank))
+        joined = group.join_logits(logits, 131)
+        tokens = torch.tensor([7, 8, 9]) * (1 - place.rank)
+        group.broadcast(tokens)
+        found = numbers, halves.float(), joined.sum(dim=1), tokens
+        print(json.dumps([each.tolist() for each in found]), flush=True)
+        sys.stdin.readline()
+        try:
+            group.sum(numbers)
+        except StageLost as error:
+            print(error, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[-3:])
