@@ -91,28 +91,34 @@ class Shards:
         self._barrier = barrier
         self._threads = ThreadPoolExecutor(len(models))
 
+    def warm_up(self) -> None:
+        """Let all runners get ready, and capture graphs."""
+        self._run(ModelRunner.warm_up)
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Run a plan on all shards; returns the step of the one that samples."""
-
-        def launch(runner: ModelRunner) -> LaunchedStep:
-            with self._turn:
-                return runner.launch(plan)
-
-        calls = [self._threads.submit(launch, each) for each in self.runners]
-        launched = [self._wait(call) for call in calls]
+        launched = self._run(lambda runner: runner.launch(plan))
         assert all(step.sampled is None for step in launched[1:])
-        return launched[0]
+        first: LaunchedStep = launched[0]
+        return first
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    def _wait(self, call: Any) -> LaunchedStep:
-        try:
-            step: LaunchedStep = call.result()
-        except BaseException:
-            self._barrier.abort()
-            raise
-        return step
+    def _run(self, work: Callable[[ModelRunner], Any]) -> list[Any]:
+        """Do the same with all runners at once."""
+
+        def take_turn(runner: ModelRunner) -> Any:
+            with self._turn:
+                try:
+                    return work(runner)
+                except BaseException:
+                    # The others would wait for it.
+                    self._barrier.abort()
+                    raise
+
+        calls = [self._threads.submit(take_turn, each) for each in self.runners]
+        return [call.result() for call in calls]
 
 
 @dataclass(frozen=True)

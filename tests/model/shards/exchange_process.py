@@ -35,6 +35,8 @@ def main(index: str, port: str, way: str) -> None:
         joined = group.join_logits(logits, 131)
         tokens = torch.tensor([7, 8, 9]) * (1 - place.rank)
         group.broadcast(tokens)
+        assert group.agree(True, device)
+        assert not group.agree(place.rank == 0, device)
         found = numbers, halves.float(), joined.sum(dim=1), tokens
         print(json.dumps([each.tolist() for each in found]), flush=True)
         sys.stdin.readline()

@@ -76,6 +76,7 @@ class FusedLayers:
     ) -> None:
         self._parts = decoder.parts
         self._head = decoder.head
+        self._group = decoder.group
         self._make_capture = decoder.make_capture
         self._tables = tables
         self._graphs: DecodeGraphs | None = None
@@ -124,9 +125,21 @@ class FusedLayers:
             ),
             self._make_capture(),
             list_sizes(max_num_seqs),
-            _watch_memory(self._tables.block_ids.device),
+            self._watch_memory(),
         )
         logger.info("graphs of decodes: %s", self._graphs.sizes)
+
+    def _watch_memory(self) -> Callable[[], bool]:
+        """Return a function that tells whether there is room for one more graph.
+
+        Processes that share the layers have the same graphs: a graph pads its steps, and
+        all add up the same rows.
+        """
+        device = self._tables.block_ids.device
+        has_room, group = _watch_memory(device), self._group
+        if group is None:
+            return has_room
+        return lambda: group.agree(has_room(), device)
 
     def run(
         self,

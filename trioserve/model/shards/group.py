@@ -100,6 +100,16 @@ class TensorGroup:
         if self._collectives is not None:
             self._collectives.broadcast(tensor)
 
+    def agree(self, is_wanted: bool, device: torch.device) -> bool:
+        """Whether all processes want something that they must do together; waits for all.
+
+        Args:
+          device: of the tensors that they exchange.
+        """
+        num_against = torch.tensor([0.0 if is_wanted else 1.0], device=device)
+        self.sum(num_against)
+        return float(num_against) == 0
+
     def sum_output(self, module: nn.Module) -> None:
         """Let the outputs of a module be summed from now on."""
 
