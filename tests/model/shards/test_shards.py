@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 import runpy
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from trioserve.model import ModelRunner, load_model
 from trioserve.model.shards.weights import PartialWeight
 from trioserve.model.stages import load_stage, outline_stage
 from trioserve.testing.models import save_tiny_model
+from trioserve.types.sampling import SamplingParams
 from trioserve.types.stage_place import Shard, StagePlace
 
 # A sibling is run, not imported: tests are no package (import-mode=importlib).
@@ -139,14 +141,16 @@ def test_kernels_for_gpus_add_up_the_shards(
 
     monkeypatch.setattr("trioserve.model.loading.native._choose_kernels", choose)
     model = split(model_type)
-    prompts = make_prompts()[:2]
+    # The interpreter takes its time.
+    sampling = SamplingParams(temperature=0.0, max_tokens=3)
+    sequences = partial(make_sequences, make_prompts()[:2], sampling=sampling)
     expected = write_all(
-        ModelRunner(model.loaded, **SIZES).launch, make_sequences(prompts), depth=1
+        ModelRunner(model.loaded, **SIZES).launch, sequences(), depth=1
     )
     shards = make_shards(model.shards(2, "native"), **SIZES)
     assert shards.models[0].info.kernels == "native triton"
     shards.warm_up()
-    assert write_all(shards.launch, make_sequences(prompts), depth=1) == expected
+    assert write_all(shards.launch, sequences(), depth=1) == expected
 
 
 def count_numbers(model: Any) -> int:
