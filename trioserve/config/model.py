@@ -45,7 +45,7 @@ class ModelConfig:
         takes OpenAI's defaults.
       kernels: Kernels of a model. native are this project's own, in C++ for CPUs and in
         Triton for GPUs, torch are PyTorch's, and auto takes native ones for the models
-        that they can run.
+        that they can run. On a GPU, native and auto also sample by Triton.
       attention_backend: Reads of the KV cache where PyTorch runs the model. triton
         reads it in place, on a GPU. varlen does so by PyTorch's flash attention, with a
         --block-size of 256. gather copies the blocks of each sequence, on any device.

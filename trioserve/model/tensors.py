@@ -34,6 +34,15 @@ def send_floats(values: Sequence[float], device: torch.device) -> Tensor:
     return _send(torch.tensor(values, dtype=torch.float32), device)
 
 
+def send_doubles(values: Sequence[float], device: torch.device) -> Tensor:
+    """Send numbers.
+
+    Returns:
+      (len(values),) float64 on the device; operators of its stream may use it at once
+    """
+    return _send(torch.tensor(values, dtype=torch.float64), device)
+
+
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
     # The tensor needs no pinned memory and need not be kept: when the call returns, CUDA
     # has copied pageable memory to a buffer of its own. Pinning a few numbers costs more.

@@ -2,28 +2,15 @@
 
     python compile_layer.py CAPABILITY DTYPE DIM WINDOW
 
-The layer runs as on a GPU, but each launch only compiles its kernel, with the arguments
-that it is launched with. Prints one object of JSON a kernel:
-
-    name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold)
-
-Its own process, because the tests' processes have Triton's interpreter.
+Prints what compiling.py says.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-import re
-import subprocess
 import sys
-from tempfile import TemporaryDirectory
-from typing import Any
 
+from compiling import compile_for
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 from trioserve.model.attention.probe import LayerSpec
 from trioserve.model.triton.paged import PagedLayer, Tiles
@@ -34,49 +21,8 @@ NUM_HEADS, NUM_KV_HEADS = 9, 3
 NUM_CORES = 132
 
 
-class NoDevice:
-    """What Triton asks of a device to compile for it."""
-
-    def __init__(self, capability: int):
-        self._target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def compile_only(kernel: JITFunction[Any], grid: Any) -> Any:
-    def launch(*args: object, **constants: object) -> None:
-        compiled = kernel.run(*args, grid=grid, warmup=True, **constants)
-        found = {
-            "name": kernel.__name__,
-            "shared": compiled.metadata.shared,
-            "spilled": count_spilled(compiled.asm["cubin"]),
-        }
-        print(json.dumps(found), flush=True)
-
-    return launch
-
-
-def count_spilled(binary: bytes) -> int:
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(binary)
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
-        text = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = re.search(r"STACK:(\d+)", text.stdout)
-    assert found is not None, text.stdout
-    return int(found[1])
-
-
 def main(capability: int, dtype: torch.dtype, dim: int, window: int | None) -> None:
-    triton.runtime.driver.set_active(NoDevice(capability))
-    JITFunction.__getitem__ = compile_only
+    compile_for(capability)
     has_all = window is not None
     spec = LayerSpec(
         module_name="layer",

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("triton", reason="needs the extra triton")
 
-SCRIPT = Path(__file__).with_name("compile_layer.py")
+FOLDER = Path(__file__).parent
 
 # A program cannot have more, on cards of capability 8.6 and 8.9.
 LEAST_SHARED = 99 * 1024
 
 # `merge` is launched where decodes are split.
-KERNELS = {
+LAYER_KERNELS = {
     "write_cache",
     "attend",
     "merge",
@@ -26,28 +26,36 @@ KERNELS = {
     "add_and_normalize",
     "weigh",
 }
+SAMPLING_KERNELS = {"find_peaks", "sum_levels", "list_tokens", "draw", "penalize"}
 
 
-def compile_layer(
-    tmp_path: Path, capability: int, dtype: str, dim: int, window: int = 0
+def compile_kernels(
+    tmp_path: Path, script: str, *arguments: object
 ) -> list[dict[str, str | int]]:
     # Compiled kernels are kept, so a test would find those of the last run.
     settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     settings.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, SCRIPT, str(capability), dtype, str(dim), str(window)]
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
     done = subprocess.run(command, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(kernels: list[dict[str, str | int]]) -> None:
-    assert {kernel["name"] for kernel in kernels} == KERNELS
+def check(kernels: list[dict[str, str | int]], names: set[str]) -> None:
+    assert {kernel["name"] for kernel in kernels} == names
     assert [kernel for kernel in kernels if kernel["shared"] > LEAST_SHARED] == []
     assert [kernel for kernel in kernels if kernel["spilled"]] == []
 
 
 def test_the_kernels_of_a_layer_compile_for_a_gpu(tmp_path: Path) -> None:
-    check(compile_layer(tmp_path, 90, "bfloat16", 64))
+    check(
+        compile_kernels(tmp_path, "compile_layer.py", 90, "bfloat16", 64, 0),
+        LAYER_KERNELS,
+    )
+
+
+def test_the_kernels_of_the_sampler_compile_for_a_gpu(tmp_path: Path) -> None:
+    check(compile_kernels(tmp_path, "compile_sampling.py", 90, 1000), SAMPLING_KERNELS)
 
 
 @pytest.mark.matrix
@@ -59,4 +67,19 @@ def test_all_kernels_compile_for_all_gpus(
     tmp_path: Path, capability: int, dtype: str, dim: int, window: int
 ) -> None:
     """With a window come a soft cap, sinks, norms of heads and a part that is not rotated."""
-    check(compile_layer(tmp_path, capability, dtype, dim, window))
+    check(
+        compile_kernels(tmp_path, "compile_layer.py", capability, dtype, dim, window),
+        LAYER_KERNELS,
+    )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("vocab_size", [4096, 32_000, 128_256, 262_144])
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_all_vocabularies_compile_for_all_gpus(
+    tmp_path: Path, capability: int, vocab_size: int
+) -> None:
+    check(
+        compile_kernels(tmp_path, "compile_sampling.py", capability, vocab_size),
+        SAMPLING_KERNELS,
+    )

@@ -71,6 +71,7 @@ def load_modules(
         takes_logits_to_keep=takes_logits_to_keep(model),
         vision=facts.vision,
         attention_backend=config.attention_backend,
+        wants_native=config.wants_native,
     )
 
 

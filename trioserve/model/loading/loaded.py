@@ -36,6 +36,7 @@ class LoadedModel:
       vision: its kind of vision; None if it reads text alone.
       attention_backend: as in ModelConfig.
       tensor_group: the processes that share its layers; None if they are whole.
+      wants_native: whether the options let this project's kernels run.
       native: its layers on this project's kernels, which run it in place of the modules.
     """
 
@@ -47,6 +48,7 @@ class LoadedModel:
     vision: VisionKind | None = None
     attention_backend: str = "auto"
     tensor_group: TensorGroup | None = None
+    wants_native: bool = True
     native: DecoderOnKernels | None = None
 
     @property

@@ -1,7 +1,9 @@
 """From logits to tokens, on the device.
 
-sampler             temperature, top-k, top-p, min-p; the order of all that follows
-penalties           repetition, presence and frequency penalties
+sampler             the order of all that follows
+operators           temperature, top-k, top-p, min-p and penalties, by torch
+triton_operators    the same by kernels for GPUs; choose_operators compares the two
+penalties           the tokens that came before, for penalties
 bad_words           sequences of tokens that must not appear
 processors          plug-ins that change logits
 reasoning_budget    ends a thought that has used its tokens

@@ -10,7 +10,6 @@ from torch import Tensor
 from ...types.plan import SlotStart
 from ...types.sampling import SamplingParams
 from ..tensors import send_floats, send_ids
-from .penalties import has_penalties
 
 # A division by a smaller temperature overflows: vLLM's _SAMPLING_EPS.
 _LOWEST_TEMPERATURE = 1e-5
@@ -85,6 +84,14 @@ def prepare_choice(start: SlotStart, vocab_size: int, device: torch.device) -> C
         is_greedy=sampling.temperature < _LOWEST_TEMPERATURE,
         is_cut=top_k < vocab_size or sampling.top_p < 1.0,
         has_penalties=has_penalties(sampling),
+    )
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
     )
 
 

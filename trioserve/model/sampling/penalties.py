@@ -1,4 +1,4 @@
-"""Count tokens on the device, and lower the logits of tokens that came before."""
+"""Count tokens on the device, for the penalties of tokens that came before."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from ...types.plan import SlotStart
 from ...types.prompt import NO_TOKEN
 from ...types.sampling import SamplingParams
 from ..tensors import send_floats, send_ids
+from .choice import has_penalties
+from .operators import RepeatedTokens
 from .rows import SlotRows, grow
-
-
-def has_penalties(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
 
 
 class PenaltyCounts:
@@ -67,27 +61,26 @@ class PenaltyCounts:
             self._counts[rows, tokens] += 1
             self._seen[rows, tokens] = True
 
-    def penalize(
-        self, logits: Tensor, slots: list[int], samplings: list[SamplingParams]
-    ) -> Tensor:
-        """Return lowered logits.
+    def find(
+        self, slots: list[int], places: list[int], samplings: list[SamplingParams]
+    ) -> RepeatedTokens:
+        """Return the tokens that came before.
 
         Args:
-          logits: (num_slots, vocab_size) float32
-          slots: all of them have penalties.
-          samplings: the parameters of each slot.
-
-        Source: Keskar et al. 2019 (CTRL), section 4.1 for the repetition penalty;
-        OpenAI's API reference for the other two.
+          slots: all slots of the step.
+          places: places of the slots with penalties among them.
+          samplings: the parameters of these slots.
         """
-        _, rows = self._rows.locate(slots, list(range(len(slots))))
-        counts, seen = self._counts[rows], self._seen[rows]
-        repetition = self._make_column([s.repetition_penalty for s in samplings])
-        frequency = self._make_column([s.frequency_penalty for s in samplings])
-        presence = self._make_column([s.presence_penalty for s in samplings])
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits = torch.where(seen, repeated, logits)
-        return logits - frequency * counts - presence * (counts > 0)
-
-    def _make_column(self, values: list[float]) -> Tensor:
-        return send_floats(values, self._device)[:, None]
+        positions, rows = self._rows.locate(slots, places)
+        penalties = [
+            *(each.repetition_penalty for each in samplings),
+            *(each.frequency_penalty for each in samplings),
+            *(each.presence_penalty for each in samplings),
+        ]
+        return RepeatedTokens(
+            places=positions,
+            rows=rows,
+            counts=self._counts,
+            seen=self._seen,
+            penalties=send_floats(penalties, self._device).view(3, -1),
+        )

@@ -24,12 +24,12 @@ from torch import Tensor
 from ...types.logits import LogitsProcessor
 from ...types.plan import SlotStart
 from ..scans import Scans, TorchScans
-from ..tensors import send_floats, send_ids
+from ..tensors import send_ids
 from .bad_words import BadWords
 from .choice import Choice, prepare_choice
-from .draw import draw_from_all, draw_from_best, drop_unlikely, make_noise
 from .grammars import Grammars, LoadTokenizer, MaskedRows
 from .logprobs import LogprobReports
+from .operators import SamplingOperators, TorchOperators
 from .penalties import PenaltyCounts
 from .processors import LogitsProcessors
 from .reasoning_budget import ReasoningBudgets
@@ -41,6 +41,7 @@ class Sampler:
 
     Args:
       scans: by default those of torch.
+      operators: by default those of torch, with these scans.
       load_tokenizer: see Grammars; without it no sequence may have a grammar.
     """
 
@@ -51,9 +52,11 @@ class Sampler:
         device: torch.device,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
         scans: Scans | None = None,
+        operators: SamplingOperators | None = None,
         load_tokenizer: LoadTokenizer | None = None,
     ) -> None:
         self._scans = scans or TorchScans()
+        self._operators = operators or TorchOperators(self._scans, device)
         self._vocab_size = vocab_size
         self._device = device
         self._choices: dict[int, Choice] = {}
@@ -111,7 +114,7 @@ class Sampler:
             self._change(scores, slots, choices, num_outputs)
             if self._grammars.has_any(slots):
                 masked = self._grammars.mask(scores, slots)
-            chosen = self._choose(scores, choices, num_outputs)
+            chosen = self._operators.choose(scores, choices, num_outputs)
         self._reasoning.force(slots, chosen)
         sampled = self._report(logits, chosen, choices, masked)
         self._remember(slots, sampled.ids)
@@ -172,67 +175,9 @@ class Sampler:
     ) -> None:
         rows = [i for i, choice in enumerate(choices) if choice.has_penalties]
         if rows:
-            index = self._make_ids(rows)
-            scores[index] = self._penalties.penalize(
-                scores[index],
-                [slots[row] for row in rows],
-                [choices[row].sampling for row in rows],
-            )
-
-    def _choose(
-        self, scores: Tensor, choices: list[Choice], num_outputs: list[int]
-    ) -> Tensor:
-        rows_by_way: dict[tuple[bool, bool], list[int]] = {}
-        for row, choice in enumerate(choices):
-            rows_by_way.setdefault(choice.way, []).append(row)
-        if len(rows_by_way) == 1:
-            # Most batches end here, and the logits are not copied once more.
-            return self._choose_alike(scores, choices, num_outputs)
-        token_ids = torch.empty(len(choices), dtype=torch.int64, device=self._device)
-        for rows in rows_by_way.values():
-            index = self._make_ids(rows)
-            token_ids[index] = self._choose_alike(
-                scores[index],
-                [choices[row] for row in rows],
-                [num_outputs[row] for row in rows],
-            )
-        return token_ids
-
-    def _choose_alike(
-        self, scores: Tensor, choices: list[Choice], num_outputs: list[int]
-    ) -> Tensor:
-        """Choose for rows of one way; changes scores."""
-        is_greedy, is_cut = choices[0].way
-        if is_greedy:
-            return self._scans.find_best(scores)
-        return self._draw(scores, choices, num_outputs, is_cut)
-
-    def _draw(
-        self,
-        scores: Tensor,
-        choices: list[Choice],
-        num_outputs: list[int],
-        is_cut: bool,
-    ) -> Tensor:
-        samplings = [choice.sampling for choice in choices]
-        noise = torch.tensor(
-            [make_noise(c.seed, n) for c, n in zip(choices, num_outputs)],
-            dtype=torch.float64,
-        ).to(self._device, non_blocking=True)
-        scores /= self._make_floats([s.temperature for s in samplings])[:, None]
-        if any(s.min_p > 0.0 for s in samplings):
-            scores = drop_unlikely(
-                scores, self._make_floats([s.min_p for s in samplings])
-            )
-        if not is_cut:
-            return draw_from_all(scores, noise, self._scans)
-        return draw_from_best(
-            scores,
-            noise,
-            self._make_ids([choice.top_k for choice in choices]),
-            self._make_floats([s.top_p for s in samplings]),
-            self._scans,
-        )
+            samplings = [choices[row].sampling for row in rows]
+            repeated = self._penalties.find(slots, rows, samplings)
+            self._operators.penalize(scores, repeated)
 
     def _report(
         self,
@@ -266,6 +211,3 @@ class Sampler:
 
     def _make_ids(self, values: list[int]) -> Tensor:
         return send_ids(values, self._device)
-
-    def _make_floats(self, values: list[float]) -> Tensor:
-        return send_floats(values, self._device)

@@ -12,6 +12,7 @@ from ..loading.loaded import LoadedModel
 from ..scans import Scans, TorchScans
 from ..slots import SlotTables
 from ..tensors import send_ids
+from .choose_operators import choose_operators
 from .extensions import Extensions
 from .launched import LaunchedStep
 from .logprobs import LogprobReports
@@ -47,6 +48,12 @@ class SamplingWriter:
             device=model.device,
             logits_processors=extensions.logits_processors,
             scans=self._scans,
+            operators=choose_operators(
+                self._scans,
+                model.device,
+                model.info.vocab_size,
+                wants_native=model.wants_native,
+            ),
             load_tokenizer=extensions.load_tokenizer,
         )
         self._selector = LogitSelector(tables)

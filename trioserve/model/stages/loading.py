@@ -118,6 +118,7 @@ def _load(
         vision=facts.vision,
         attention_backend=config.attention_backend,
         tensor_group=None if builder is None else builder.group,
+        wants_native=config.wants_native,
         partition=partition,
         entrance=(
             None if partition.is_first else find_entrance(model, skeleton, partition)

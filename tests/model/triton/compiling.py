@@ -1,0 +1,68 @@
+"""Compile kernels for a GPU that need not be there.
+
+Code runs as on a GPU, but each launch only compiles its kernel, with the arguments that it is
+launched with. Prints one object of JSON a kernel:
+
+    name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold)
+
+It is for processes of their own, because the tests' processes have Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+import re
+import subprocess
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+
+def compile_for(capability: int) -> None:
+    """Let launches compile for a GPU of this compute capability, times ten."""
+    triton.runtime.driver.set_active(_NoDevice(capability))
+    JITFunction.__getitem__ = _compile_only
+
+
+class _NoDevice:
+    """What Triton asks of a device to compile for it."""
+
+    def __init__(self, capability: int):
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile_only(kernel: JITFunction[Any], grid: Any) -> Any:
+    def launch(*args: object, **constants: object) -> None:
+        compiled = kernel.run(*args, grid=grid, warmup=True, **constants)
+        found = {
+            "name": kernel.__name__,
+            "shared": compiled.metadata.shared,
+            "spilled": _count_spilled(compiled.asm["cubin"]),
+        }
+        print(json.dumps(found), flush=True)
+
+    return launch
+
+
+def _count_spilled(binary: bytes) -> int:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(binary)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
+        text = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = re.search(r"STACK:(\d+)", text.stdout)
+    assert found is not None, text.stdout
+    return int(found[1])

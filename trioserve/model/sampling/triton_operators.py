@@ -1,0 +1,57 @@
+"""The sampler's operators for GPUs: Triton kernels that sort no vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..tensors import send_doubles, send_floats
+from ..triton.draw import ALL, BEST, CUT
+from ..triton.sampling import choose_tokens, lower_repeated
+from .choice import Choice
+from .operators import RepeatedTokens, list_noise
+
+
+class TritonOperators:
+    """The SamplingOperators of Triton kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def penalize(self, scores: Tensor, repeated: RepeatedTokens) -> None:
+        lower_repeated(
+            scores,
+            repeated.places,
+            repeated.rows,
+            repeated.counts,
+            repeated.seen,
+            repeated.penalties,
+        )
+
+    def choose(
+        self, scores: Tensor, choices: Sequence[Choice], num_outputs: Sequence[int]
+    ) -> Tensor:
+        samplings = [choice.sampling for choice in choices]
+        ways = [_number_way(choice) for choice in choices]
+        settings = [
+            # Nothing is divided for greedy rows.
+            *(1.0 if c.is_greedy else c.sampling.temperature for c in choices),
+            *(each.top_p for each in samplings),
+            *(choice.top_k for choice in choices),
+            *list_noise(choices, num_outputs),
+            *ways,
+        ]
+        # One transfer for all. Whole numbers of this size are exact.
+        sent = send_doubles(settings, self._device).view(-1, len(choices))
+        # The logarithm is torch's own, so that the limits are those of draw.py.
+        limits = send_floats([each.min_p for each in samplings], self._device).log()
+        return choose_tokens(scores, sent, limits, has_cut=CUT.value in ways)
+
+
+def _number_way(choice: Choice) -> int:
+    """Return the number that the kernels have for a row's way."""
+    if choice.is_greedy:
+        return int(BEST.value)
+    return int((CUT if choice.is_cut else ALL).value)

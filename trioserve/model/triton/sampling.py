@@ -1,0 +1,117 @@
+"""The sampler's kernels, called with tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import draw as kernels
+from .penalize import penalize
+from .widths import round_up
+
+# Tokens of one program, and of one read of those that bisection looks at; usual choices. Not
+# measured on a GPU yet.
+_PART = 4096
+_BLOCK = 1024
+_WARPS = 8
+
+# Tokens within 1, 2, 4 ... 64 of the likeliest, and all.
+_LEVELS = 8
+
+# The weights of more tokens might not fit into 63 bits.
+MAX_VOCABULARY = 2**20
+
+
+def choose_tokens(
+    scores: Tensor, settings: Tensor, limits: Tensor, *, has_cut: bool
+) -> Tensor:
+    """Choose the next token of each row.
+
+    Args:
+      scores: (num_rows, vocab_size) float32, the logits before the temperature; the numbers
+        of a row are neighbours
+      settings: (5, num_rows) float64: temperatures, top-p, top-k, noise in [0, 1), and ways
+        as draw.py numbers them
+      limits: (num_rows,) float32, the logarithms of min-p
+      has_cut: whether a row's way is CUT.
+
+    Returns:
+      (num_rows,) int64
+    """
+    num_rows, vocab_size = scores.shape
+    part = min(_PART, round_up(vocab_size))
+    num_parts = -(-vocab_size // part)
+    levels = _LEVELS if has_cut else 1
+    peaks = scores.new_empty((num_rows, num_parts))
+    best = scores.new_empty((num_rows, num_parts), dtype=torch.int32)
+    counts, sums = scores.new_empty((2, num_rows, levels, num_parts), dtype=torch.int64)
+    chosen = scores.new_empty(num_rows, dtype=torch.int64)
+    stride = scores.stride(0)
+    parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
+    sizes = {"VOCABULARY": vocab_size, **parts, "LEVELS": levels, "num_warps": _WARPS}
+    grid = num_rows, num_parts
+    given = scores, settings, limits, peaks
+    kernels.find_peaks[grid](
+        *(scores, peaks, best, stride),
+        VOCABULARY=vocab_size,
+        PART=part,
+        num_warps=_WARPS,
+    )
+    kernels.sum_levels[grid](*given, counts, sums, stride, num_rows, **sizes)
+    # Rows that are not cut read neither.
+    keys = listed = best
+    if has_cut:
+        keys, listed = scores.new_empty((2, num_rows, vocab_size), dtype=torch.int32)
+        kernels.list_tokens[grid](
+            *given, counts, sums, keys, listed, stride, num_rows, **sizes
+        )
+    kernels.draw[num_rows,](
+        *given,
+        best,
+        counts,
+        sums,
+        keys,
+        listed,
+        chosen,
+        stride,
+        num_rows,
+        **sizes,
+        BLOCK=min(_BLOCK, part),
+    )
+    return chosen
+
+
+def lower_repeated(
+    scores: Tensor,
+    places: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    seen: Tensor,
+    penalties: Tensor,
+) -> None:
+    """Lower the logits of tokens that came before, in place.
+
+    Args:
+      scores: (num_rows, vocab_size) float32; the numbers of a row are neighbours
+      places: (num_places,) int64, rows of scores
+      rows: (num_places,) int64, their rows in counts and seen
+      counts: (any, vocab_size) int32, of output tokens
+      seen: (any, vocab_size) bool, tokens of the prompt or the output
+      penalties: (3, num_places) float32, for repetition, frequency and presence
+    """
+    vocab_size = scores.shape[1]
+    block = min(_BLOCK, round_up(vocab_size))
+    penalize[len(places), -(-vocab_size // block)](
+        scores,
+        places,
+        rows,
+        counts,
+        seen.view(torch.uint8),
+        penalties,
+        scores.stride(0),
+        len(places),
+        VOCABULARY=vocab_size,
+        BLOCK=block,
+        # A fused product would be rounded once, and torch's twice.
+        enable_fp_fusion=False,
+    )
