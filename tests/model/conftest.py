@@ -149,6 +149,19 @@ class _RefuseCalls(_Refusing, TorchFunctionMode):
 
 
 @contextmanager
+def _refuse_waits() -> Iterator[None]:
+    """Refuse to wait for CUDA's events and streams."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("synchronize makes the host wait for the device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):
+            patch.setattr(owner, "synchronize", refuse)
+        yield
+
+
+@contextmanager
 def _refuse_on_cuda() -> Iterator[None]:
     """With a GPU, torch itself refuses, too."""
     if not torch.cuda.is_available():
@@ -177,6 +190,7 @@ def no_sync() -> Callable[..., Any]:
     def refuse(*host_modules: str) -> Iterator[None]:
         with (
             _refuse_on_cuda(),
+            _refuse_waits(),
             _RefuseOperations(host_modules),
             _RefuseCalls(host_modules),
         ):

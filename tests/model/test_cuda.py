@@ -11,6 +11,7 @@ import torch
 from trioserve.config import CacheConfig
 from trioserve.model import count_fitting_blocks
 from trioserve.model.sampling.bad_words import BadWords
+from trioserve.model.sampling.host_copy import copy_to_host
 from trioserve.model.sampling.reasoning_budget import ReasoningBudgets
 from trioserve.testing.models import TINY_MODELS, TINY_VISION_MODELS
 from trioserve.types.plan import SlotStart
@@ -157,3 +158,14 @@ def test_the_cache_takes_its_share_of_the_devices_memory(
         for fraction in (0.01, 0.02)
     )
     assert 0 < few < more
+
+
+def test_results_reach_the_host_on_a_stream_of_their_own(no_sync: Any) -> None:
+    """The memory of a tensor that is dropped is not used before it is copied."""
+    device = torch.device(DEVICE, 0)
+    copies = []
+    with no_sync():
+        for each in range(50):
+            copies.append(copy_to_host(torch.full((1000,), each, device=device)))
+            torch.full((1000,), -1, device=device)
+    assert [int(copy.read()[999]) for copy in copies] == list(range(50))

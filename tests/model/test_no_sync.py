@@ -48,6 +48,21 @@ def test_operations_that_wait_are_refused(
 
 
 @pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: torch.cuda.synchronize(),
+        lambda: torch.cuda.Event.synchronize(None),
+        lambda: torch.cuda.Stream.synchronize(None),
+    ],
+)
+def test_to_wait_for_an_event_or_a_stream_is_refused(
+    no_sync: Any, wait: Callable[[], None]
+) -> None:
+    with no_sync(), pytest.raises(AssertionError, match="makes the host wait"):
+        wait()
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "x.to(device)",

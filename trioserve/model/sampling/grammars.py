@@ -24,7 +24,7 @@ from torch import Tensor
 from ...types.output import SequenceError
 from ...types.plan import SlotStart
 from ..tensors import send_ids
-from .host_copy import HostCopy
+from .host_copy import HostCopy, copy_to_host
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -270,7 +270,9 @@ class MaskedRows:
         misfits = None
         if self.rows:
             chosen = token_ids[self.index, None]
-            misfits = HostCopy(self.excluded.gather(1, chosen)[:, 0] | self.is_empty)
+            misfits = copy_to_host(
+                self.excluded.gather(1, chosen)[:, 0] | self.is_empty
+            )
         return StructuredRows(
             masked=self.rows,
             errors=self.errors,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...types.output import TokenLogprobs
 from ..scans import Scans
 from ..tensors import send_ids
-from .host_copy import HostCopy
+from .host_copy import HostCopy, copy_to_host
 
 # JSON has no infinity. vLLM's server sends this number for an impossible token.
 _LOWEST_LOGPROB = -9999.0
@@ -45,11 +45,11 @@ class LogprobReports:
         # At least one, so that the lists have rows.
         most = min(max(1, *self._num_top), vocab_size)
         top_values, top_ids = scans.find_top(logprobs, most)  # (num_rows, most)
-        self._ids = HostCopy(token_ids)
-        self._values = HostCopy(_make_finite(chosen[:, 0]))
-        self._ranks = HostCopy(ranks)
-        self._top_ids = HostCopy(top_ids)
-        self._top_values = HostCopy(_make_finite(top_values))
+        self._ids = copy_to_host(token_ids)
+        self._values = copy_to_host(_make_finite(chosen[:, 0]))
+        self._ranks = copy_to_host(ranks)
+        self._top_ids = copy_to_host(top_ids)
+        self._top_values = copy_to_host(_make_finite(top_values))
         self._named = named
         self._named_values = _gather(logprobs, named) if any(named) else None
 
@@ -96,7 +96,7 @@ def _gather(logprobs: Tensor, named: Sequence[tuple[int, ...]]) -> HostCopy:
         token_id for row in named for token_id in (*row, *[0] * (width - len(row)))
     ]
     index = send_ids(padded, logprobs.device).view(-1, width)
-    return HostCopy(_make_finite(logprobs.gather(1, index)))  # (num_rows, width)
+    return copy_to_host(_make_finite(logprobs.gather(1, index)))  # (num_rows, width)
 
 
 def _make_finite(logprobs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...types.output import TokenLogprobs
 from .grammars import StructuredRows
-from .host_copy import HostCopy
+from .host_copy import copy_to_host
 from .logprobs import LogprobReports
 
 
@@ -21,7 +21,7 @@ class SampledIds:
 
     def __init__(self, token_ids: Tensor) -> None:
         self.on_device = token_ids
-        self._copy = HostCopy(token_ids)
+        self._copy = copy_to_host(token_ids)
         self._read: list[int] | None = None
 
     def read(self) -> list[int]:
