@@ -23,7 +23,9 @@ class CacheConfig:
         cannot hold a sequence of 512 tokens.
       kv_cache_fraction: Fraction of the free memory that the KV cache takes; by default
         0.9 on a GPU and 0.25 on a CPU, because other programs share a CPU's memory.
-        Limits of a container and of `ulimit -v` count.
+        Limits of a container and of `ulimit -v` count. On a GPU the largest step and the
+        graphs are tried first, and the KV cache takes what they leave of this fraction;
+        the stages of a pipeline do not try them.
       block_size: Tokens in one KV block. Prefixes are shared in whole blocks.
       prefix_caching: Keep the blocks of finished requests and share them by content.
     """

@@ -21,6 +21,7 @@ The door:
   load_packed             a GGUF file -> LoadedModel, if the kernels can run its blocks
   load_model              a folder -> LoadedModel
   count_fitting_blocks    how many KV blocks fit into the device's memory
+  measure_steps           the memory that steps need beside the KV cache
   ModelRunner             .launch(StepPlan) -> LaunchedStep, in one thread at a time;
                           its .finish() -> StepResult, in any thread
 """
@@ -50,6 +51,7 @@ from .loading.plain import (  # noqa: E402
 )
 from .loading.weights_memory import check_weights_fit  # noqa: E402
 from .runner import ModelRunner  # noqa: E402
+from .trial import StepLimits, measure_steps  # noqa: E402
 
 if TYPE_CHECKING:
     from .loading.facts import takes_images
@@ -61,12 +63,14 @@ __all__ = [
     "LoadedModel",
     "ModelRunner",
     "Outline",
+    "StepLimits",
     "check_weights_fit",
     "count_fitting_blocks",
     "describes_plain_llama",
     "load_model",
     "load_packed",
     "load_plain",
+    "measure_steps",
     "outline_model",
     "outline_plain",
     "takes_images",

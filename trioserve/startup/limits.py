@@ -66,18 +66,23 @@ def _check_length(config: EngineConfig, num_blocks: int) -> None:
 def make_scheduler(
     config: EngineConfig, info: ModelInfo, num_blocks: int, device_type: str
 ) -> Scheduler:
-    budget = _resolve_budget(config.scheduler, device_type, cpu=512, gpu=2048)
     return Scheduler(
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
-        # Every running sequence must be able to decode in every step.
-        max_num_batched_tokens=max(budget, config.scheduler.max_num_seqs),
+        max_num_batched_tokens=count_step_tokens(config.scheduler, device_type),
         max_model_len=info.max_model_len,
         prefix_caching=config.cache.prefix_caching,
         num_stages=config.parallel.pipeline_parallel_size,
         max_step_seconds=_resolve_step_seconds(config.scheduler, device_type),
     )
+
+
+def count_step_tokens(config: SchedulerConfig, device_type: str) -> int:
+    """Return the most tokens of a step of a model that generates."""
+    budget = _resolve_budget(config, device_type, cpu=512, gpu=2048)
+    # Every running sequence must be able to decode in every step.
+    return max(budget, config.max_num_seqs)
 
 
 def make_pooling_scheduler(

@@ -38,6 +38,7 @@ def count_fitting_blocks(
     max_model_len: int,
     device: torch.device,
     num_sharing: int = 1,
+    step_bytes: int = 0,
 ) -> int:
     """Return the number of KV blocks for a ModelRunner: all that fit, if they can be used.
 
@@ -47,6 +48,7 @@ def count_fitting_blocks(
     Args:
       kv_bytes_per_token: keys and values of all layers.
       num_sharing: processes that share a CPU's memory.
+      step_bytes: part of --kv-cache-fraction that steps need themselves.
 
     Raises:
       InvalidConfig: the memory does not hold one sequence of 512 tokens, or of fewer if
@@ -56,6 +58,13 @@ def count_fitting_blocks(
     memory_bytes, field = _resolve_memory(config, device)
     if field == "kv_cache_fraction" and device.type == "cpu":
         memory_bytes //= num_sharing
+    beside = ""
+    if field == "kv_cache_fraction" and step_bytes:
+        memory_bytes = max(0, memory_bytes - step_bytes)
+        beside = (
+            f" (steps need {_format_bytes(step_bytes)} more; fewer "
+            "--max-num-batched-tokens or --max-num-seqs need less)"
+        )
     num_blocks = memory_bytes // block_bytes
     num_tokens = min(_MIN_TOKENS, max_model_len)
     least = -(-num_tokens // config.block_size)
@@ -65,7 +74,7 @@ def count_fitting_blocks(
             f"{memory_bytes} bytes hold the keys and values of "
             f"{num_blocks * config.block_size} tokens, but at least {num_tokens} must "
             f"fit: give {_format_bytes(least * block_bytes)} or more by "
-            "--kv-cache-memory",
+            f"--kv-cache-memory{beside}",
         )
     return min(num_blocks, max_num_seqs * -(-max_model_len // config.block_size))
 
