@@ -197,6 +197,7 @@ def _read_model(
         build,
         path,
         config,
+        device=device,
         attention=None,
         # The pooler's output is not used, and many checkpoints have no pooler.
         may_lack=() if task in _CLASSIFIERS else ("pooler.",),

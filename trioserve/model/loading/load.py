@@ -53,6 +53,7 @@ def load_modules(
         AutoModelForCausalLM if facts.vision is None else AutoModelForImageTextToText,
         folder,
         config,
+        device=facts.device,
         attention=facts.attention,
     )
     make_ready(model, facts)
@@ -76,7 +77,7 @@ def load_modules(
 
 
 def make_ready(model: PreTrainedModel, facts: ModelFacts) -> None:
-    """Send a model to its device and prepare it to run there."""
+    """Send the rest of a model to its device and prepare it to run there."""
     # nn.Module's own, because transformers wraps it without types.
     torch.nn.Module.to(model, facts.device)
     model.eval()

@@ -53,16 +53,25 @@ def load_on_kernels(load: Callable[[], Loaded], config: ModelConfig) -> Loaded:
       InvalidConfig: the configuration wants native kernels, and they cannot run it.
       Any error of load.
     """
-    loaded = load()
-    try:
-        native = try_kernels(partial(_make_decoder, loaded, config), config)
-    except OutputDiffers:
-        loaded, native = load(), None
+    tried = _try_kernels(load, config)
+    # Apart, because the error that says so holds the frames in which the weights are.
+    loaded, native = (load(), None) if tried is None else tried
     pack_products(loaded.model)
     if native is None:
         return loaded
     info = replace(loaded.info, kernels=native.name)
     return replace(loaded, native=native, info=info)
+
+
+def _try_kernels(
+    load: Callable[[], Loaded], config: ModelConfig
+) -> tuple[Loaded, DecoderOnKernels | None] | None:
+    """Load a model and put it on the kernels; None if it must be loaded again."""
+    loaded = load()
+    try:
+        return loaded, try_kernels(partial(_make_decoder, loaded, config), config)
+    except OutputDiffers:
+        return None
 
 
 def _make_decoder(model: LoadedModel, config: ModelConfig) -> DecoderOnKernels:

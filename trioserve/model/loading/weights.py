@@ -32,13 +32,18 @@ def read_weights(
     folder: Path,
     config: ModelConfig,
     *,
+    device: torch.device,
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...] = (),
     take_parts: TakeParts | None = None,
 ) -> PreTrainedModel:
     """Build a model and read its weights.
 
+    The modules are made without memory. Files are mapped, and each tensor goes from its file
+    to the device, in the type that it has there, so the host holds no second copy.
+
     Args:
+      device: of the weights; buffers that no file has may be elsewhere.
       build: one of transformers' AutoModel classes.
       attention: the implementation; None is the best of transformers' own.
       may_lack: beginnings of the names of weights that may be missing, because they are
@@ -59,7 +64,8 @@ def read_weights(
             str(dtype).removeprefix("torch."),
         )
         return _read_tensors(
-            build, folder, formats, model_config, dtype, attention, may_lack, take_parts
+            *(build, folder, formats, model_config, device, dtype),
+            *(attention, may_lack, take_parts),
         )
     dequantisation = plan_dequantisation(model_config, dtype)
     if take_parts is not None:
@@ -71,7 +77,8 @@ def read_weights(
         if dtype is None:
             dtype = _find_own_dtype(model_config)
         return _read_tensors(
-            build, folder, (), model_config, dtype, attention, may_lack, take_parts
+            *(build, folder, (), model_config, device, dtype),
+            *(attention, may_lack, take_parts),
         )
     if dequantisation is not None:
         logger.info(
@@ -87,6 +94,7 @@ def read_weights(
             attn_implementation=attention,
             local_files_only=True,
             output_loading_info=True,
+            device_map=_map_device(device),
             **_choose_numbers(dequantisation, dtype),
         )
     except Exception as error:
@@ -99,6 +107,11 @@ def read_weights(
     if dequantisation is not None:
         dequantisation.finish(model)
     return model
+
+
+def _map_device(device: torch.device) -> torch.device | None:
+    """Return the device_map of from_pretrained; None is the host."""
+    return None if device.type == "cpu" else device
 
 
 def _choose_numbers(
@@ -115,6 +128,7 @@ def _read_tensors(
     folder: Path,
     formats: tuple[WeightFormat, ...],
     model_config: PreTrainedConfig,
+    device: torch.device,
     dtype: torch.dtype | None,
     attention: str | dict[str, str] | None,
     may_lack: tuple[str, ...],
@@ -139,6 +153,7 @@ def _read_tensors(
                 state_dict=tensors,
                 attn_implementation=attention,
                 output_loading_info=True,
+                device_map=_map_device(device),
                 dtype=dtype,
             )
     except Exception as error:

@@ -102,6 +102,7 @@ def _load(
         model_class,
         folder,
         config,
+        device=facts.device,
         attention=facts.attention,
         take_parts=None if builder is None else builder.take_parts,
     )
