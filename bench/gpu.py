@@ -3,10 +3,11 @@
 Question
   A decode reads all weights once, so the bandwidth of the memory bounds it; a long prompt
   or a large batch is bound by the rate of matrix products. Which share of these bounds does
-  a step reach, with each kind of kernels and attention, and how does transformers' own
-  generate() (the variant generate) compare in the same run?
+  a step reach, with each kind of kernels and attention? How do transformers' own generate()
+  and its continuous batching compare in the same run? How does a server do with 128 streams
+  over HTTP, and how long is the device idle meanwhile?
 
-      python bench/gpu.py --json gpu.json
+      python bench/gpu.py --json gpu.json --plot gpu.png
       python bench/gpu.py --shapes 1B --minutes 4
 
 Machine
@@ -19,18 +20,25 @@ How to read it
   Models have random weights, in bfloat16. First come the rates of the device itself: a copy
   in memory, and a product of two matrices of 8192 x 8192. Then, for each variant,
 
-  decode N    time of one step of N sequences: answers of two lengths, subtracted
+  decode N    time of one step of N sequences: answers of two lengths, subtracted; of
+              transformers' continuous batching, the times of its tokens
   prefill N   time to the first token of a prompt of N tokens
   share       the least time that the two rates allow, over the measured time
+  idle        share of the time in which the device does nothing, with 128 streams in the
+              engine's process, by torch's profiler
+  streams     chats and documents at once over HTTP: tokens a second, and medians and 99th
+              percentiles of the times to the first token and between tokens
 
-  The tests that need a GPU come last. A part that fails or exceeds its time says so, and the next one goes on. The JSON file is
-  written after each part. Aims: decode 1 at 85 %, decode 256 and prefill at 60 %.
+  The tests that need a GPU come last. Each part has its own time (SECONDS), and all together
+  have --minutes. A part that fails says so; one whose time is over says so, and its figures
+  until then count. The JSON file is written after each part. Aims: decode 1 at 85 %, decode
+  256 and prefill at 60 %, idle below 3 %.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import json
 from pathlib import Path
 import subprocess
@@ -40,67 +48,99 @@ import time
 from typing import Any
 
 from kit.gpu_parts import SHAPES, run_part
-from kit.options import make_parser, read_choice, read_output, read_positive
+from kit.options import add_outputs, make_parser, read_choice, read_positive
 from kit.process import BENCH_FOLDER, find_on_path, tell
 import torch
 
 Figures = dict[str, Any]
 
-# Name of a variant -> what differs from the default options.
-VARIANTS: dict[str, Figures] = {
-    "generate": {},
-    "native": {},
-    "native-no-graphs": {"cuda_graphs": False},
-    "native-depth-1": {"async_scheduling": False},
-    "triton": {"kernels": "torch", "attention_backend": "triton"},
-    "varlen": {"kernels": "torch", "attention_backend": "varlen"},
-    "gather": {"kernels": "torch", "attention_backend": "gather"},
+# Name of a variant -> the part that measures it, and its fields. Engines differ from the
+# default options.
+VARIANTS: dict[str, tuple[str, Figures]] = {
+    "native": ("engine", {"idle": True}),
+    "streams": ("streams", {}),
+    "batching": ("transformers", {"batching": True}),
+    "generate": ("transformers", {"batching": False}),
+    "native-no-graphs": ("engine", {"cuda_graphs": False}),
+    "native-depth-1": ("engine", {"async_scheduling": False}),
+    "triton": ("engine", {"kernels": "torch", "attention_backend": "triton"}),
+    "varlen": (
+        "engine",
+        {"kernels": "torch", "attention_backend": "varlen"},
+    ),
+    "gather": (
+        "engine",
+        {"kernels": "torch", "attention_backend": "gather", "idle": True},
+    ),
 }
-CPU_VARIANTS = ("generate", "native", "gather")
 
-# A decode or prefill -> the least share that is aimed at.
+# The seconds of each part: a guess, since nothing has run on a GPU. The aims are about the
+# large model, so it comes first; the small one shows what the host costs.
+SECONDS: dict[str, dict[str, int]] = {
+    "8B": {
+        "model": 45,
+        "native": 65,
+        "streams": 55,
+        "batching": 50,
+        "generate": 45,
+    },
+    "1B": {
+        "model": 15,
+        "native": 35,
+        "native-no-graphs": 25,
+        "native-depth-1": 25,
+        "triton": 25,
+        "varlen": 25,
+        "gather": 30,
+    },
+    "tiny": {
+        "model": 60,
+        "native": 60,
+        "streams": 60,
+        "batching": 60,
+        "generate": 60,
+        "gather": 60,
+    },
+}
+RATES_SECONDS, TESTS_SECONDS = 20, 60
+
+# A decode or prefill -> the least share that is aimed at; and the largest idle share.
 AIMS = {"decode 1": 0.85, "decode 256": 0.6, "prefill 2048": 0.6, "prefill 16384": 0.6}
+IDLE_AIM = 0.03
+
+# Measures a part within so many seconds: the figures, and why there are no more of them.
+Measure = Callable[[str, str, Path, Figures, float], tuple[Figures | None, str | None]]
 
 
-class Run:
-    """All results so far, written after each part.
+def measure_apart(
+    name: str, shape: str, folder: Path, fields: Figures, seconds: float
+) -> tuple[Figures | None, str | None]:
+    """Measure a part in a process of its own."""
+    command = [sys.executable, __file__, "--part", name, "--shapes", shape]
+    command += ["--folder", str(folder), "--fields", json.dumps(fields)]
+    environment = find_on_path(BENCH_FOLDER.parent)
+    try:
+        done = subprocess.run(
+            command, timeout=seconds, env=environment, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired as error:
+        # These are bytes, whatever `text` says.
+        output = (error.stdout or b"").decode(errors="replace")
+        return read_figures(output), f"its {seconds:.0f} seconds were over"
+    reason = _find_last_line(done.stderr) if done.returncode else None
+    return read_figures(done.stdout), reason
 
-    Args:
-      path: of the JSON file; None writes none.
-      ends_at: no part begins after it, by time.monotonic().
-    """
 
-    def __init__(self, path: Path | None, ends_at: float) -> None:
-        self.results: Figures = {"parts": {}, "failures": {}}
-        self._path = path
-        self._ends_at = ends_at
-
-    def part(
-        self, title: str, name: str, shape: str, folder: Path, **fields: Any
-    ) -> bool:
-        """Run a part in a process of its own; return whether it has succeeded."""
-        left = self._ends_at - time.monotonic()
-        tell(f"{title} ...")
-        command = [sys.executable, __file__, "--part", name, "--shapes", shape]
-        command += ["--folder", str(folder), "--fields", json.dumps(fields)]
-        try:
-            done = subprocess.run(
-                command,
-                timeout=max(1.0, left),
-                env=find_on_path(BENCH_FOLDER.parent),
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                raise ValueError(_find_last_line(done.stderr))
-            self.results["parts"][title] = json.loads(done.stdout.splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            self.results["failures"][title] = "its time was over"
-        except (ValueError, IndexError) as error:
-            self.results["failures"][title] = str(error)
-        if self._path is not None:
-            self._path.write_text(json.dumps(self.results, indent=1))
-        return title not in self.results["failures"]
+def read_figures(output: str) -> Figures | None:
+    """Return the last figures that a part has printed; a last line may be cut."""
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            try:
+                figures: Figures = json.loads(line)
+            except ValueError:
+                continue
+            return figures
+    return None
 
 
 def _find_last_line(text: str) -> str:
@@ -109,19 +149,73 @@ def _find_last_line(text: str) -> str:
     )
 
 
+class Run:
+    """All results so far, written after each part.
+
+    Args:
+      path: of the JSON file; None writes none.
+      ends_at: no part goes on after it, by time.monotonic().
+    """
+
+    def __init__(
+        self, path: Path | None, ends_at: float, measure: Measure = measure_apart
+    ) -> None:
+        self.results: Figures = {"parts": {}, "failures": {}, "seconds": {}}
+        self._path = path
+        self._ends_at = ends_at
+        self._measure = measure
+
+    def part(
+        self,
+        title: str,
+        name: str,
+        shape: str,
+        folder: Path,
+        seconds: float,
+        fields: Figures,
+    ) -> bool:
+        """Run a part; return whether it has all its figures.
+
+        Args:
+          seconds: its time.
+        """
+        began = time.monotonic()
+        left = self._ends_at - began
+        figures: Figures | None = None
+        failure: str | None = "no time was left"
+        if left > 1:
+            tell(f"{title} ...")
+            figures, failure = self._measure(
+                name, shape, folder, fields, min(seconds, left)
+            )
+            self.results["seconds"][title] = time.monotonic() - began
+        if figures is None and failure is None:
+            failure = "it has no figures"
+        if figures is not None:
+            self.results["parts"][title] = figures
+        if failure is not None:
+            self.results["failures"][title] = failure
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.results, indent=1))
+        return failure is None
+
+
 def measure(
     run: Run, shapes: Sequence[str], variants: Sequence[str], folder: Path
 ) -> None:
-    run.part("rates", "rates", shapes[0], folder)
+    run.part("rates", "rates", shapes[0], folder, RATES_SECONDS, {})
     for shape in shapes:
-        model = folder / shape
-        if not run.part(f"{shape}: model", "model", shape, model):
+        model, seconds = folder / shape, SECONDS[shape]
+        title = f"{shape}: model"
+        if not run.part(title, "model", shape, model, seconds["model"], {}):
             continue
         for name in variants:
-            part = "generate" if name == "generate" else "engine"
-            run.part(f"{shape}: {name}", part, shape, model, **VARIANTS[name])
+            if name in seconds:
+                part, fields = VARIANTS[name]
+                title = f"{shape}: {name}"
+                run.part(title, part, shape, model, seconds[name], fields)
     if torch.cuda.is_available():
-        run.part("tests", "tests", shapes[0], folder)
+        run.part("tests", "tests", shapes[0], folder, TESTS_SECONDS, {})
 
 
 def list_rows(results: Figures) -> Iterator[tuple[str, str, float, float]]:
@@ -156,55 +250,101 @@ def find_bound(
 def report(results: Figures) -> list[str]:
     lines = []
     if rates := results["parts"].get("rates"):
-        lines.append(
-            f"{rates['device']}, torch {rates['torch']}: "
-            f"{rates['bytes_per_second'] / 1e9:.0f} GB/s, "
-            f"{rates['flops_per_second'] / 1e12:.1f} TFLOP/s"
-        )
+        lines.append(describe_rates(rates))
     for title, work, seconds, share in list_rows(results):
         aim = AIMS.get(work) if title.endswith(": native") else None
         verdict = "" if aim is None else "  reached" if share >= aim else "  missed"
         lines.append(
             f"{title:30}{work:>15}{1e3 * seconds:10.3f} ms{share:8.1%}{verdict}"
         )
+    for title, figures in results["parts"].items():
+        if "idle" in figures:
+            idle = figures["idle"]
+            verdict = "reached" if idle < IDLE_AIM else "missed"
+            verdict = f"  {verdict}" if title.endswith(": native") else ""
+            lines.append(f"{title:30}{'idle':>15}{idle:21.1%}{verdict}")
+        for kind, level in figures.get("streams", {}).items():
+            lines.append(f"{title:30}{kind:>15}  {describe_streams(level)}")
     if tests := results["parts"].get("tests"):
         lines.append(f"tests that need a GPU: {tests['summary']}")
     lines += [f"{title}: {reason}" for title, reason in results["failures"].items()]
     return lines
 
 
+def describe_rates(rates: Figures) -> str:
+    return (
+        f"{rates['device']}, torch {rates['torch']}: "
+        f"{rates['bytes_per_second'] / 1e9:.0f} GB/s, "
+        f"{rates['flops_per_second'] / 1e12:.1f} TFLOP/s"
+    )
+
+
+def describe_streams(level: Figures) -> str:
+    """Describe the streams of one kind in one line; times are median / 99th percentile."""
+    times = [
+        f"{name.replace('_', ' ')} "
+        + (
+            "-"
+            if level[name] is None
+            else "{:.0f} / {:.0f} ms".format(*(1e3 * each for each in level[name]))
+        )
+        for name in ("first_token", "between_tokens", "health")
+    ]
+    failed = f", {level['errors']} failed" if level["errors"] else ""
+    return (
+        f"{level['clients']} streams: {level['tokens_per_second']:.0f} tokens/s, "
+        + ", ".join(times)
+        + failed
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__)
+    on_gpu = torch.cuda.is_available()
     parser.add_argument(
         "--shapes",
         type=lambda text: read_choice(text, list(SHAPES)),
-        default=("1B", "8B") if torch.cuda.is_available() else ("tiny",),
+        default=("8B", "1B") if on_gpu else ("tiny",),
     )
     parser.add_argument(
         "--variants",
         type=lambda text: read_choice(text, list(VARIANTS)),
-        default=tuple(VARIANTS) if torch.cuda.is_available() else CPU_VARIANTS,
+        default=tuple(VARIANTS),
+        help="of those that a shape has (SECONDS)",
     )
-    parser.add_argument("--minutes", type=read_positive, default=8)
+    parser.add_argument("--minutes", type=read_positive, default=9)
     parser.add_argument(
         "--folder", type=Path, help="of the models; by default temporary"
     )
-    parser.add_argument("--json", type=read_output, metavar="FILE")
+    add_outputs(parser)
     # For the processes that this file starts itself.
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--fields", type=json.loads, help=argparse.SUPPRESS)
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def print_figures(figures: Figures) -> None:
+    print(json.dumps(figures), flush=True)
+
+
+def main(
+    arguments: Sequence[str] | None = None, measure_part: Measure = measure_apart
+) -> None:
     options = build_parser().parse_args(arguments)
     if options.part is not None:
-        run_part(options.part, options.shapes[0], options.folder, options.fields)
+        run_part(
+            *(options.part, options.shapes[0], options.folder, options.fields),
+            print_figures,
+        )
         return
-    run = Run(options.json, time.monotonic() + 60 * options.minutes)
+    run = Run(options.json, time.monotonic() + 60 * options.minutes, measure_part)
     with TemporaryDirectory(dir=options.folder) as folder:
         measure(run, options.shapes, options.variants, Path(folder))
     print("\n".join(report(run.results)))
+    if options.plot is not None:
+        from kit.gpu_plot import save_plot
+
+        save_plot(run.results, list(list_rows(run.results)), {**AIMS}, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The parts of bench/gpu.py. Each runs in a process of its own and prints one JSON object."""
+"""The parts of bench/gpu.py. Each runs in a process of its own and prints JSON objects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import json
 from pathlib import Path
-import random
 import subprocess
 import sys
 import time
@@ -14,9 +13,6 @@ from typing import Any
 
 from kit.process import BENCH_FOLDER
 import torch
-import trio
-
-from trioserve.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 Figures = dict[str, Any]
 
@@ -57,15 +53,38 @@ class Load:
       batches: sequences that decode at once.
       prompts: tokens of a prompt that is read alone.
       steps: decodes of the shorter and of the longer answers, whose times are subtracted.
+      streams: at once, over HTTP; three quarters are chats, the others documents.
+      chats, documents: words in, and tokens out.
+      seconds: in which requests of streams are sent.
     """
 
     batches: tuple[int, ...]
     prompts: tuple[int, ...]
     steps: tuple[int, int]
+    streams: int
+    chats: tuple[int, int]
+    documents: tuple[int, int]
+    seconds: float
 
 
-LARGE = Load(batches=(1, 16, 64, 256), prompts=(2048, 16_384), steps=(32, 160))
-TINY = Load(batches=(1, 4), prompts=(64,), steps=(2, 6))
+LARGE = Load(
+    batches=(1, 16, 64, 256),
+    prompts=(2048, 16_384),
+    steps=(32, 160),
+    streams=128,
+    chats=(64, 128),
+    documents=(1024, 32),
+    seconds=10.0,
+)
+TINY = Load(
+    batches=(1, 4),
+    prompts=(64,),
+    steps=(2, 6),
+    streams=4,
+    chats=(8, 6),
+    documents=(40, 2),
+    seconds=0.5,
+)
 PROMPT_TOKENS = 32
 
 
@@ -76,8 +95,6 @@ def find_device() -> torch.device:
 def save_model(shape: str, folder: Path) -> Figures:
     """Save a Llama with random weights, made on the device."""
     from transformers import AutoModelForCausalLM, LlamaConfig
-
-    from trioserve.testing.tokenizer import tiny_tokenizer
 
     is_tiny = shape == "tiny"
     config = LlamaConfig(
@@ -93,10 +110,22 @@ def save_model(shape: str, folder: Path) -> Figures:
         # Two of them are enough for the test of this bench.
         model = model.float()
     model.save_pretrained(folder, max_shard_size="50GB")
-    tiny_tokenizer(folder)
+    save_tokenizer(folder, config.vocab_size)
     weights = sum(parameter.numel() for parameter in model.parameters())
     embeddings = model.get_input_embeddings().weight.numel()
     return {"parameters": weights, "read_in_a_step": weights - embeddings}
+
+
+def save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Save a tokenizer that has a word for each token of the model, so that all have text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{i}": i for i in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w1"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def measure_rates() -> Figures:
@@ -119,111 +148,23 @@ def measure_rates() -> Figures:
     }
 
 
-def measure_generate(folder: Path, load: Load) -> Figures:
-    """Measure transformers' own generate(), with its fastest attention and static batches."""
-    from transformers import AutoModelForCausalLM
-
-    device = find_device()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
-    size = model.config.vocab_size
-
-    @torch.inference_mode()
-    def run(count: int, prompt: int, steps: int) -> float:
-        tokens = torch.randint(2, size, (count, prompt), device=device)
-        return _time_once(
-            lambda: model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                min_new_tokens=steps,
-                max_new_tokens=steps,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        )
-
-    run(1, PROMPT_TOKENS, 2)
-    return _measure(run, load)
+# Tests of kernels, which run on a GPU where there is one, and have no mark.
+_KERNEL_TESTS = ("model/triton/test_steps.py", "model/triton/test_sampling.py")
 
 
-def measure_engine(folder: Path, load: Load, fields: Figures) -> Figures:
-    """Measure this engine, in this process.
-
-    Args:
-      fields: cuda_graphs, attention_backend, kernels or async_scheduling.
-    """
-    model = {name: value for name, value in fields.items() if name in _MODEL_FIELDS}
-    scheduler = {name: value for name, value in fields.items() if name not in model}
-    config = EngineConfig(
-        model=ModelConfig(model=str(folder), **model),
-        cache=CacheConfig(prefix_caching=False),
-        scheduler=SchedulerConfig(max_num_seqs=max(load.batches), **scheduler),
-    )
-    return trio.run(_measure_engine, config, load)
+def run_tests(emit: Callable[[Figures], None]) -> None:
+    """Run the tests that need a GPU, and those of kernels; emit pytest's last lines."""
+    folder = BENCH_FOLDER.parent / "tests"
+    lines = []
+    for arguments in ([folder / each for each in _KERNEL_TESTS], ["-m", "gpu", folder]):
+        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        found = [line for line in done.stdout.splitlines() if " in " in line]
+        lines.append(found[-1] if found else done.stdout[-200:] + done.stderr[-200:])
+        emit({"summary": "; ".join(lines)})
 
 
-_MODEL_FIELDS = ("cuda_graphs", "attention_backend", "kernels", "dtype")
-
-
-async def _measure_engine(config: EngineConfig, load: Load) -> Figures:
-    from trioserve import open_engine
-    from trioserve.types.prompt import Prompt
-    from trioserve.types.sampling import SamplingParams
-
-    async with open_engine(config) as engine:
-        size = engine.info.vocab_size
-
-        async def generate(prompt: Prompt, sampling: SamplingParams) -> None:
-            async with engine.engine.open_stream([prompt], sampling) as deltas:
-                async for _ in deltas:
-                    pass
-
-        async def run(count: int, prompt: int, steps: int) -> float:
-            sampling = SamplingParams(
-                max_tokens=steps, temperature=0.0, ignore_eos=True
-            )
-            prompts = [
-                Prompt(token_ids=tuple(random.choices(range(2, size), k=prompt)))
-                for _ in range(count)
-            ]
-            began = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-                for each in prompts:
-                    nursery.start_soon(generate, each, sampling)
-            return time.perf_counter() - began
-
-        await run(1, PROMPT_TOKENS, 4)
-        figures: Figures = {"kernels": engine.info.kernels, "decode": {}, "prefill": {}}
-        for count in load.batches:
-            await run(count, PROMPT_TOKENS, 2)
-            times = [await run(count, PROMPT_TOKENS, steps) for steps in load.steps]
-            figures["decode"][count] = _subtract(times, load)
-        for length in load.prompts:
-            await run(1, length, 1)
-            figures["prefill"][length] = await run(1, length, 1)
-        return figures
-
-
-def run_tests() -> Figures:
-    """Run the tests that need a GPU; return pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--numprocesses=0"]
-    tests = BENCH_FOLDER.parent / "tests"
-    done = subprocess.run([*command, tests], capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if " in " in line]
-    return {"summary": lines[-1] if lines else done.stdout[-200:] + done.stderr[-200:]}
-
-
-def _measure(run: Callable[[int, int, int], float], load: Load) -> Figures:
-    figures: Figures = {"kernels": "transformers", "decode": {}, "prefill": {}}
-    for count in load.batches:
-        times = [run(count, PROMPT_TOKENS, steps) for steps in load.steps]
-        figures["decode"][count] = _subtract(times, load)
-    for length in load.prompts:
-        run(1, length, 1)
-        figures["prefill"][length] = run(1, length, 1)
-    return figures
-
-
-def _subtract(times: Sequence[float], load: Load) -> float:
+def subtract(times: Sequence[float], load: Load) -> float:
     """Return the seconds of one step, without those of the prompts."""
     short, long = load.steps
     return (times[1] - times[0]) / (long - short)
@@ -232,10 +173,10 @@ def _subtract(times: Sequence[float], load: Load) -> float:
 def _time(work: Callable[[], object]) -> float:
     """Return the seconds of one call, the least of three groups of five."""
     work()
-    return min(_time_once(lambda: [work() for _ in range(5)]) / 5 for _ in range(3))
+    return min(time_once(lambda: [work() for _ in range(5)]) / 5 for _ in range(3))
 
 
-def _time_once(work: Callable[[], object]) -> float:
+def time_once(work: Callable[[], object]) -> float:
     _wait()
     began = time.perf_counter()
     work()
@@ -248,18 +189,36 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def run_part(name: str, shape: str, folder: Path, fields: Figures) -> None:
-    """Run one part and print its figures as the last line of standard output."""
+def run_part(
+    name: str,
+    shape: str,
+    folder: Path,
+    fields: Figures,
+    emit: Callable[[Figures], None],
+) -> None:
+    """Run one part.
+
+    Args:
+      emit: takes all figures of the part whenever there are more, so that those before its
+        time is over count.
+    """
     load = TINY if shape == "tiny" else LARGE
     match name:
         case "rates":
-            figures = measure_rates()
+            emit(measure_rates())
         case "model":
-            figures = save_model(shape, folder)
+            emit(save_model(shape, folder))
         case "tests":
-            figures = run_tests()
-        case "generate":
-            figures = measure_generate(folder, load)
+            run_tests(emit)
+        case "transformers":
+            from kit.gpu_transformers import measure_transformers
+
+            measure_transformers(folder, load, emit, **fields)
+        case "streams":
+            from kit.gpu_streams import measure_streams
+
+            emit(measure_streams(folder, load))
         case _:
-            figures = measure_engine(folder, load, fields)
-    print(json.dumps(figures), flush=True)
+            from kit.gpu_engine import measure_engine
+
+            measure_engine(folder, load, fields, emit)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import time
+from typing import Any
 
 import gpu
+from kit import gpu_engine
+from kit.gpu_parts import run_part
 import pytest
 
 SHAPE = {"hidden_size": 10, "num_hidden_layers": 2, "vocab_size": 100}
@@ -24,34 +28,138 @@ def test_of_a_prompt_one_token_has_logits_and_each_sees_half_of_the_others() -> 
     assert found == pytest.approx(expected)
 
 
+LEVEL = {
+    "clients": 96,
+    "requests": 200,
+    "errors": 1,
+    "tokens_per_second": 5000.0,
+    "first_token": [0.1, 0.25],
+    "between_tokens": [0.011, 0.02],
+    "health": None,
+    "doubts": [],
+}
+
+
 def test_an_aim_is_reached_or_missed() -> None:
     figures = {"decode": {"1": 1e-3}, "prefill": {"2048": 1.0}}
     parts = {
         "rates": {**RATES, "bytes_per_second": 4e6, "device": "H", "torch": "2"},
         "8B: model": MODEL,
-        "8B: native": figures,
-        "8B: gather": figures,
+        "8B: native": {**figures, "idle": 0.02},
+        "8B: gather": {**figures, "idle": 0.2},
+        "8B: streams": {"streams": {"chats": LEVEL}},
     }
     lines = gpu.report({"parts": parts, "failures": {"tests": "its time was over"}})
     assert [line.rsplit(maxsplit=1)[1] for line in lines[1:3]] == ["reached", "missed"]
-    assert not any("reached" in line for line in lines[3:])
+    assert not any("reached" in line for line in lines[3:5])
+    assert lines[5].endswith("2.0%  reached") and lines[6].endswith("20.0%")
+    assert lines[7].endswith(
+        "96 streams: 5000 tokens/s, first token 100 / 250 ms, "
+        "between tokens 11 / 20 ms, health -, 1 failed"
+    )
     assert lines[-1] == "tests: its time was over"
 
 
-@pytest.mark.slow
-def test_a_part_that_fails_is_told_and_the_others_go_on(
+def test_all_parts_have_time_within_nine_minutes() -> None:
+    assert set(gpu.VARIANTS) == {
+        name for seconds in gpu.SECONDS.values() for name in seconds
+    } - {"model"}
+    seconds = [*gpu.SECONDS["8B"].values(), *gpu.SECONDS["1B"].values()]
+    # Processes take time to end, too.
+    assert sum(seconds) + gpu.RATES_SECONDS + gpu.TESTS_SECONDS < 9 * 60 - 15
+
+
+@pytest.mark.parametrize(
+    "spans, idle",
+    [
+        ([(0, 10), (10, 20)], 0.0),
+        # The device does two things at once, one within the other.
+        ([(5, 8), (0, 10), (6, 12), (16, 20)], 0.2),
+        ([(3, 3)], 1.0),
+    ],
+)
+def test_a_device_is_idle_where_no_span_is(
+    spans: list[tuple[int, int]], idle: float
+) -> None:
+    assert gpu_engine.find_idle(spans) == pytest.approx(idle)
+
+
+def test_a_profile_without_work_is_no_idle_time() -> None:
+    with pytest.raises(ValueError, match="saw no work"):
+        gpu_engine.find_idle([])
+
+
+def test_figures_before_the_end_of_the_time_count() -> None:
+    output = 'noise\n{"decode": {"1": 1.0}}\n{"decode": {"1": 1.0, "16": 2.0}}\n{"dec'
+    assert gpu.read_figures(output) == {"decode": {"1": 1.0, "16": 2.0}}
+    assert gpu.read_figures("noise") is None
+
+
+def test_a_part_that_has_no_time_left_is_told(tmp_path: Path) -> None:
+    given: list[float] = []
+
+    def measure(
+        name: str, shape: str, folder: Path, fields: Any, seconds: float
+    ) -> tuple[Any, str | None]:
+        given.append(seconds)
+        return {"decode": {}}, "its 5 seconds were over"
+
+    path = tmp_path / "gpu.json"
+    run = gpu.Run(path, time.monotonic() + 5, measure)
+    assert not run.part("8B: native", "engine", "8B", tmp_path, 60, {})
+    assert given[0] <= 5
+    late = gpu.Run(None, time.monotonic(), measure)
+    assert not late.part("8B: streams", "streams", "8B", tmp_path, 60, {})
+    assert len(given) == 1
+    assert late.results["failures"] == {"8B: streams": "no time was left"}
+    saved = json.loads(path.read_text())
+    assert saved["parts"] == {"8B: native": {"decode": {}}}
+    assert saved["failures"] == {"8B: native": "its 5 seconds were over"}
+
+
+def measure_here(
+    name: str, shape: str, folder: Path, fields: Any, seconds: float
+) -> tuple[Any, str | None]:
+    """Measure a part in this process, which has imported everything."""
+    figures: list[Any] = []
+    run_part(name, shape, folder, fields, figures.append)
+    return json.loads(json.dumps(figures[-1])), None
+
+
+def test_the_whole_bench_runs_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    path, picture = tmp_path / "gpu.json", tmp_path / "gpu.png"
+    gpu.main(
+        ["--folder", str(tmp_path), "--json", str(path), "--plot", str(picture)],
+        measure_here,
+    )
+    results = json.loads(path.read_text())
+    assert results["failures"] == {}
+    parts = {title.partition(": ")[2]: each for title, each in results["parts"].items()}
+    assert {"native", "streams", "batching", "generate", "gather"} < set(parts)
+    for name in ("native", "batching", "generate", "gather"):
+        assert set(parts[name]["decode"]) == {"1", "4"}
+    assert 0 <= parts["gather"]["idle"] <= 1
+    for level in parts["streams"]["streams"].values():
+        assert level["errors"] == 0 and level["tokens_per_second"] > 0
+        assert level["first_token"][0] > 0
+    printed = capsys.readouterr().out
+    assert "tiny: batching" in printed and "3 streams: " in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    """Each part is a process of its own."""
     path = tmp_path / "gpu.json"
     gpu.main(
-        ["--shapes", "tiny", "--variants", "varlen,native", "--json", str(path)]
+        ["--shapes", "tiny", "--variants", "native", "--json", str(path)]
         + ["--folder", str(tmp_path)]
     )
     results = json.loads(path.read_text())
     assert set(results["parts"]) >= {"rates", "tiny: model", "tiny: native"}
-    decodes = results["parts"]["tiny: native"]["decode"]
-    assert set(decodes) == {"1", "4"} and all(map(float, decodes.values()))
-    printed = capsys.readouterr().out
-    assert "tiny: native" in printed and "%" in printed
-    if "tiny: varlen" not in results["parts"]:
-        assert "varlen cannot be used" in results["failures"]["tiny: varlen"]
+    figures, reason = gpu.measure_apart(
+        "engine", "tiny", tmp_path / "nothing", {"attention_backend": "varlen"}, 60
+    )
+    assert figures is None and "nothing" in str(reason)
