@@ -17,13 +17,15 @@ from trioserve.model.triton.sampling import choose_tokens, lower_repeated
 
 def main(capability: int, vocab_size: int) -> None:
     compile_for(capability)
-    scores = torch.zeros(2, vocab_size)
-    settings, limits = torch.zeros(5, 2, dtype=torch.float64), torch.zeros(2)
-    choose_tokens(scores, settings, limits, has_cut=True)
-    places = torch.zeros(2, dtype=torch.int64)
-    counts = torch.zeros(2, vocab_size, dtype=torch.int32)
-    penalties = torch.zeros(3, 2)
-    lower_repeated(scores, places, places, counts, counts.bool(), penalties)
+    for num_rows in (1, 2, 3, 16):
+        scores = torch.zeros(num_rows, vocab_size)
+        settings = torch.zeros(5, num_rows, dtype=torch.float64)
+        choose_tokens(scores, settings, torch.zeros(num_rows), has_cut=True)
+        # As rows.py sends them.
+        places, rows = torch.zeros(2, num_rows, dtype=torch.int64)
+        counts = torch.zeros(2, vocab_size, dtype=torch.int32)
+        penalties = torch.zeros(3, num_rows)
+        lower_repeated(scores, places, rows, counts, counts.bool(), penalties)
 
 
 if __name__ == "__main__":

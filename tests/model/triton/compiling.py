@@ -3,7 +3,8 @@
 Code runs as on a GPU, but each launch only compiles its kernel, with the arguments that it is
 launched with. Prints one object of JSON a kernel:
 
-    name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold)
+    name, shared (bytes of shared memory), spilled (bytes a thread that registers do not hold),
+    hash (of what was compiled)
 
 It is for processes of their own, because the tests' processes have Triton's interpreter.
 """
@@ -50,6 +51,7 @@ def _compile_only(kernel: JITFunction[Any], grid: Any) -> Any:
         found = {
             "name": kernel.__name__,
             "shared": compiled.metadata.shared,
+            "hash": compiled.hash,
             "spilled": _count_spilled(compiled.asm["cubin"]),
         }
         print(json.dumps(found), flush=True)

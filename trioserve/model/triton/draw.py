@@ -16,6 +16,8 @@ Weights are whole numbers, of 1 / ONE of the likeliest token's weight. Their sum
 they do not depend on the order in which a GPU adds, and rows do not see each other. A token that
 is less likely than that has no weight.
 
+Nothing is compiled for a batch of one size alone, because no step should wait for a compiler.
+
 Source: FlashInfer's "Sorting-Free GPU Kernels for LLM Sampling" (2025) finds such limits by
 rejection sampling between two pivots. It needs several random numbers for a token, so seeded
 answers would differ from those of sampling/draw.py.
@@ -121,7 +123,7 @@ def find_lowest(peak, level, LEVELS: tl.constexpr):
     return tl.where(level == LEVELS - 1, float("-inf"), peak - (1 << level))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_levels(
     scores,
     settings,
@@ -215,7 +217,7 @@ def choose_level(
     return level, tl.sum(count, 0), tl.sum(weight, 0), total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def list_tokens(
     scores,
     settings,
@@ -412,7 +414,7 @@ def draw_from_all(
     return part * PART + tl.sum((before + sums_here <= target).to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def draw(
     scores,
     settings,

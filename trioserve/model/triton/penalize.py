@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# `rows` may lie behind `places` in one tensor, anywhere.
+@triton.jit(do_not_specialize=["num_places"], do_not_specialize_on_alignment=["rows"])
 def penalize(
     scores,
     places,

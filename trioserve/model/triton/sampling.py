@@ -44,7 +44,11 @@ def choose_tokens(
     levels = _LEVELS if has_cut else 1
     peaks = scores.new_empty((num_rows, num_parts))
     best = scores.new_empty((num_rows, num_parts), dtype=torch.int32)
-    counts, sums = scores.new_empty((2, num_rows, levels, num_parts), dtype=torch.int64)
+    # Tensors of their own begin at places for which the kernels are compiled once.
+    counts, sums = (
+        scores.new_empty((num_rows, levels, num_parts), dtype=torch.int64)
+        for _ in range(2)
+    )
     chosen = scores.new_empty(num_rows, dtype=torch.int64)
     stride = scores.stride(0)
     parts = {"PART": part, "NUM_PARTS": num_parts, "WIDTH": round_up(num_parts)}
@@ -61,7 +65,10 @@ def choose_tokens(
     # Rows that are not cut read neither.
     keys = listed = best
     if has_cut:
-        keys, listed = scores.new_empty((2, num_rows, vocab_size), dtype=torch.int32)
+        keys, listed = (
+            scores.new_empty((num_rows, vocab_size), dtype=torch.int32)
+            for _ in range(2)
+        )
         kernels.list_tokens[grid](
             *given, counts, sums, keys, listed, stride, num_rows, **sizes
         )
