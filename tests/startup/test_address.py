@@ -11,7 +11,7 @@ import pytest
 
 from trioserve.config import BindConfig
 from trioserve.errors import InvalidConfig
-from trioserve.startup.address import open_address
+from trioserve.startup.address import open_address, start_listening
 from trioserve.startup.tls import TlsContext
 
 
@@ -70,6 +70,30 @@ def test_a_path_is_taken_before_anybody_listens(tmp_path: Path) -> None:
         sock.listen()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(config.uds or "")
+
+
+def test_a_port_is_taken_before_anybody_listens() -> None:
+    """Two servers that load their models at the same time."""
+    with open_address(BindConfig(port=0)) as sock:
+        free = sock.getsockname()[1]
+    config = BindConfig(port=free)
+    for _ in range(2):
+        with open_address(config):
+            with pytest.raises(InvalidConfig, match="--port: .*in use; stop"):
+                with open_address(config):
+                    raise AssertionError("it is taken")
+
+
+def test_a_port_that_another_program_takes_meanwhile_is_refused() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        config = BindConfig(port=other.getsockname()[1])
+        # The kernel allows it, because nobody listens.
+        with open_address(config) as sock:
+            other.listen()
+            with pytest.raises(InvalidConfig, match="--port: .*in use; stop"):
+                start_listening(sock, config, backlog=1)
 
 
 @pytest.mark.parametrize(

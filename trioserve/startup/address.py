@@ -26,11 +26,11 @@ def open_address(config: BindConfig) -> Iterator[socket.socket]:
       InvalidConfig: the address cannot be taken.
     """
     if config.uds is None:
-        with _bind_port(config) as sock:
+        with _lock_port(config), _bind_port(config) as sock:
             yield sock
         return
     path = Path(config.uds)
-    with _lock(path), _bind_path(path) as sock:
+    with _lock_path(path), _bind_path(path) as sock:
         ours = path.stat()
         try:
             yield sock
@@ -41,21 +41,54 @@ def open_address(config: BindConfig) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-def _lock(path: Path) -> AbstractContextManager[object]:
-    """Keep other servers from a path on which nobody listens yet.
+def start_listening(sock: socket.socket, config: BindConfig, backlog: int) -> None:
+    """Let clients connect; from here on they wait in the kernel.
 
-    The lock is a name in the kernel, which forgets it with the process. Other systems than
-    Linux have no such names, and no lock.
+    Raises:
+      InvalidConfig: another program has begun to listen since the address was taken.
+    """
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        if config.uds is not None:
+            raise _explain_path(Path(config.uds), error) from error
+        raise _explain(config, error) from error
+
+
+def _lock_path(path: Path) -> AbstractContextManager[object]:
+    """Keep other servers from a path on which nobody listens yet."""
+    try:
+        return _lock(os.fsencode(path.absolute()))
+    except OSError as error:
+        raise _explain_path(path, error) from error
+
+
+def _lock_port(config: BindConfig) -> AbstractContextManager[object]:
+    """Keep other servers from a port on which nobody listens yet.
+
+    SO_REUSEADDR lets several sockets have one port, as long as none of them listens.
+    """
+    if config.port == 0:
+        return nullcontext()
+    try:
+        return _lock(f"{config.host} {config.port}".encode())
+    except OSError as error:
+        raise _explain(config, error) from error
+
+
+def _lock(name: bytes) -> AbstractContextManager[object]:
+    """Take a name in the kernel, which forgets it with the process.
+
+    Other systems than Linux have no such names, and no lock.
     """
     if sys.platform != "linux":
         return nullcontext()
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()
-        lock.bind(f"\0trioserve-{digest}")
-    except OSError as error:
+        lock.bind(f"\0trioserve-{hashlib.sha256(name).hexdigest()}")
+    except OSError:
         lock.close()
-        raise _explain_path(path, error) from error
+        raise
     return lock
 
 

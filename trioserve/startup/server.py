@@ -34,6 +34,7 @@ from ..http import (
 )
 from ..processes.interpreter import prepare_interpreter, settle_interpreter
 from ..threads.fresh_thread import open_fresh_thread
+from .address import start_listening
 from .open import open_served_engine
 from .tls import TlsContext
 
@@ -135,8 +136,11 @@ class Server:
     ) -> None:
         # hypercorn logs the address, too, and has no option to turn that off.
         logging.getLogger("hypercorn.error").addFilter(_is_no_address)
-        # hypercorn takes the descriptor over and closes it.
-        config = make_config(bind=[f"fd://{self._sock.detach()}"])
+        # hypercorn takes the descriptor over and closes it. It would listen by itself, but
+        # its error names no flag.
+        config = make_config(bind=[])
+        start_listening(self._sock, self._config.bind, config.backlog)
+        config.bind = [f"fd://{self._sock.detach()}"]
         if self._tls is not None:
             config.certfile = self._config.bind.tls_certfile
             config.keyfile = self._config.bind.tls_keyfile
