@@ -51,6 +51,8 @@ def test_an_unknown_flag_is_named(
     [
         (["sreve"], "did you mean trioserve serve?"),
         (["--port", "8000"], "write trioserve serve --port 8000"),
+        (["--verison"], "did you mean --version?"),
+        (["--revision", "x"], "write trioserve serve --revision x"),
         (
             ["Qwen/Qwen3-0.6B", "--port", "1"],
             "write trioserve serve Qwen/Qwen3-0.6B --port 1",

@@ -32,6 +32,9 @@ def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> st
     rest = shlex.join(others)
     names = [command.name for command in commands]
     if word.startswith("-"):
+        meant = get_close_matches(word, ["--help", "--version"], n=1, cutoff=0.8)
+        if meant:
+            return f"{word}: there is no such option; did you mean {meant[0]}?"
         return f"{word} belongs behind a command: write trioserve serve {word} {rest}".strip()
     if word in ("help", "version"):
         wanted = f"{others[0]} --help" if others and word == "help" else f"--{word}"
@@ -41,9 +44,9 @@ def explain(commands: Sequence[Command], word: str, others: Sequence[str]) -> st
         return f"{word!r} needs one more word: write trioserve {' or trioserve '.join(seconds)}"
     if _is_model(word):
         return f"{word!r} is not a command: write trioserve serve {shlex.join([word])} {rest}".strip()
-    meant = _ELSEWHERE.get(word)
-    if meant in names:
-        return f"{word!r} is not a command; did you mean trioserve {meant}?"
+    known = _ELSEWHERE.get(word)
+    if known in names:
+        return f"{word!r} is not a command; did you mean trioserve {known}?"
     two_words = " ".join([word, *others[:1]])
     matches = get_close_matches(two_words, names, n=1) or get_close_matches(
         word, names, n=1
