@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from trioserve.processes import MessageStream, PeerGone, pack
+from trioserve.processes import Descriptor, MessageStream, PeerGone, pack
 from trioserve.types.pooling import PoolingInput
 from trioserve.types.tensors import TensorBytes
 
@@ -34,7 +35,12 @@ class Ids(msgspec.Struct, frozen=True, tag=True):
     input: PoolingInput
 
 
-Message = Text | Tensors | Ids | Anything
+class Door(msgspec.Struct, frozen=True, tag=True):
+    name: str
+    sock: Descriptor
+
+
+Message = Text | Tensors | Ids | Anything | Door
 Stream = MessageStream[Any]
 
 
@@ -151,3 +157,35 @@ async def test_half_a_message_is_not_delivered() -> None:
     with pytest.raises(PeerGone):
         await stream.receive()
     stream.close()
+
+
+async def test_a_socket_goes_to_the_receiver() -> None:
+    """It arrives open, between other messages, and the sender's end is its own to close."""
+    async with open_streams(*socket.socketpair()) as (ours, theirs):
+        near, far = socket.socketpair()
+        with near:
+            ours.send_nowait(Text("before"))
+            with far:
+                ours.send_nowait(Door("a", Descriptor(far.fileno())))
+            ours.send_nowait(Tensors((make_tensor(100_001, 2),)))
+            assert await theirs.receive() == Text("before")
+            door = await theirs.receive()
+            assert (await theirs.receive()).tensors[0].data[0] == 2
+            with socket.socket(fileno=door.sock.number) as arrived:
+                arrived.send(b"hello")
+                assert near.recv(10) == b"hello"
+
+
+async def test_a_socket_that_nobody_receives_is_closed() -> None:
+    async with open_streams(*socket.socketpair()) as (ours, theirs):
+        near, far = socket.socketpair()
+        with near:
+            with far:
+                ours.send_nowait(Door("a", Descriptor(far.fileno())))
+                ours.send_nowait(Text("behind"))
+            await theirs.listen()
+            # The sender has closed its copy, too.
+            await wait_all_tasks_blocked()
+            theirs.close()
+            near.setblocking(False)
+            assert near.recv(10) == b""

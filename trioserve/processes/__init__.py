@@ -10,7 +10,7 @@ It does not know engines or devices. Nothing is pickled: messages hold only data
 """
 
 from .child import Child, open_child
-from .messages import MessageStream, PackedMessage, PeerGone, pack
+from .messages import Descriptor, MessageStream, PackedMessage, PeerGone, pack
 from .parent import (
     beat,
     die_with_parent,
@@ -22,6 +22,7 @@ from .parent import (
 
 __all__ = [
     "Child",
+    "Descriptor",
     "PackedMessage",
     "MessageStream",
     "PeerGone",

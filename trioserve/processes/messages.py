@@ -1,7 +1,7 @@
 """Messages between two processes: msgspec structs over a socket.
 
     | length, 4 bytes | descriptors, 1 byte | MessagePack |
-                        0, or 1: memory with the message's tensors comes along
+                        0, or 1: memory with the message's tensors comes along, or a Descriptor
 
 Large tensors go through anonymous shared memory (memfd_create), and its descriptor is
 sent with the message. The memory has no name, so no process has to remove it. The
@@ -62,13 +62,27 @@ class PeerGone(Exception):
         super().__init__("the other process has ended")
 
 
+class Descriptor:
+    """An open file or socket that a message takes to another process of this machine.
+
+    The sender keeps its own. The receiver has another number for it, and closes it. A message
+    has one at most, and no tensors beside it.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMessage:
     """A message, encoded.
 
     Args:
       data: the bytes, with the header.
-      memory: descriptor of the shared memory; None if there is none.
+      memory: descriptor of the shared memory, or a copy of that of the message; None if there
+        is none.
     """
 
     data: bytes
@@ -93,11 +107,15 @@ def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
     # Each tensor with its place in the memory.
     shared: list[tuple[int, memoryview]] = []
     size = 0
+    sent: list[int] = []
 
     def encode(value: object) -> object:
         nonlocal size
         if isinstance(value, array):
             return value.tobytes()
+        if isinstance(value, Descriptor):
+            sent.append(value.number)
+            return 0
         assert isinstance(value, TensorBytes), f"{type(value)} is not sent"
         data = memoryview(value.data).cast("B")
         if not shares_memory or len(data) < _SHARED_BYTES:
@@ -108,8 +126,10 @@ def pack(message: object, *, shares_memory: bool = True) -> PackedMessage:
         return value.dtype, value.shape, (begin, size)
 
     body = msgspec.msgpack.encode(message, enc_hook=encode)
-    header = _HEADER.pack(len(body), bool(shared))
-    return PackedMessage(data=header + body, memory=_share(shared) if shared else None)
+    assert len(sent) + bool(shared) <= 1, "a message takes one descriptor"
+    header = _HEADER.pack(len(body), bool(shared or sent))
+    memory = os.dup(sent[0]) if sent else _share(shared) if shared else None
+    return PackedMessage(data=header + body, memory=memory)
 
 
 def _share(tensors: Iterable[tuple[int, memoryview]]) -> int:
@@ -160,7 +180,8 @@ class MessageStream(Generic[MessageT]):
         self._is_closed = False
         self._incoming = bytearray()
         self._descriptors: deque[int] = deque()
-        # Shared memory of the message that is being decoded.
+        # The descriptor that came with the message that is being decoded, and its memory.
+        self._descriptor: int | None = None
         self._memory: memoryview | None = None
 
     async def run(
@@ -262,32 +283,44 @@ class MessageStream(Generic[MessageT]):
         if not has_memory:
             with body:
                 return self._decoder.decode(body)
-        descriptor = self._descriptors.popleft()
-        try:
-            # Private, because the receiver may change its message.
-            memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)
-        finally:
-            os.close(descriptor)
-        self._memory = memoryview(memory)
+        self._descriptor = self._descriptors.popleft()
         try:
             with body:
                 return self._decoder.decode(body)
         finally:
             self._memory = None
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def _decode(self, type_: Any, value: Any) -> object:
         # Arguments of a plug-in may be any JSON.
         if type_ is object:
             return value
+        if type_ is Descriptor:
+            assert self._descriptor is not None, "it came with the message"
+            descriptor = Descriptor(self._descriptor)
+            self._descriptor = None
+            return descriptor
         if type_ is not TensorBytes:
             numbers: array[int] = array("i")
             numbers.frombytes(value)
             return numbers
         dtype, shape, data = value
         if isinstance(data, list):
-            assert self._memory is not None, "the message came with its shared memory"
-            data = self._memory[data[0] : data[1]]
+            data = self._map_memory()[data[0] : data[1]]
         return TensorBytes(data=data, dtype=dtype, shape=tuple(shape))
+
+    def _map_memory(self) -> memoryview:
+        if self._memory is None:
+            assert (
+                self._descriptor is not None
+            ), "the message came with its shared memory"
+            # Private, because the receiver may change its message.
+            self._memory = memoryview(
+                mmap.mmap(self._descriptor, 0, flags=mmap.MAP_PRIVATE)
+            )
+        return self._memory
 
     async def _send(self, packed: PackedMessage) -> None:
         data = memoryview(packed.data)

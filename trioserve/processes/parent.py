@@ -55,21 +55,23 @@ def ignore_stops() -> None:
 
 
 def run_with_parent(main: Callable[[], Awaitable[None]], *, parent: int) -> NoReturn:
-    """Run a function that ends the process, and end it if the function fails.
+    """Run a function, and end the process with it: with the code 0, or FAILED if it fails.
 
     The system kills the process when its parent has ended. The process ends at once, and
     does not wait for threads that a device keeps busy.
     """
     die_with_parent(parent)
     prepare_interpreter()
+    code = FAILED
     try:
         trio.run(main)
+        code = 0
     except BaseException:
         logger.critical("this process ends", exc_info=True)
         raise
     finally:
         sys.stderr.flush()
-        os._exit(FAILED)
+        os._exit(code)
 
 
 async def beat(tell: Callable[[], None]) -> None:
@@ -127,3 +129,4 @@ async def serve_peer(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream.run)
         await main(stream)
+        nursery.cancel_scope.cancel()
